@@ -1,0 +1,342 @@
+from shoal.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_BULK: _ClassVar[Priority]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_QUERY: _ClassVar[Role]
+    ROLE_DOCUMENT: _ClassVar[Role]
+
+class Representation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPRESENTATION_UNSPECIFIED: _ClassVar[Representation]
+    REPRESENTATION_DENSE: _ClassVar[Representation]
+    REPRESENTATION_SPARSE: _ClassVar[Representation]
+    REPRESENTATION_MULTI_VECTOR: _ClassVar[Representation]
+
+class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATION_UNSPECIFIED: _ClassVar[Truncation]
+    TRUNCATION_NONE: _ClassVar[Truncation]
+    TRUNCATION_END: _ClassVar[Truncation]
+    TRUNCATION_START: _ClassVar[Truncation]
+
+class ScoreScale(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCORE_SCALE_UNSPECIFIED: _ClassVar[ScoreScale]
+    SCORE_SCALE_LOGIT: _ClassVar[ScoreScale]
+    SCORE_SCALE_PROBABILITY: _ClassVar[ScoreScale]
+
+class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AGGREGATION_UNSPECIFIED: _ClassVar[Aggregation]
+    AGGREGATION_NONE: _ClassVar[Aggregation]
+    AGGREGATION_SIMPLE: _ClassVar[Aggregation]
+    AGGREGATION_FIRST: _ClassVar[Aggregation]
+    AGGREGATION_AVERAGE: _ClassVar[Aggregation]
+    AGGREGATION_MAX: _ClassVar[Aggregation]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_BULK: Priority
+ROLE_UNSPECIFIED: Role
+ROLE_QUERY: Role
+ROLE_DOCUMENT: Role
+REPRESENTATION_UNSPECIFIED: Representation
+REPRESENTATION_DENSE: Representation
+REPRESENTATION_SPARSE: Representation
+REPRESENTATION_MULTI_VECTOR: Representation
+TRUNCATION_UNSPECIFIED: Truncation
+TRUNCATION_NONE: Truncation
+TRUNCATION_END: Truncation
+TRUNCATION_START: Truncation
+SCORE_SCALE_UNSPECIFIED: ScoreScale
+SCORE_SCALE_LOGIT: ScoreScale
+SCORE_SCALE_PROBABILITY: ScoreScale
+AGGREGATION_UNSPECIFIED: Aggregation
+AGGREGATION_NONE: Aggregation
+AGGREGATION_SIMPLE: Aggregation
+AGGREGATION_FIRST: Aggregation
+AGGREGATION_AVERAGE: Aggregation
+AGGREGATION_MAX: Aggregation
+
+class Image(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("text", "image")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    image: Image
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("input_tokens",)
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    input_tokens: int
+    def __init__(self, input_tokens: _Optional[int] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("queue_seconds", "prepare_seconds", "wait_seconds", "forward_seconds", "finish_seconds", "total_seconds")
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    queue_seconds: float
+    prepare_seconds: float
+    wait_seconds: float
+    forward_seconds: float
+    finish_seconds: float
+    total_seconds: float
+    def __init__(self, queue_seconds: _Optional[float] = ..., prepare_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., forward_seconds: _Optional[float] = ..., finish_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REPRESENTATIONS_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    role: Role
+    representations: _containers.RepeatedScalarFieldContainer[Representation]
+    data_type: _tensor_pb2.DataType
+    dimensions: int
+    normalize: bool
+    instruction: str
+    truncation: Truncation
+    adapter: str
+    priority: Priority
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings")
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    dense: _tensor_pb2.Tensor
+    sparse: _tensor_pb2.SparseMatrix
+    multi_vector: _tensor_pb2.Ragged
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    query: Item
+    documents: _containers.RepeatedCompositeFieldContainer[Item]
+    instruction: str
+    scale: ScoreScale
+    top_n: int
+    truncation: Truncation
+    adapter: str
+    priority: Priority
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("scores", "ranking", "model_revision", "usage", "timings")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    RANKING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    scores: _tensor_pb2.Tensor
+    ranking: _containers.RepeatedScalarFieldContainer[int]
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, scores: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ranking: _Optional[_Iterable[int]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class EntitiesTask(_message.Message):
+    __slots__ = ("labels", "threshold", "flat", "aggregation")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    FLAT_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    threshold: float
+    flat: bool
+    aggregation: Aggregation
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ..., flat: bool = ..., aggregation: _Optional[_Union[Aggregation, str]] = ...) -> None: ...
+
+class ClassifyTask(_message.Message):
+    __slots__ = ("labels", "multi_label", "threshold", "hypothesis")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MULTI_LABEL_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    multi_label: bool
+    threshold: float
+    hypothesis: str
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., multi_label: bool = ..., threshold: _Optional[float] = ..., hypothesis: _Optional[str] = ...) -> None: ...
+
+class RelationsTask(_message.Message):
+    __slots__ = ("labels",)
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, labels: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RegionsTask(_message.Message):
+    __slots__ = ("labels", "threshold")
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    threshold: float
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class TextTask(_message.Message):
+    __slots__ = ("kind", "max_tokens")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
+        KIND_CAPTION: _ClassVar[TextTask.Kind]
+        KIND_DETAILED_CAPTION: _ClassVar[TextTask.Kind]
+        KIND_OCR: _ClassVar[TextTask.Kind]
+    KIND_UNSPECIFIED: TextTask.Kind
+    KIND_CAPTION: TextTask.Kind
+    KIND_DETAILED_CAPTION: TextTask.Kind
+    KIND_OCR: TextTask.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kind: TextTask.Kind
+    max_tokens: int
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class ExtractRequest(_message.Message):
+    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "truncation", "adapter", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ENTITIES_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFY_FIELD_NUMBER: _ClassVar[int]
+    RELATIONS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    entities: EntitiesTask
+    classify: ClassifyTask
+    relations: RelationsTask
+    regions: RegionsTask
+    text: TextTask
+    truncation: Truncation
+    adapter: str
+    priority: Priority
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class Entity(_message.Message):
+    __slots__ = ("start", "end", "label", "score", "text")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    label: str
+    score: float
+    text: str
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., label: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class LabelScore(_message.Message):
+    __slots__ = ("label", "score")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    score: float
+    def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class Relation(_message.Message):
+    __slots__ = ("head", "tail", "label", "score")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    head: Entity
+    tail: Entity
+    label: str
+    score: float
+    def __init__(self, head: _Optional[_Union[Entity, _Mapping]] = ..., tail: _Optional[_Union[Entity, _Mapping]] = ..., label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("left", "top", "right", "bottom", "label", "score")
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    BOTTOM_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    left: float
+    top: float
+    right: float
+    bottom: float
+    label: str
+    score: float
+    def __init__(self, left: _Optional[float] = ..., top: _Optional[float] = ..., right: _Optional[float] = ..., bottom: _Optional[float] = ..., label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class Extraction(_message.Message):
+    __slots__ = ("entities", "labels", "relations", "regions", "text")
+    ENTITIES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    RELATIONS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    entities: _containers.RepeatedCompositeFieldContainer[Entity]
+    labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
+    relations: _containers.RepeatedCompositeFieldContainer[Relation]
+    regions: _containers.RepeatedCompositeFieldContainer[Region]
+    text: str
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ExtractResponse(_message.Message):
+    __slots__ = ("results", "model_revision", "usage", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Extraction]
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[Extraction, _Mapping]]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,111 @@
+from shoal.v1 import models_pb2 as _models_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "pool", "device", "memory_bytes", "used_bytes", "resident", "draining", "heartbeat_age_seconds")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    pool: str
+    device: str
+    memory_bytes: int
+    used_bytes: int
+    resident: _containers.RepeatedScalarFieldContainer[str]
+    draining: bool
+    heartbeat_age_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ...) -> None: ...
+
+class LaneStatus(_message.Message):
+    __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    DONE_JOBS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_JOBS_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    model: str
+    adapter: str
+    queued_jobs: int
+    queued_tokens: int
+    leased_tokens: int
+    enqueued_jobs: int
+    done_jobs: int
+    expired_jobs: int
+    dead_jobs: int
+    cancelled_jobs: int
+    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., queued_jobs: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., leased_tokens: _Optional[int] = ..., enqueued_jobs: _Optional[int] = ..., done_jobs: _Optional[int] = ..., expired_jobs: _Optional[int] = ..., dead_jobs: _Optional[int] = ..., cancelled_jobs: _Optional[int] = ...) -> None: ...
+
+class Mesh(_message.Message):
+    __slots__ = ("workers", "models", "lanes", "router_id")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    models: _containers.RepeatedCompositeFieldContainer[_models_pb2.Model]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
+    router_id: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ...) -> None: ...
+
+class GetMeshRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetMeshResponse(_message.Message):
+    __slots__ = ("mesh",)
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    mesh: Mesh
+    def __init__(self, mesh: _Optional[_Union[Mesh, _Mapping]] = ...) -> None: ...
+
+class WatchMeshRequest(_message.Message):
+    __slots__ = ("interval_seconds",)
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    interval_seconds: float
+    def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
+
+class WatchMeshResponse(_message.Message):
+    __slots__ = ("mesh",)
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    mesh: Mesh
+    def __init__(self, mesh: _Optional[_Union[Mesh, _Mapping]] = ...) -> None: ...
+
+class ExplainPlacementRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class PlacementReason(_message.Message):
+    __slots__ = ("worker_id", "eligible", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    eligible: bool
+    reason: str
+    def __init__(self, worker_id: _Optional[str] = ..., eligible: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExplainPlacementResponse(_message.Message):
+    __slots__ = ("workers", "summary")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[PlacementReason]
+    summary: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ..., summary: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,218 @@
+from shoal.v1 import inference_pb2 as _inference_pb2
+from shoal.v1 import models_pb2 as _models_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Lane(_message.Message):
+    __slots__ = ("pool", "model", "adapter")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    model: str
+    adapter: str
+    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    EXTRACT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ITEM_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    request_id: str
+    encode: _inference_pb2.EncodeRequest
+    score: _inference_pb2.ScoreRequest
+    extract: _inference_pb2.ExtractRequest
+    first_item: int
+    deadline_unix_ms: int
+    queued_unix_ms: int
+    traceparent: str
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_JOBS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CAN_LOAD_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: str
+    pool: str
+    lanes: _containers.RepeatedCompositeFieldContainer[Lane]
+    budget_tokens: int
+    budget_jobs: int
+    wait_seconds: float
+    can_load: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    batch_id: str
+    jobs: _containers.RepeatedScalarFieldContainer[bytes]
+    lease_ms: int
+    load_model: str
+    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("reason", "message", "field", "retry_after_seconds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    field: str
+    retry_after_seconds: float
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+
+class JobResult(_message.Message):
+    __slots__ = ("encode", "score", "extract", "failure")
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    EXTRACT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    encode: _inference_pb2.EncodeResponse
+    score: _inference_pb2.ScoreResponse
+    extract: _inference_pb2.ExtractResponse
+    failure: Failure
+    def __init__(self, encode: _Optional[_Union[_inference_pb2.EncodeResponse, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreResponse, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class CompletedJob(_message.Message):
+    __slots__ = ("job_id", "result")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    result: bytes
+    def __init__(self, job_id: _Optional[str] = ..., result: _Optional[bytes] = ...) -> None: ...
+
+class CompleteRequest(_message.Message):
+    __slots__ = ("worker_id", "lane", "batch_id", "jobs", "release")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    lane: Lane
+    batch_id: str
+    jobs: _containers.RepeatedCompositeFieldContainer[CompletedJob]
+    release: bool
+    def __init__(self, worker_id: _Optional[str] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[_Union[CompletedJob, _Mapping]]] = ..., release: bool = ...) -> None: ...
+
+class CompleteResponse(_message.Message):
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    def __init__(self, accepted: _Optional[int] = ...) -> None: ...
+
+class HeldBatch(_message.Message):
+    __slots__ = ("lane", "batch_id")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    batch_id: str
+    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ...) -> None: ...
+
+class WorkerModel(_message.Message):
+    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    state: _models_pb2.ModelState
+    bytes: int
+    load_seconds: float
+    tokens_per_second: float
+    idle_seconds: float
+    pinned: bool
+    card: _models_pb2.ModelCard
+    failure: Failure
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DIRECTIVE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: str
+    pool: str
+    device: str
+    memory_bytes: int
+    used_bytes: int
+    models: _containers.RepeatedCompositeFieldContainer[WorkerModel]
+    batches: _containers.RepeatedCompositeFieldContainer[HeldBatch]
+    draining: bool
+    batch_tokens: int
+    leaving: bool
+    directive_seq: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ...) -> None: ...
+
+class Directive(_message.Message):
+    __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
+    EVICT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    PIN_MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_MODEL_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    load_model: str
+    evict_model: str
+    pin_model: str
+    unpin_model: str
+    drain: bool
+    def __init__(self, seq: _Optional[int] = ..., load_model: _Optional[str] = ..., evict_model: _Optional[str] = ..., pin_model: _Optional[str] = ..., unpin_model: _Optional[str] = ..., drain: bool = ...) -> None: ...
+
+class CancelledJobs(_message.Message):
+    __slots__ = ("batch_id", "job_ids", "lost")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    job_ids: _containers.RepeatedScalarFieldContainer[str]
+    lost: bool
+    def __init__(self, batch_id: _Optional[str] = ..., job_ids: _Optional[_Iterable[str]] = ..., lost: bool = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("directives", "cancelled")
+    DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    directives: _containers.RepeatedCompositeFieldContainer[Directive]
+    cancelled: _containers.RepeatedCompositeFieldContainer[CancelledJobs]
+    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ...) -> None: ...
