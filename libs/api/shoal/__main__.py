@@ -1,0 +1,6 @@
+"""`python -m shoal` is the `shoal` command."""
+
+from shoal.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Where routers are, and which of them the next request goes to. Pure.
+
+Any router answers any request. A client stays with one until it fails, then moves to the next: it pays for a dead router once.
+"""
+
+from __future__ import annotations
+
+import re
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_PORT = 50051
+_LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|unix(-abstract)?:.*")
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """The addresses of a comma-separated list. A bare host gets the default port; gRPC target names (`dns:///…`) are kept."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ValueError(f"the address {text!r} has an empty part; use host:port, or host:port,host:port")
+    return tuple(f"{part}:{DEFAULT_PORT}" if re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", part) else part for part in parts)
+
+
+def is_local(address: str) -> bool:
+    """Whether what is sent there stays on this machine."""
+    return _LOOPBACK.fullmatch(address) is not None
+
+
+class Addresses:
+    """The routers of one client, and the one in use. Threads may share one: a lost update costs one more failed try."""
+
+    def __init__(self, addresses: tuple[str, ...], *, start: int = 0) -> None:
+        self._addresses = addresses
+        self._current = start % len(addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    @property
+    def current(self) -> str:
+        return self._addresses[self._current]
+
+    def failed(self, address: str) -> None:
+        """Moves on from `address`, unless another request has already done so."""
+        if self.current == address:
+            self._current = (self._current + 1) % len(self._addresses)

@@ -1,0 +1,143 @@
+"""One call on its way: split into requests, each sent with its deadline, retried where that is right, and merged again.
+
+Written once for both clients, over the seam of `shoal.transport`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from shoal.addresses import Addresses
+from shoal.errors import CannotConnect, DeadlinePassed, Draining, ShoalError
+from shoal.parts import spans
+from shoal.retry import Attempts, RetryBudget, RetryPolicy
+from shoal.transport import Metadata, Method, Transport, Wire
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Q, R, T]):
+    """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`)."""
+
+    method: Method[Q, R]
+    name: str
+    lengths: Sequence[int]
+    build: Callable[[range], Q]
+    decode: Callable[[R], T]
+    merge: Callable[[Sequence[T]], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`timeout` seconds a request; a call is split into requests of at most `items` and about `characters`, `concurrency` of them
+    in flight."""
+
+    timeout: float
+    concurrency: int
+    items: int
+    characters: int
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0 or min(self.concurrency, self.items, self.characters) < 1:
+            raise ValueError(f"timeout, concurrency, request_items and request_characters must be positive, not {self}")
+
+
+class Caller:
+    """Sends requests to whichever router answers."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        addresses: Addresses,
+        *,
+        metadata: Callable[[], Metadata],
+        limits: Limits,
+        policy: RetryPolicy,
+    ) -> None:
+        self._transport, self._addresses, self._metadata = transport, addresses, metadata
+        self._limits, self._policy, self._budget = limits, policy, RetryBudget()
+
+    async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
+        """The answer to a plan. Raises ShoalError."""
+        parts = spans(plan.lengths, most_items=self._limits.items, most_characters=self._limits.characters)
+        done, total = 0, len(plan.lengths)
+
+        def advance(index: int) -> None:
+            nonlocal done
+            done += len(parts[index])
+            if on_progress is not None:
+                on_progress(done, total)
+
+        if len(parts) == 1:
+            result = await self._part(plan, timeout, parts[0], self._transport)
+            advance(0)
+            return result
+        jobs = [partial(self._part, plan, timeout, part) for part in parts]
+        return plan.merge(await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance))
+
+    async def ask(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
+        """The reply to one request. Raises ShoalError."""
+        return await self._send(self._transport, method, request, timeout)
+
+    async def _part(self, plan: Plan[Q, R, T], timeout: float | None, part: range, wire: Wire) -> T:
+        try:
+            return plan.decode(await self._send(wire, plan.method, plan.build(part), timeout))
+        except ShoalError as error:
+            error.move(plan.name, part.start)
+            raise
+
+    async def _send(self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None) -> R:
+        request_id = uuid.uuid4().hex  # The same over all tries: the mesh then knows the work again.
+        metadata = (("x-request-id", request_id), *self._metadata())
+        deadline = time.monotonic() + _positive(self._limits.timeout if timeout is None else timeout)
+        attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
+        last: ShoalError | None = None
+        while True:
+            address = self._addresses.current
+            remaining = max(0.0, attempts.remaining(time.monotonic()))
+            try:
+                reply = await wire.send(address, method, request, timeout=remaining, metadata=metadata)
+            except ShoalError as error:
+                error.request_id = request_id
+                last = _with_history(error, last)
+                await wire.sleep(self._delay(last, address, attempts))
+            else:
+                self._budget.succeeded()
+                return reply
+
+    def _delay(self, error: ShoalError, address: str, attempts: Attempts) -> float:
+        """Seconds until the next try; raises `error` if there is none."""
+        if isinstance(error, (CannotConnect, Draining)):
+            self._addresses.failed(address)
+        now = time.monotonic()
+        delay = attempts.delay(error, jitter=random.random())  # noqa: S311
+        if delay is None:
+            raise error
+        delay = max(delay, self._budget.wait(now))
+        if delay >= attempts.remaining(now):
+            raise error  # What went wrong says more than a deadline that would pass while waiting.
+        self._budget.take()
+        return delay
+
+
+def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:
+    """A deadline that passed in a later try tells less than why there was a later try."""
+    if isinstance(error, DeadlinePassed) and before is not None:
+        error.message = f"{error.message}; an earlier try failed: {before.message}"
+    return error
+
+
+def _positive(timeout: float) -> float:
+    if not timeout > 0:
+        raise ValueError(f"the timeout must be above 0 seconds, not {timeout}")
+    return timeout

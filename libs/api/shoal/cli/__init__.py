@@ -1,0 +1,1 @@
+"""The `shoal` command. Nothing outside this package imports typer or rich."""

@@ -1,0 +1,86 @@
+"""Texts from arguments, files and stdin, each with the place it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import typer
+
+from shoal.cli.options import InputError
+from shoal.errors import ShoalError
+
+LINES_OF_JSON = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A text, where it stands (`file:line`), and the JSON object that it was a field of."""
+
+    text: str
+    where: str
+    fields: dict[str, object] | None = None
+
+
+def read(texts: Sequence[str] | None, source: Path | None, field: str | None, *, what: str = "TEXT") -> list[Record]:
+    """All texts of a command, arguments first. Raises InputError, OSError, and BadParameter if there are none."""
+    records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
+    if source is not None:
+        records += _file(source, field)
+    elif field is not None:
+        raise typer.BadParameter("--field is about the lines of --input FILE; give one")
+    if not records:
+        none = f"nothing to do: give {what} arguments, or --input FILE (- for stdin)"
+        raise typer.BadParameter(none if source is None else f"{source} is empty")
+    return records
+
+
+def _file(source: Path, field: str | None) -> list[Record]:
+    if str(source) == "-":
+        return list(_lines(sys.stdin, "stdin", field))
+    with source.open(encoding="utf-8") as file:
+        wanted = field or ("text" if source.suffix in LINES_OF_JSON else None)
+        return list(_lines(file, str(source), wanted))
+
+
+def _lines(file: TextIO | Iterable[str], name: str, field: str | None) -> Iterator[Record]:
+    try:
+        for number, line in enumerate(file, start=1):
+            where = f"{name}:{number}"
+            if not line.strip():
+                raise InputError(f"{where} is blank; every line must hold a text, so that answers and lines correspond")
+            yield Record(line.rstrip("\r\n"), where) if field is None else _object(line, where, field)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 text: {error}") from None
+
+
+def _object(line: str, where: str, field: str) -> Record:
+    """A line of JSON: a string, or an object with the text under `field`."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {error}") from None
+    if isinstance(value, str):
+        return Record(value, where)
+    if not isinstance(value, dict) or not isinstance(value.get(field), str):
+        have = f"; it has {', '.join(value)}" if isinstance(value, dict) else ""
+        raise InputError(f"{where} has no text under {field!r}{have}; name the field with --field")
+    return Record(value[field], where, value)
+
+
+@contextmanager
+def located(records: Sequence[Record], name: str) -> Iterator[None]:
+    """Adds to an error about `name[i]` where that item came from."""
+    try:
+        yield
+    except ShoalError as error:
+        match = re.match(rf"{name}\[(\d+)\]", error.field)
+        if match is not None and int(match.group(1)) < len(records):
+            error.add_note(f"at {records[int(match.group(1))].where}")
+        raise

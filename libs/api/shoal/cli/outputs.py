@@ -1,0 +1,124 @@
+"""Answers as files: .npy and .npz for vectors, .jsonl for everything, one line an item."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import typer
+
+from shoal.cli.inputs import Record
+from shoal.cli.options import InputError
+from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+
+Row = dict[str, object]
+
+
+def check(output: Path | None, *suffixes: str) -> None:
+    """Refuses an output that cannot be written before any work is done."""
+    if output is None or str(output) == "-":
+        return
+    if output.suffix not in suffixes:
+        raise typer.BadParameter(f"--output {output} must end in {' or '.join(suffixes)}")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"--output {output}: there is no directory {output.parent}")
+
+
+def write_lines(output: Path, rows: Iterable[Row]) -> None:
+    """One JSON object a line, to a file or, for `-`, to stdout."""
+    if str(output) == "-":
+        sys.stdout.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        _replace(output, lambda file: file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))
+
+
+def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
+    """An EncodeResult in the format of the file's name. Raises InputError where the format cannot hold it."""
+    if output.suffix == ".npy":
+        _replace(output, lambda file: np.save(file, _only_dense(result)))
+    elif output.suffix == ".npz":
+        _replace(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
+    else:
+        write_lines(output, (_kept(record) | row for record, row in zip(records, encoded_rows(result), strict=True)))
+
+
+def _kept(record: Record) -> Row:
+    """The object that the text was read from, or one with the text alone."""
+    return record.fields if record.fields is not None else {"text": record.text}
+
+
+def encoded_rows(result: EncodeResult) -> Iterator[Row]:
+    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are whole numbers, their scale beside them."""
+    lists = [part for part in (result.dense, result.sparse, result.multi_vector) if part is not None]
+    for index in range(len(lists[0]) if lists else 0):
+        row: Row = {}
+        if result.vectors is not None:
+            row["dense"] = result.vectors.array[index].tolist()
+            row |= {} if result.vectors.scale is None else {"scale": float(result.vectors.scale[index])}
+            row |= {} if result.vectors.offset is None else {"offset": float(result.vectors.offset[index])}
+        if result.sparse is not None:
+            columns, weights = result.sparse[index]
+            row["sparse"] = {"indices": columns.tolist(), "values": weights.tolist()}
+        if result.multi_vector is not None:
+            row["multi_vector"] = result.multi_vector[index].tolist()
+        yield row
+
+
+def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
+    """Documents from the best to the `top_n`-th."""
+    for rank, index in enumerate(result.ranking.tolist(), start=1):
+        yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _kept(records[index])
+
+
+def extracted_rows(result: ExtractResult, records: Sequence[Record], only: str) -> Iterator[Row]:
+    """One object an item, with what its task found under the name `only`."""
+    for record, extraction in zip(records, result, strict=True):
+        yield _kept(record) | {only: _found(extraction, only)}
+
+
+def _found(extraction: Extraction, only: str) -> object:
+    return asdict(extraction)[only]
+
+
+def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:
+    if result.vectors is None or result.sparse is not None or result.multi_vector is not None:
+        raise InputError("a .npy file holds dense vectors only; write sparse and multi-vector answers to .npz or .jsonl")
+    if result.vectors.scale is not None:
+        raise InputError(f"a .npy file has no place for the scales of {result.vectors.data_type} vectors; write .npz or .jsonl")
+    return result.vectors.array
+
+
+def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]]:
+    """The arrays of an answer by name."""
+    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]] = {}
+    if result.vectors is not None:
+        arrays["dense"] = result.vectors.array
+        arrays |= {} if result.vectors.scale is None else {"scale": result.vectors.scale}
+        arrays |= {} if result.vectors.offset is None else {"offset": result.vectors.offset}
+    if result.sparse is not None:
+        arrays |= {
+            "sparse_data": result.sparse.data,
+            "sparse_indices": result.sparse.indices,
+            "sparse_indptr": result.sparse.indptr,
+        }
+        arrays["sparse_shape"] = np.array(result.sparse.shape)
+    if result.multi_vector is not None:
+        arrays |= {"multi_vector_values": result.multi_vector.values, "multi_vector_offsets": result.multi_vector.offsets}
+    return arrays
+
+
+def _replace(output: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Writes beside the file and renames, so that nobody ever reads half an answer."""
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            write(file)
+        beside.replace(output)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""A long list becomes several requests, and their answers one answer again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import ModelChanged
+from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+
+N = TypeVar("N", bound=np.number)
+
+
+def spans(lengths: Sequence[int], *, most_items: int, most_characters: int) -> list[range]:
+    """Consecutive ranges of items, each of at most `most_items` and, unless it is a single item, `most_characters`.
+
+    Ranges are of even size where the lengths allow, so that no small remainder runs alone. An empty list is one empty range: the
+    router then says what is wrong with it.
+    """
+    parts = max(1, -(-len(lengths) // most_items))
+    even = -(-len(lengths) // parts)
+    found, begin, characters = [], 0, 0
+    for index, length in enumerate(lengths):
+        if index > begin and (index - begin == even or characters + length > most_characters):
+            found.append(range(begin, index))
+            begin, characters = index, 0
+        characters += length
+    return [*found, range(begin, len(lengths))]
+
+
+def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
+    if len(parts) == 1:
+        return parts[0]
+    return EncodeResult(
+        _vectors([part.vectors for part in parts if part.vectors is not None]),
+        _sparse([part.sparse for part in parts if part.sparse is not None]),
+        _ragged([part.multi_vector for part in parts if part.multi_vector is not None]),
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+        _revision([part.revision for part in parts]),
+    )
+
+
+def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
+    """`top_n` 0 ranks all documents. Equal scores keep document order."""
+    if len(parts) == 1:
+        return parts[0]
+    scores = _joined([part.scores for part in parts])
+    ranking = np.argsort(-scores, kind="stable")[: top_n or None]
+    ranking.flags.writeable = False
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return ScoreResult(scores, ranking, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
+    if len(parts) == 1:
+        return parts[0]
+    results = tuple(result for part in parts for result in part.results)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
+
+
+def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
+    joined = np.concatenate(arrays)
+    joined.flags.writeable = False  # As the arrays of an answer that came in one part are.
+    return joined
+
+
+def _vectors(parts: Sequence[Vectors]) -> Vectors | None:
+    if not parts:
+        return None
+    scales = [part.scale for part in parts if part.scale is not None]
+    offsets = [part.offset for part in parts if part.offset is not None]
+    return Vectors(
+        _joined([part.array for part in parts]),
+        parts[0].data_type,
+        parts[0].dimensions,
+        _joined(scales) if scales else None,
+        _joined(offsets) if offsets else None,
+    )
+
+
+def _offsets(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Row boundaries of the parts, each shifted by the ends of those before it."""
+    starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
+    return _joined([np.zeros(1, np.int64), *(part[1:] + start for part, start in zip(parts, starts, strict=False))])
+
+
+def _ragged(parts: Sequence[Ragged]) -> Ragged | None:
+    if not parts:
+        return None
+    return Ragged(_joined([part.values for part in parts]), _offsets([part.offsets for part in parts]))
+
+
+def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
+    if not parts:
+        return None
+    data: Numbers = _joined([part.data for part in parts])
+    indices = _joined([part.indices for part in parts])
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape)
+
+
+def _usage(parts: Sequence[Usage]) -> Usage:
+    return Usage(sum(part.input_tokens for part in parts))
+
+
+def _timings(parts: Sequence[Timings]) -> Timings:
+    return Timings(
+        max(part.queue_seconds for part in parts),
+        max(part.prepare_seconds for part in parts),
+        max(part.wait_seconds for part in parts),
+        max(part.forward_seconds for part in parts),
+        max(part.finish_seconds for part in parts),
+        max(part.total_seconds for part in parts),
+    )
+
+
+def _revision(parts: Sequence[str]) -> str:
+    other = next((revision for revision in parts if revision != parts[0]), None)
+    if other is not None:
+        raise ModelChanged(
+            f"the model's revision changed from {parts[0]} to {other} during this call; repeat it, or name model@revision"
+        )
+    return parts[0]

@@ -1,0 +1,282 @@
+"""From a verb's arguments to its requests. Pure.
+
+The router validates; here only what cannot be put into a message at all is refused, with the same InvalidInput and field path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+from shoal import codec, parts
+from shoal.call import Plan
+from shoal.errors import InvalidInput
+from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
+from shoal.transport import ENCODE, EXTRACT, SCORE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2
+
+# A text, or the bytes of a picture's file (PNG, JPEG, WebP).
+Item = str | bytes
+Items = Item | Iterable[Item]
+Role = Literal["query", "document"]
+Form = Literal["dense", "sparse", "multi_vector"]
+Truncation = Literal["none", "end", "start"]
+Priority = Literal["interactive", "bulk"]
+Scale = Literal["logit", "probability"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+E = TypeVar("E")
+M = TypeVar("M")
+
+_ROLES = {"query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
+_FORMS = {
+    "dense": pb.REPRESENTATION_DENSE,
+    "sparse": pb.REPRESENTATION_SPARSE,
+    "multi_vector": pb.REPRESENTATION_MULTI_VECTOR,
+}
+_TRUNCATIONS = {"none": pb.TRUNCATION_NONE, "end": pb.TRUNCATION_END, "start": pb.TRUNCATION_START}
+_PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
+_SCALES = {"logit": pb.SCORE_SCALE_LOGIT, "probability": pb.SCORE_SCALE_PROBABILITY}
+_AGGREGATIONS = {
+    "none": pb.AGGREGATION_NONE,
+    "simple": pb.AGGREGATION_SIMPLE,
+    "first": pb.AGGREGATION_FIRST,
+    "average": pb.AGGREGATION_AVERAGE,
+    "max": pb.AGGREGATION_MAX,
+}
+_KINDS = {
+    "caption": pb.TextTask.KIND_CAPTION,
+    "detailed_caption": pb.TextTask.KIND_DETAILED_CAPTION,
+    "ocr": pb.TextTask.KIND_OCR,
+}
+_DATA_TYPES = {
+    "float32": tensor_pb2.DATA_TYPE_FLOAT32,
+    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
+    "bfloat16": tensor_pb2.DATA_TYPE_BFLOAT16,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "uint8": tensor_pb2.DATA_TYPE_UINT8,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entities:
+    """Find named things in text. `labels`: required by zero-shot models, else a subset of the model's own. `threshold` 0..1.
+    `flat`: no overlaps. `aggregation`: how the tokens of a word agree, for models that label tokens."""
+
+    labels: Sequence[str] = ()
+    threshold: float | None = None
+    flat: bool | None = None
+    aggregation: Aggregation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classify:
+    """Say which labels fit. `multi_label`: each on its own (sigmoid) instead of against the others (softmax). `hypothesis`: what is
+    put to a zero-shot or embedding model for each label, `{}` standing for it."""
+
+    labels: Sequence[str] = ()
+    multi_label: bool | None = None
+    threshold: float | None = None
+    hypothesis: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relations:
+    """Find how things relate."""
+
+    labels: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """Find things in pictures. `threshold` 0..1, default the model's own."""
+
+    labels: Sequence[str]
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadText:
+    """Describe a picture or read what stands in it. `max_tokens` 0: the model's own."""
+
+    kind: Literal["caption", "detailed_caption", "ocr"] = "caption"
+    max_tokens: int = 0
+
+
+Task = Entities | Classify | Relations | Regions | ReadText
+
+
+def encode(
+    model: str,
+    items: Items,
+    *,
+    role: Role | None,
+    representations: Form | Sequence[Form],
+    data_type: DataType | None,
+    dimensions: int,
+    normalize: bool | None,
+    instruction: str,
+    truncation: Truncation | None,
+    adapter: str,
+    priority: Priority | None,
+) -> Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]:
+    forms = [representations] if isinstance(representations, str) else representations
+    frame = _message(
+        pb.EncodeRequest,
+        model=model,
+        role=_choice("role", role, _ROLES),
+        representations=[_choice("representations", form, _FORMS) for form in forms],
+        data_type=_choice("data_type", data_type, _DATA_TYPES),
+        dimensions=dimensions,
+        normalize=normalize,
+        instruction=instruction,
+        truncation=_choice("truncation", truncation, _TRUNCATIONS),
+        adapter=adapter,
+        priority=_choice("priority", priority, _PRIORITIES),
+    )
+    listed = _listed(items)
+
+    def build(span: range) -> pb.EncodeRequest:
+        request = pb.EncodeRequest()
+        request.CopyFrom(frame)
+        request.items.extend(_items("items", listed, span))
+        return request
+
+    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, parts.merge_encode)
+
+
+def score(
+    model: str,
+    query: Item,
+    documents: Items,
+    *,
+    instruction: str,
+    scale: Scale | None,
+    top_n: int,
+    truncation: Truncation | None,
+    adapter: str,
+    priority: Priority | None,
+) -> Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]:
+    frame = _message(
+        pb.ScoreRequest,
+        model=model,
+        query=_item("query", query),
+        instruction=instruction,
+        scale=_choice("scale", scale, _SCALES),
+        top_n=top_n,
+        truncation=_choice("truncation", truncation, _TRUNCATIONS),
+        adapter=adapter,
+        priority=_choice("priority", priority, _PRIORITIES),
+    )
+    listed = _listed(documents)
+
+    def build(span: range) -> pb.ScoreRequest:
+        request = pb.ScoreRequest()
+        request.CopyFrom(frame)
+        request.documents.extend(_items("documents", listed, span))
+        return request
+
+    merge = partial(parts.merge_score, top_n=top_n)
+    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge)
+
+
+def extract(
+    model: str,
+    items: Items,
+    task: Task,
+    *,
+    truncation: Truncation | None,
+    adapter: str,
+    priority: Priority | None,
+) -> Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]:
+    frame = _message(
+        pb.ExtractRequest,
+        model=model,
+        truncation=_choice("truncation", truncation, _TRUNCATIONS),
+        adapter=adapter,
+        priority=_choice("priority", priority, _PRIORITIES),
+        **_task(task),
+    )
+    listed = _listed(items)
+
+    def build(span: range) -> pb.ExtractRequest:
+        request = pb.ExtractRequest()
+        request.CopyFrom(frame)
+        request.items.extend(_items("items", listed, span))
+        return request
+
+    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, parts.merge_extract)
+
+
+def _task(task: Task) -> dict[str, object]:
+    """The one field of the request's task that is set."""
+    match task:
+        case Entities():
+            aggregation = _choice("entities.aggregation", task.aggregation, _AGGREGATIONS)
+            return {
+                "entities": _message(
+                    pb.EntitiesTask, labels=task.labels, threshold=task.threshold, flat=task.flat, aggregation=aggregation
+                )
+            }
+        case Classify():
+            return {
+                "classify": _message(
+                    pb.ClassifyTask,
+                    labels=task.labels,
+                    multi_label=task.multi_label,
+                    threshold=task.threshold,
+                    hypothesis=task.hypothesis,
+                )
+            }
+        case Relations():
+            return {"relations": _message(pb.RelationsTask, labels=task.labels)}
+        case Regions():
+            return {"regions": _message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)}
+        case ReadText():
+            return {"text": _message(pb.TextTask, kind=_choice("text.kind", task.kind, _KINDS), max_tokens=task.max_tokens)}
+
+
+def _message(kind: Callable[..., M], /, **values: object) -> M:
+    """A message, or InvalidInput where a value does not fit its field (a negative count, a lone surrogate, a wrong type)."""
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"an argument does not fit the request: {error}") from None
+
+
+def _choice(field: str, value: str | None, choices: Mapping[str, E]) -> E | None:
+    """The enum value of a name; None leaves the field at its default."""
+    if value is None:
+        return None
+    if value not in choices:
+        raise InvalidInput(f"{field} is {value!r}; it must be one of {', '.join(choices)}", field=field)
+    return choices[value]
+
+
+def _listed(items: Items) -> list[Item]:
+    return [items] if isinstance(items, (str, bytes)) else list(items)
+
+
+def _lengths(items: Sequence[Item]) -> list[int]:
+    """Characters (or bytes of a picture); what is neither fails in `_item`, with its path."""
+    return [len(item) if isinstance(item, (str, bytes)) else 0 for item in items]
+
+
+def _items(name: str, items: Sequence[Item], span: range) -> list[pb.Item]:
+    # Paths are relative to the part, as the router's are; `ShoalError.move` makes them absolute.
+    return [_item(f"{name}[{index - span.start}]", items[index]) for index in span]
+
+
+def _item(path: str, item: Item) -> pb.Item:
+    if isinstance(item, bytes):
+        return pb.Item(image=pb.Image(data=item))
+    if not isinstance(item, str):
+        raise InvalidInput(f"{path} is a {type(item).__name__}; it must be a str, or the bytes of a picture's file", field=path)
+    try:
+        return pb.Item(text=item)
+    except ValueError:
+        raise InvalidInput(f"{path} is not valid Unicode: it holds half of a surrogate pair", field=f"{path}.text") from None

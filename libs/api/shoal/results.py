@@ -1,0 +1,227 @@
+"""Answers: frozen dataclasses over numpy arrays.
+
+Arrays are views of the received buffers wherever the wire format allows it, and therefore read-only; `.copy()` one to change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
+Numbers = npt.NDArray[np.number]
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels included; counted, not estimated."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in seconds; for a call that was split, the largest of its parts."""
+
+    queue_seconds: float
+    prepare_seconds: float
+    wait_seconds: float
+    forward_seconds: float
+    finish_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vectors:
+    """One row an item, stored as asked for.
+
+    `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have), float16, int8 or uint8; for "binary"
+    it is uint8 [items, ceil(dimensions / 8)], eight numbers a byte, most significant bit first. `scale` and `offset` are [items].
+    """
+
+    array: Numbers
+    data_type: DataType
+    dimensions: int
+    scale: Floats | None = None
+    offset: Floats | None = None
+
+    def dequantize(self) -> Floats:
+        """float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary" becomes 1 and a clear one -1."""
+        if self.data_type == "binary":
+            return self.bits().astype(np.float32) * 2 - 1
+        floats = self.array.astype(np.float32, copy=False)
+        if self.scale is not None:
+            floats = floats * self.scale[:, None]
+        return floats if self.offset is None else floats + self.offset[:, None]
+
+    def bits(self) -> npt.NDArray[np.uint8]:
+        """uint8 [items, dimensions] of 0 and 1: whether each number is > 0. For data type "binary" only."""
+        if self.data_type != "binary":
+            raise ValueError(f'bits are for data type "binary"; these vectors are {self.data_type}')
+        return np.unpackbits(self.array.astype(np.uint8, copy=False), axis=-1, count=self.dimensions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Rows of different length laid end to end: row i is `values[offsets[i]:offsets[i + 1]]`, which `ragged[i]` gives as a view."""
+
+    values: Numbers  # [tokens, dimensions]
+    offsets: Integers  # [rows + 1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Numbers:
+        row = _row(row, len(self))
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[Numbers]:
+        return (self[row] for row in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """Compressed sparse rows, under scipy's names: row i has the columns `indices[indptr[i]:indptr[i + 1]]`, and so for `data`."""
+
+    data: Numbers
+    indices: npt.NDArray[np.int32]
+    indptr: Integers
+    shape: tuple[int, int]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, row: int) -> tuple[npt.NDArray[np.int32], Numbers]:
+        """The columns and the weights of a row, as views."""
+        row = _row(row, len(self))
+        begin, end = self.indptr[row], self.indptr[row + 1]
+        return self.indices[begin:end], self.data[begin:end]
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int32], Numbers]]:
+        return (self[row] for row in range(len(self)))
+
+    def to_scipy(self) -> csr_array:
+        """The same as a `scipy.sparse.csr_array`. Needs scipy (`pip install shoal[sparse]`)."""
+        from scipy.sparse import csr_array  # Here, because nothing else needs scipy.
+
+        return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeResult:
+    """Row i of each representation is for item i. A representation that was not asked for is None."""
+
+    vectors: Vectors | None
+    sparse: Sparse | None
+    multi_vector: Ragged | None
+    usage: Usage
+    timings: Timings
+    revision: str
+
+    @property
+    def dense(self) -> Numbers | None:
+        """[items, dimensions] as stored (see `Vectors`), or None."""
+        return None if self.vectors is None else self.vectors.array
+
+    def dequantize(self) -> Floats:
+        """The dense vectors as float32 [items, dimensions], whatever data type they were asked for in."""
+        if self.vectors is None:
+            raise ValueError('there are no dense vectors in this answer; ask for representations=["dense"]')
+        return self.vectors.dequantize()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreResult:
+    """`scores` [documents] in document order, higher is better; `ranking` the indices of the best, best first."""
+
+    scores: Floats
+    ranking: Integers
+    usage: Usage
+    timings: Timings
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A labelled piece of text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """A label and how well it fits: 0..1, for embedding models a cosine."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """How one entity relates to another."""
+
+    head: Entity
+    tail: Entity
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A labelled box in a picture, in pixels from its upper left corner."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What was found in one item. Only what the task asks for is filled."""
+
+    entities: tuple[Entity, ...] = ()
+    labels: tuple[LabelScore, ...] = ()
+    relations: tuple[Relation, ...] = ()
+    regions: tuple[Region, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractResult:
+    """Behaves as the list of its items' extractions."""
+
+    results: Sequence[Extraction]
+    usage: Usage
+    timings: Timings
+    revision: str
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: int) -> Extraction:
+        return self.results[item]
+
+    def __iter__(self) -> Iterator[Extraction]:
+        return iter(self.results)
+
+
+def _row(row: int, rows: int) -> int:
+    if not -rows <= row < rows:
+        raise IndexError(f"row {row} of {rows}")
+    return row % rows

@@ -1,0 +1,93 @@
+"""What the mesh says of itself: models, workers and lanes, as frozen dataclasses (protos models.proto and mesh.proto).
+
+`state` is one of "absent", "cold" (on a worker's disk), "loading", "warm" (in host memory), "resident" (on the device), "failed".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model's files say. `bytes`, `data_type` and `tokens_per_byte` are empty until it has been loaded."""
+
+    model: str
+    revision: str
+    family: str
+    tasks: tuple[str, ...]
+    representations: tuple[str, ...]
+    dimensions: int
+    multi_vector_dimensions: int
+    max_tokens: int
+    bytes: int
+    labels: tuple[str, ...]
+    data_type: str
+    prompts: tuple[str, ...]
+    tokens_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """A model on one worker."""
+
+    worker_id: str
+    state: str
+    bytes: int
+    load_seconds: float
+    tokens_per_second: float
+    last_error: str
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model in the mesh; `state` is the nearest it has on any worker. `card` is None until a worker has read its files."""
+
+    model: str
+    state: str
+    card: ModelCard | None
+    places: tuple[ModelPlace, ...]
+    queued_tokens: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker as last reported."""
+
+    worker_id: str
+    pool: str
+    device: str
+    memory_bytes: int
+    used_bytes: int
+    resident: tuple[str, ...]
+    draining: bool
+    heartbeat_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """A lane as it is now; the counts of jobs are since it last fell idle for a day."""
+
+    pool: str
+    model: str
+    adapter: str
+    queued_jobs: int
+    queued_tokens: int
+    leased_tokens: int
+    enqueued_jobs: int
+    done_jobs: int
+    expired_jobs: int
+    dead_jobs: int
+    cancelled_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The whole mesh, as the router `router_id` sees it."""
+
+    workers: tuple[WorkerStatus, ...]
+    models: tuple[Model, ...]
+    lanes: tuple[LaneStatus, ...]
+    router_id: str

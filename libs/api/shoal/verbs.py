@@ -1,0 +1,275 @@
+"""What a client can do. Each verb is written once, as a coroutine function whose first argument is the client; `shoal.client` binds
+it to `AsyncClient` as it is and to `Client` through `blocking`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+
+from shoal import codec, plans
+from shoal.addresses import DEFAULT_ADDRESS, Addresses, is_local, parse
+from shoal.call import Caller, Limits, Progress
+from shoal.plans import (
+    Aggregation,
+    Classify,
+    Entities,
+    Form,
+    Item,
+    Items,
+    Priority,
+    Role,
+    Scale,
+    Task,
+    Truncation,
+)
+from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
+from shoal.retry import RetryPolicy
+from shoal.status import Mesh, Model
+from shoal.transport import (
+    EVICT_MODEL,
+    GET_MESH,
+    GET_MODEL,
+    HEALTH,
+    LIST_MODELS,
+    LOAD_MODEL,
+    PIN_MODEL,
+    Metadata,
+    Tls,
+    Transport,
+)
+from shoal.v1 import mesh_pb2, models_pb2
+
+
+class ClientBase:
+    """What both clients are made of.
+
+    `address`: `host:port`, or several with commas between them: one is used until it fails, then the next. Default: the environment
+    variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: who is asking, for fair queueing. `token`: a bearer token, or a function
+    that gives the current one; it is sent only over TLS or to this machine, unless `token_without_tls`. `tls`: True for the
+    system's certificates, or `Tls(...)`. `timeout`: seconds for one request, retries included. A call of more than `request_items`
+    items or about `request_characters` characters is split; `concurrency` of its requests are in flight at a time. Nothing is
+    connected before the first call. Raises ValueError for arguments that cannot work.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        tenant: str = "",
+        token: str | Callable[[], str] = "",
+        token_without_tls: bool = False,
+        tls: Tls | bool = False,
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        request_items: int = 512,
+        request_characters: int = 1 << 20,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        addresses = parse(address or os.environ.get("SHOAL_ADDRESS") or DEFAULT_ADDRESS)
+        if token and not tls and not token_without_tls and not all(is_local(entry) for entry in addresses):
+            raise ValueError(f"a token would travel unencrypted to {', '.join(addresses)}: use tls, or say token_without_tls=True")
+        self.address = ",".join(addresses)
+        self._caller = Caller(
+            self._open_transport(Tls() if tls is True else tls or None),
+            # Many clients with one list use all of it.
+            Addresses(addresses, start=random.randrange(len(addresses))),  # noqa: S311
+            metadata=_metadata(tenant, token),
+            limits=Limits(timeout, concurrency, request_items, request_characters),
+            policy=retry or RetryPolicy(),
+        )
+
+    def _open_transport(self, tls: Tls | None) -> Transport:
+        raise NotImplementedError
+
+
+class ModelsBase:
+    """Shows and steers models; reached as `client.models`."""
+
+    def __init__(self, client: ClientBase) -> None:
+        self._client = client
+
+
+def _metadata(tenant: str, token: str | Callable[[], str]) -> Callable[[], Metadata]:
+    fixed: Metadata = (("x-shoal-tenant", tenant),) if tenant else ()
+    if not token:
+        return lambda: fixed
+
+    def with_token() -> Metadata:
+        return (*fixed, ("authorization", f"Bearer {token if isinstance(token, str) else token()}"))
+
+    return with_token
+
+
+async def encode(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    *,
+    role: Role | None = None,
+    representations: Form | Sequence[Form] = (),
+    data_type: DataType | None = None,
+    dimensions: int = 0,
+    normalize: bool | None = None,
+    instruction: str = "",
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> EncodeResult:
+    """Turns texts into vectors; row i of the answer is for item i, and a single text is a list of one.
+
+    `role` chooses the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
+    default float32. `dimensions`: keep the first so many numbers (Matryoshka), normalise again; 0 keeps all. `normalize`: default
+    as the model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `priority`:
+    "interactive" (default) or "bulk". `on_progress(done, total)` is called after each part of a long list. Raises ShoalError.
+    """
+    plan = plans.encode(
+        model,
+        items,
+        role=role,
+        representations=representations,
+        data_type=data_type,
+        dimensions=dimensions,
+        normalize=normalize,
+        instruction=instruction,
+        truncation=truncation,
+        adapter=adapter,
+        priority=priority,
+    )
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def score(
+    client: ClientBase,
+    model: str,
+    query: Item,
+    documents: Items,
+    *,
+    instruction: str = "",
+    scale: Scale | None = None,
+    top_n: int = 0,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ScoreResult:
+    """Says how well each document answers the query: scores in document order, and the `top_n` best (0: all) as `ranking`.
+
+    `scale`: "logit" or "probability", default the model's own. The rest as for `encode`. Raises ShoalError.
+    """
+    plan = plans.score(
+        model,
+        query,
+        documents,
+        instruction=instruction,
+        scale=scale,
+        top_n=top_n,
+        truncation=truncation,
+        adapter=adapter,
+        priority=priority,
+    )
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def extract(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    task: Task,
+    *,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Finds in each item what `task` (`Entities`, `Classify`, `Relations`, `Regions` or `ReadText`) asks for. Raises ShoalError."""
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def entities(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str] = (),
+    *,
+    threshold: float | None = None,
+    flat: bool | None = None,
+    aggregation: Aggregation | None = None,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Finds named things: `result[i].entities`, in order of their start. `extract` with `Entities(...)`. Raises ShoalError."""
+    task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def classify(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str] = (),
+    *,
+    multi_label: bool | None = None,
+    threshold: float | None = None,
+    hypothesis: str = "",
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Says which labels fit: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
+    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def mesh(client: ClientBase, *, timeout: float | None = None) -> Mesh:
+    """Workers, models and lanes as they are now. Raises ShoalError."""
+    response = await client._caller.ask(GET_MESH, mesh_pb2.GetMeshRequest(), timeout=timeout)
+    return codec.mesh(response.mesh)
+
+
+async def healthy(client: ClientBase, service: str = "", *, timeout: float | None = None) -> bool:
+    """Whether the router says that it (or one of its services, such as `shoal.v1.InferenceService`) serves. Raises ShoalError."""
+    return await client._caller.ask(HEALTH, service, timeout=timeout)
+
+
+async def list_models(models: ModelsBase, *, timeout: float | None = None) -> list[Model]:
+    """Models that a worker has on disk, holds, or failed to load, by id. Raises ShoalError."""
+    response = await models._client._caller.ask(LIST_MODELS, models_pb2.ListModelsRequest(), timeout=timeout)
+    return [codec.model(entry) for entry in response.models]
+
+
+async def get_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> Model:
+    """One model. Raises ModelNotFound if no worker knows it."""
+    response = await models._client._caller.ask(GET_MODEL, models_pb2.GetModelRequest(model=model), timeout=timeout)
+    return codec.model(response.model)
+
+
+async def load_model(models: ModelsBase, model: str, *, pool: str = "", timeout: float | None = None) -> Model:
+    """Makes a model resident on one more worker and waits until it is. Raises ShoalError."""
+    response = await models._client._caller.ask(LOAD_MODEL, models_pb2.LoadModelRequest(model=model, pool=pool), timeout=timeout)
+    return codec.model(response.model)
+
+
+async def evict_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> list[str]:
+    """Unloads a model everywhere, after the batches in flight; the ids of the workers that were told so. Raises ShoalError."""
+    response = await models._client._caller.ask(EVICT_MODEL, models_pb2.EvictModelRequest(model=model), timeout=timeout)
+    return list(response.worker_ids)
+
+
+async def pin_model(models: ModelsBase, model: str, pinned: bool = True, *, timeout: float | None = None) -> Model:
+    """Keeps a model resident where it is; `pinned=False` ends that. Raises ShoalError."""
+    response = await models._client._caller.ask(PIN_MODEL, models_pb2.PinModelRequest(model=model, pinned=pinned), timeout=timeout)
+    return codec.model(response.model)

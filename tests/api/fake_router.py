@@ -1,0 +1,301 @@
+"""A real gRPC server on loopback that answers as a router does, from arithmetic instead of models.
+
+`python -m tests.api.fake_router` serves one in its own process, to be killed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from shoal.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    mesh_pb2,
+    mesh_pb2_grpc,
+    models_pb2,
+    models_pb2_grpc,
+    tensor_pb2,
+)
+
+from tests.api import wire
+
+DIMENSIONS = 12
+VOCABULARY = 200
+MODEL = "org/small"
+
+
+def vector_of(text: str) -> wire.Floats:
+    """A vector that tells texts apart."""
+    return np.array([len(text), *(ord(text[index % len(text)]) % 97 - 48.5 for index in range(DIMENSIONS - 1))], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How to fail a call. Without a reason there are no details, as when something else than a router answers."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    message: str = "no"
+    field: str = ""
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as it came in."""
+
+    method: str
+    request: Message
+    metadata: dict[str, str]
+    seconds_left: float
+
+    @property
+    def request_id(self) -> str:
+        return self.metadata["x-request-id"]
+
+
+@dataclass
+class FakeRouter:
+    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut."""
+
+    calls: list[Call] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    revision: Callable[[int], str] = lambda number: "r1"
+    active: int = 0
+    most_active: int = 0
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self.gate.set()
+
+    def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
+        """What every call begins with; the call's number."""
+        metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
+        with self._lock:
+            self.calls.append(Call(method, request, metadata, context.time_remaining() or 0.0))
+            number = len(self.calls)
+            refusal = self.refusals.pop(0) if self.refusals else None
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()  # The caller has left already.
+        while not self.gate.wait(0.01) and not ended.is_set():
+            pass
+        with self._lock:
+            self.active -= 1
+        if refusal is not None:
+            refuse(context, refusal)
+        return number
+
+
+def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
+    details: list[Message] = []
+    if refusal.reason:
+        details.append(error_details_pb2.ErrorInfo(reason=refusal.reason, domain="shoal"))
+    if refusal.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=refusal.field, description=refusal.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if refusal.retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(refusal.retry_after * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    code: Any = refusal.code.value[0]
+    status = rpc_status.to_status(status_pb2.Status(code=code, message=refusal.message, details=packed))
+    context.abort_with_status(status)
+    raise AssertionError("abort returned")
+
+
+def _usage(texts: list[str]) -> inference_pb2.Usage:
+    return inference_pb2.Usage(input_tokens=sum(len(text.split()) for text in texts))
+
+
+def _timings(number: int) -> inference_pb2.Timings:
+    return inference_pb2.Timings(queue_seconds=0.001 * number, forward_seconds=0.01, total_seconds=0.02)
+
+
+class _Inference(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+
+    def Encode(self, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
+        number = self._router.answer("Encode", request, context)
+        texts = [item.text for item in request.items]
+        if not texts:
+            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items is empty", "items"))
+        revision = self._router.revision(number)
+        response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
+        forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
+        dimensions = request.dimensions or DIMENSIONS
+        if inference_pb2.REPRESENTATION_DENSE in forms:
+            dense = np.stack([vector_of(text)[:dimensions] for text in texts])
+            response.dense.CopyFrom(wire.tensor(dense, request.data_type))
+        if inference_pb2.REPRESENTATION_SPARSE in forms:
+            response.sparse.CopyFrom(wire.sparse([{ord(letter): 1.5 for letter in text} for text in texts], VOCABULARY))
+        if inference_pb2.REPRESENTATION_MULTI_VECTOR in forms:
+            rows = [np.stack([vector_of(word) for word in text.split()]) for text in texts]
+            response.multi_vector.CopyFrom(wire.ragged(rows, request.data_type))
+        return response
+
+    def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
+        number = self._router.answer("Score", request, context)
+        texts = [item.text for item in request.documents]
+        words = set(request.query.text.split())
+        scores = np.array([len(words & set(text.split())) for text in texts], dtype=np.float32)
+        ranking = np.argsort(-scores, kind="stable")[: request.top_n or None].tolist()
+        return inference_pb2.ScoreResponse(
+            scores=wire.tensor(scores, tensor_pb2.DATA_TYPE_FLOAT32),
+            ranking=ranking,
+            model_revision="r1",
+            usage=_usage(texts),
+            timings=_timings(number),
+        )
+
+    def Extract(self, request: inference_pb2.ExtractRequest, context: Any) -> inference_pb2.ExtractResponse:
+        number = self._router.answer("Extract", request, context)
+        texts = [item.text for item in request.items]
+        found = _capitals if request.HasField("entities") else _labels
+        results = [found(text, request) for text in texts]
+        return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
+
+
+def _capitals(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
+    """Capitalised words are entities of the first label."""
+    entities = []
+    begin = 0
+    for word in text.split(" "):
+        if word[:1].isupper():
+            label = request.entities.labels[0] if request.entities.labels else "NAME"
+            entities.append(inference_pb2.Entity(start=begin, end=begin + len(word), label=label, score=0.5, text=word))
+        begin += len(word) + 1
+    return inference_pb2.Extraction(entities=entities)
+
+
+def _labels(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
+    """A label fits as well as its letters occur."""
+    scores = {label: len(set(label) & set(text)) / len(set(label)) for label in request.classify.labels}
+    best = sorted(scores.items(), key=lambda pair: -pair[1])
+    return inference_pb2.Extraction(labels=[inference_pb2.LabelScore(label=label, score=score) for label, score in best])
+
+
+def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> models_pb2.Model:
+    card = models_pb2.ModelCard(
+        model=name,
+        revision="r1",
+        family="bert",
+        tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE],
+        representations=[inference_pb2.REPRESENTATION_DENSE, inference_pb2.REPRESENTATION_MULTI_VECTOR],
+        dimensions=DIMENSIONS,
+        max_tokens=256,
+        bytes=90_000_000,
+        data_type="bfloat16",
+        prompts=["query"],
+    )
+    place = models_pb2.ModelPlace(worker_id="w1", state=state, bytes=90_000_000, load_seconds=0.5, pinned=pinned)
+    return models_pb2.Model(model=name, state=state, card=card, places=[place], queued_tokens=7)
+
+
+class _Models(models_pb2_grpc.ModelServiceServicer):
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+
+    def ListModels(self, request: models_pb2.ListModelsRequest, context: Any) -> models_pb2.ListModelsResponse:
+        self._router.answer("ListModels", request, context)
+        broken = models_pb2.Model(model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'")
+        return models_pb2.ListModelsResponse(models=[broken, _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)])
+
+    def GetModel(self, request: models_pb2.GetModelRequest, context: Any) -> models_pb2.GetModelResponse:
+        self._router.answer("GetModel", request, context)
+        if request.model != MODEL:
+            refuse(context, Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", f"no worker knows {request.model}"))
+        return models_pb2.GetModelResponse(model=_model(MODEL, models_pb2.MODEL_STATE_RESIDENT))
+
+    def LoadModel(self, request: models_pb2.LoadModelRequest, context: Any) -> models_pb2.LoadModelResponse:
+        self._router.answer("LoadModel", request, context)
+        return models_pb2.LoadModelResponse(model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT))
+
+    def EvictModel(self, request: models_pb2.EvictModelRequest, context: Any) -> models_pb2.EvictModelResponse:
+        self._router.answer("EvictModel", request, context)
+        return models_pb2.EvictModelResponse(worker_ids=["w1"])
+
+    def PinModel(self, request: models_pb2.PinModelRequest, context: Any) -> models_pb2.PinModelResponse:
+        self._router.answer("PinModel", request, context)
+        return models_pb2.PinModelResponse(model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned))
+
+
+class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+
+    def GetMesh(self, request: mesh_pb2.GetMeshRequest, context: Any) -> mesh_pb2.GetMeshResponse:
+        self._router.answer("GetMesh", request, context)
+        worker = mesh_pb2.WorkerStatus(
+            worker_id="w1", pool="cpu", device="cpu", memory_bytes=2**33, used_bytes=2**27, resident=[MODEL], draining=True
+        )
+        lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99)
+        models = [_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
+        mesh = mesh_pb2.Mesh(workers=[worker], models=models, lanes=[lane], router_id="router-1")
+        return mesh_pb2.GetMeshResponse(mesh=mesh)
+
+    def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Any) -> NoReturn:
+        refuse(context, Refusal(grpc.StatusCode.UNIMPLEMENTED))
+
+    def ExplainPlacement(self, request: mesh_pb2.ExplainPlacementRequest, context: Any) -> NoReturn:
+        refuse(context, Refusal(grpc.StatusCode.UNIMPLEMENTED))
+
+
+@contextmanager
+def serving(router: FakeRouter, *, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeRouter]:
+    """Serves `router` on loopback until the block ends; calls in flight are then cut off, as by a kill."""
+    with ThreadPoolExecutor(32) as threads:
+        server = grpc.server(threads, options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(router), server)
+        models_pb2_grpc.add_ModelServiceServicer_to_server(_Models(router), server)
+        mesh_pb2_grpc.add_MeshServiceServicer_to_server(_Mesh(router), server)
+        checks = health.HealthServicer()
+        checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        checks.set("shoal.v1.ModelService", health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        target = f"127.0.0.1:{port}"
+        bound = server.add_secure_port(target, credentials) if credentials else server.add_insecure_port(target)
+        router.address = f"127.0.0.1:{bound}"
+        server.start()
+        try:
+            yield router
+        finally:
+            router.gate.set()
+            server.stop(None).wait()
+
+
+def _main() -> None:
+    """Serves a router that holds every Encode, and says when one has come."""
+    router = FakeRouter()
+    router.gate.clear()
+    with serving(router):
+        print(router.address, flush=True)
+        while not router.calls:
+            threading.Event().wait(0.01)
+        print(router.calls[0].request_id, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    _main()

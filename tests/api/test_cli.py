@@ -1,0 +1,305 @@
+"""The `shoal` command against a real gRPC server."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import shoal
+import typer
+from shoal.cli import console, main, plugins
+from typer.testing import CliRunner
+
+from tests.api.fake_router import MODEL, FakeRouter, Refusal, vector_of
+
+
+class Ran:
+    """What a command said and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("SHOAL_ADDRESS", router.address)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*arguments: str | Path, stdin: str = "") -> Ran:
+        result = CliRunner().invoke(main.build(), [str(argument) for argument in arguments], input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return invoke
+
+
+def test_encode_arguments_to_a_table(run: Run) -> None:
+    ran = run("encode", MODEL, "first text", "[bold]second[/]")
+    assert ran.code == 0
+    assert "first text" in ran.out
+    assert "[bold]second[/]" in ran.out
+    assert "dense 12 float32" in ran.out
+
+
+def test_encode_a_text_file_to_npy(run: Run, tmp_path: Path) -> None:
+    texts = [f"line {number} ü" for number in range(7)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    ran = run("encode", MODEL, "--input", tmp_path / "texts.txt", "--output", tmp_path / "out.npy")
+    assert (ran.code, ran.out) == (0, "")
+    assert "7 texts" in ran.err
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), [vector_of(text) for text in texts])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
+
+
+def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "body": "one two"}\n{"id": 2, "body": "three"}\n')
+    ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--field", "body", "-o", tmp_path / "out.jsonl", "-r", "multi_vector")
+    assert ran.code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["body"], len(row["multi_vector"])) for row in rows] == [(1, "one two", 2), (2, "three", 1)]
+
+
+def test_encode_stdin_to_stdout(run: Run) -> None:
+    ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
+    assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]
+    ran = run("encode", MODEL, "--input", "-", "--field", "t", "--json", stdin='{"t": "one"}\n"two"\n')
+    assert len(ran.json()["items"]) == 2
+
+
+def test_encode_json_has_everything(run: Run) -> None:
+    forms = ("-r", "dense", "-r", "sparse", "-r", "multi_vector")
+    ran = run("encode", MODEL, "ab cd", "--json", *forms, "--dimensions", "3", "--role", "query", "--no-normalize")
+    answer = ran.json()
+    assert (answer["model"], answer["revision"], answer["usage"]) == (MODEL, "r1", {"input_tokens": 2})
+    (item,) = answer["items"]
+    assert item["dense"] == vector_of("ab cd")[:3].tolist()
+    assert item["sparse"]["indices"] == sorted({ord(letter) for letter in "ab cd"})
+    assert np.array(item["multi_vector"]).shape == (2, 12)
+
+
+def test_quantized_vectors_keep_their_scales(run: Run, tmp_path: Path) -> None:
+    ran = run("encode", MODEL, "abc", "--data-type", "int8", "-o", tmp_path / "out.npy")
+    assert ran.code == 1
+    assert ".npz" in ran.err
+    assert not list(tmp_path.iterdir())
+    run("encode", MODEL, "abc", "--data-type", "uint8", "-r", "dense", "-r", "sparse", "-o", tmp_path / "out.npz")
+    stored = np.load(tmp_path / "out.npz")
+    assert set(stored) == {"dense", "scale", "offset", "sparse_data", "sparse_indices", "sparse_indptr", "sparse_shape"}
+    assert stored["dense"].dtype == np.uint8
+    item = run("encode", MODEL, "abc", "--data-type", "int8", "--json").json()["items"][0]
+    assert set(item) == {"dense", "scale"}
+
+
+def test_output_and_json_together(run: Run, tmp_path: Path) -> None:
+    ran = run("encode", MODEL, "abc", "-o", tmp_path / "out.npy", "--json")
+    assert ran.json()["output"] == str(tmp_path / "out.npy")
+
+
+def test_score_ranks(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "docs.txt").write_text("nothing\na red fox\na fox\n")
+    ran = run("score", MODEL, "red fox", "--input", tmp_path / "docs.txt", "--top-n", "2", "--json")
+    assert [(row["rank"], row["index"], row["score"], row["text"]) for row in ran.json()["results"]] == [
+        (1, 1, 2.0, "a red fox"),
+        (2, 2, 1.0, "a fox"),
+    ]
+    table = run("score", MODEL, "red fox", "nothing", "a red fox").out
+    assert table.index("a red fox") < table.index("nothing")
+    run("score", MODEL, "red fox", "a fox", "-o", tmp_path / "ranked.jsonl")
+    assert json.loads((tmp_path / "ranked.jsonl").read_text())["score"] == 1.0
+
+
+def test_extract_entities_and_labels(run: Run, tmp_path: Path) -> None:
+    ran = run("extract", "entities", MODEL, "in Bern", "--label", "place", "--threshold", "0.1", "--json")
+    entity = ran.json()["results"][0]["entities"][0]
+    assert (entity["text"], entity["label"], entity["start"]) == ("Bern", "place", 3)
+    assert "Bern" in run("extract", "entities", MODEL, "in Bern").out
+    assert "no entities" in run("extract", "entities", MODEL, "nothing here").out
+    ran = run("extract", "classify", MODEL, "abc", "-l", "xy", "-l", "ab", "-o", tmp_path / "labels.jsonl")
+    row = json.loads((tmp_path / "labels.jsonl").read_text())
+    assert [label["label"] for label in row["labels"]] == ["ab", "xy"]
+    assert "ab" in run("extract", "classify", MODEL, "abc", "-l", "ab", "--multi-label").out
+
+
+def test_models(run: Run, router: FakeRouter) -> None:
+    table = run("models").out
+    assert MODEL in table
+    assert "[no] tensor 'a.b'" in table
+    listed = json.loads(run("models", "--json").out)
+    assert [model["model"] for model in listed] == ["org/broken", MODEL]
+    assert json.loads(run("models", "list", "--json").out) == listed
+    assert "bfloat16" in run("models", "show", MODEL).out
+    assert run("models", "show", MODEL, "--json").json()["card"]["family"] == "bert"
+    assert "resident on w1" in run("models", "load", MODEL, "--pool", "cpu").err
+    assert run("models", "evict", MODEL, "--json").json() == {"model": MODEL, "worker_ids": ["w1"]}
+    assert "unloading from w1" in run("models", "evict", MODEL).err
+    assert "pinned" in run("models", "pin", MODEL).err
+    assert "pinned" not in run("models", "unpin", MODEL).err
+    assert [call.method for call in router.calls[-2:]] == ["PinModel", "PinModel"]
+
+
+def test_options_before_the_command_are_not_ignored(run: Run) -> None:
+    ran = run("models", "--address", "elsewhere:1", "load", MODEL)
+    assert ran.code == 2
+    assert "after the command" in ran.err
+
+
+def test_status(run: Run, router: FakeRouter) -> None:
+    shown = run("status").out
+    for wanted in ("router-1", "serving", "w1 (draining)", "128.0 MiB of 8.0 GiB", "1,234", MODEL):
+        assert wanted in shown
+    answer = run("status", "--json").json()
+    assert (answer["serving"], answer["address"], answer["router_id"]) == (True, router.address, "router-1")
+    assert answer["lanes"][0]["done_jobs"] == 99
+
+
+def test_connection_options(run: Run, router: FakeRouter) -> None:
+    run("encode", MODEL, "x", "--tenant", "search", "--timeout", "7", "--token", "secret")
+    call = router.calls[0]
+    assert (call.metadata["x-shoal-tenant"], call.metadata["authorization"]) == ("search", "Bearer secret")
+    assert round(call.seconds_left, 1) <= 7  # gRPC rounds up what it sends.
+
+
+def test_nobody_there(run: Run, nobody: str) -> None:
+    ran = run("encode", MODEL, "x", "--address", nobody)
+    assert (ran.code, ran.out) == (1, "")
+    assert nobody in ran.err
+    assert "shoal up" in ran.err
+
+
+def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
+    too_long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[2].text has 900 tokens", "items[2].text")
+    router.refusals = [too_long]
+    ran = run("encode", MODEL, "-i", tmp_path / "in.txt", "--truncation", "none", "--json")
+    assert (ran.code, ran.out) == (1, "")
+    for wanted in ("items[2].text has 900 tokens", f"{tmp_path}/in.txt:3", "INPUT_TOO_LONG", "--truncation end"):
+        assert wanted in ran.err
+    ran = run("models", "show", "other/model")
+    assert ran.code == 1
+    assert "no worker knows other/model" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("in.txt", "one\n\ntwo\n", "in.txt:2 is blank"),
+        ("in.txt", b"\xff\xfe", "not UTF-8"),
+        ("in.jsonl", '{"text": "a"}\nno\n', "in.jsonl:2 is not JSON"),
+        ("in.jsonl", '{"body": "a"}\n', "it has body"),
+        ("missing.txt", None, "No such file"),
+    ],
+)
+def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | bytes | None, problem: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    ran = run("encode", MODEL, "-i", tmp_path / name)
+    assert ran.code == 1
+    assert problem in ran.err
+
+
+def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRouter, nobody: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    for arguments in (
+        ("encode", MODEL),
+        ("encode", MODEL, "-i", tmp_path / "empty.txt"),
+        ("encode", MODEL, "x", "-o", "out.csv"),
+        ("encode", MODEL, "x", "-o", "/no/such/directory/out.npy"),
+        ("encode", MODEL, "x", "--field", "text"),
+        ("encode", MODEL, "x", "--role", "reader"),
+        ("encode", MODEL, "x", "--timeout", "0"),
+        ("encode", MODEL, "x", "--tls-cert", "cert.pem"),
+        ("encode", MODEL, "x", "--address", "10.0.0.1:1", "--token", "secret"),
+        ("score", MODEL),
+        ("nonsense",),
+    ):
+        ran = run(*arguments, *(("--address", nobody) if "--address" not in arguments and arguments[0] == "encode" else ()))
+        assert (ran.code, ran.out) == (2, ""), arguments
+        assert ran.err
+    assert not router.calls
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version").out == f"shoal {shoal.__version__}\n"
+    shown = run("--help").out
+    for command in ("encode", "score", "extract", "models", "status", "up", "--install-completion"):
+        assert command in shown
+
+
+def test_up_without_the_services(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
+    ran = run("up", "--port", "1")
+    assert ran.code == 1
+    assert "not installed" in ran.err
+
+
+def hello(name: str, loud: bool = False) -> None:
+    """A plug-in's function."""
+    typer.echo(f"HELLO {name}" if loud else f"hello {name}")
+
+
+def test_commands_of_other_distributions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = EntryPoint("greet", "tests.api.test_cli:hello", plugins.GROUP)
+    unloadable = EntryPoint("heavy", "tests.api.nothing_there:run", plugins.GROUP)
+    taken = EntryPoint("encode", "tests.api.nothing_there:run", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (found, unloadable, taken))
+    assert run("greet", "world", "--loud").out == "HELLO world\n"
+    assert "A plug-in's function." in run("greet", "--help").out
+    assert "heavy" in run("--help").out  # Listed, and not loaded.
+    assert run("encode", MODEL, "x").code == 0
+
+
+def test_completion_and_module(router: FakeRouter) -> None:
+    environment = dict(os.environ) | {
+        "PYTHONPATH": str(Path(shoal.__file__).parents[1]),
+        "_SHOAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "shoal sta",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run([sys.executable, "-m", "shoal"], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["status"]
+
+
+def test_a_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with console.bar("encoding", 10**6) as on_progress:
+        assert on_progress is None
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with console.bar("encoding", 10) as on_progress:
+        assert on_progress is None
+    with console.bar("encoding", 2000) as on_progress:
+        assert on_progress is not None
+        on_progress(1000, 2000)
+    assert "encoding" in terminal.getvalue()
+
+
+def test_previews_and_sizes() -> None:
+    assert console.preview("two\nlines").plain == "two lines"
+    assert len(console.preview("x" * 500).plain) == 60
+    assert [console.size(count) for count in (0, 1023, 1536, 3 * 2**20, 5 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]

@@ -1,0 +1,226 @@
+"""What both clients do, against a real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+import shoal
+from shoal import errors
+
+from tests.api.conftest import Connect
+from tests.api.fake_router import MODEL, FakeRouter, Refusal, vector_of
+from tests.support.waiting import wait_until
+
+TEXTS = ["first text", "Second", "the third one is longer"]
+QUICK = shoal.RetryPolicy(first_delay=0.01, longest_delay=0.05)
+
+
+async def held(router: FakeRouter, calls: int) -> None:
+    """Until so many calls are held by the router."""
+    await asyncio.to_thread(wait_until, lambda: router.active >= calls, what=f"{calls} calls")
+
+
+async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRouter) -> None:
+    result = await connect(router.address).do("encode", MODEL, TEXTS)
+    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
+    assert (result.revision, result.usage.input_tokens) == ("r1", 8)
+    assert result.timings.forward_seconds == 0.01
+    assert (result.sparse, result.multi_vector) == (None, None)
+
+
+async def test_every_argument_is_sent(connect: Connect, router: FakeRouter) -> None:
+    result = await connect(router.address).do(
+        "encode",
+        MODEL,
+        (text for text in TEXTS),
+        role="query",
+        representations=["dense", "sparse", "multi_vector"],
+        data_type="bfloat16",
+        dimensions=5,
+        normalize=False,
+        instruction="find: ",
+        truncation="none",
+        adapter="legal",
+        priority="bulk",
+    )
+    request = router.calls[0].request
+    sent = str(request)
+    for wanted in ("ROLE_QUERY", "BFLOAT16", "dimensions: 5", "normalize: false", '"find: "', "TRUNCATION_NONE", '"legal"', "BULK"):
+        assert wanted in sent
+    assert result.dense.shape == (3, 5)
+    assert [len(row) for row in result.multi_vector] == [2, 1, 5]
+    assert result.sparse.to_scipy().toarray()[1, ord("S")] == 1.5
+
+
+async def test_a_single_item_is_a_list_of_one(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    assert (await client.do("encode", MODEL, "alone")).dense.shape == (1, 12)
+    assert (await client.do("encode", MODEL, "alone", representations="dense")).dense.shape == (1, 12)
+
+
+async def test_score_and_ranking(connect: Connect, router: FakeRouter) -> None:
+    documents = ["none of it", "a red fox", "a fox"]
+    result = await connect(router.address).do("score", MODEL, "red fox", documents, top_n=2, scale="logit")
+    assert result.scores.tolist() == [0.0, 2.0, 1.0]
+    assert result.ranking.tolist() == [1, 2]
+    assert "SCORE_SCALE_LOGIT" in str(router.calls[0].request)
+
+
+async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    found = await client.do("entities", MODEL, "in Bern and Rome", ["place"], threshold=0.5, flat=True, aggregation="max")
+    assert [(entity.text, entity.label) for entity in found[0].entities] == [("Bern", "place"), ("Rome", "place")]
+    assert "in Bern and Rome"[found[0].entities[1].start : found[0].entities[1].end] == "Rome"
+    found = await client.do("classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.")
+    assert [item.labels[0].label for item in found] == ["ab", "xy"]
+    same = await client.do("extract", MODEL, ["abc", "xyz"], shoal.Classify(labels=["ab", "xy"]))
+    assert same.results == found.results
+    assert 'hypothesis: "It is {}."' in str(router.calls[1].request)
+
+
+async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    tasks = {
+        "relations": shoal.Relations(labels=["in"]),
+        "regions": shoal.Regions(labels=["cat"], threshold=0.25),
+        "text": shoal.ReadText(kind="ocr", max_tokens=9),
+    }
+    for name, task in tasks.items():
+        await client.do("extract", MODEL, [b"\x89PNG"], task)
+        assert router.calls[-1].request.WhichOneof("task") == name
+    assert "KIND_OCR" in str(router.calls[-1].request)
+    assert router.calls[-1].request.items[0].image.data == b"\x89PNG"  # type: ignore[attr-defined]
+
+
+async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    assert [model.state for model in await client.do("models.list")] == ["failed", "resident"]
+    model = await client.do("models.get", MODEL)
+    assert (model.card.tasks, model.card.representations) == (("encode", "score"), ("dense", "multi_vector"))
+    assert (await client.do("models.load", MODEL, pool="cpu")).places[0].worker_id == "w1"
+    assert await client.do("models.evict", MODEL) == ["w1"]
+    assert (await client.do("models.pin", MODEL)).places[0].pinned
+    assert not (await client.do("models.pin", MODEL, False)).places[0].pinned
+    mesh = await client.do("mesh")
+    assert (mesh.router_id, mesh.workers[0].resident, mesh.lanes[0].queued_tokens) == ("router-1", (MODEL,), 1234)
+    assert await client.do("healthy")
+    assert not await client.do("healthy", "shoal.v1.ModelService")
+    with pytest.raises(errors.ModelNotFound, match="other/model"):
+        await client.do("models.get", "other/model")
+
+
+async def test_a_long_list_is_split_and_bounded_and_merged_in_order(connect: Connect, router: FakeRouter) -> None:
+    texts = [f"text number {number}" for number in range(95)]
+    seen: list[tuple[int, int]] = []
+    client = connect(router.address, request_items=10, concurrency=3)
+    router.gate.clear()
+    work = asyncio.create_task(client.do("encode", MODEL, texts, on_progress=lambda done, total: seen.append((done, total))))
+    await held(router, 3)
+    assert len(router.calls) == 3
+    router.gate.set()
+    result = await work
+    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in texts])
+    assert router.most_active == 3
+    assert len(router.calls) == 10
+    assert len({call.request_id for call in router.calls}) == 10
+    assert [total for _, total in seen] == [95] * 10
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (95, 95)
+    assert result.usage.input_tokens == 95 * 3
+
+
+async def test_long_texts_are_split_by_their_length(connect: Connect, router: FakeRouter) -> None:
+    await connect(router.address, request_characters=100).do("encode", MODEL, ["x" * 60, "y" * 30, "z" * 500, "w"])
+    sizes = sorted(len(call.request.items) for call in router.calls)  # type: ignore[attr-defined]
+    assert sizes == [1, 1, 2]
+
+
+async def test_split_scores_are_ranked_together(connect: Connect, router: FakeRouter) -> None:
+    documents = [f"word{number} red" if number % 7 == 3 else "nothing" for number in range(25)]
+    result = await connect(router.address, request_items=4).do("score", MODEL, "red", documents, top_n=3)
+    assert result.ranking.tolist() == [3, 10, 17]
+    assert len(result.scores) == 25
+
+
+async def test_the_first_failure_ends_the_other_parts(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address, request_items=1, concurrency=4)
+    router.gate.clear()
+    work = asyncio.create_task(client.do("encode", MODEL, ["a"] * 50))
+    await held(router, 4)
+    invalid = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[0].text is long", "items[0].text")
+    router.refusals = [invalid] * 50
+    router.gate.set()
+    with pytest.raises(errors.InputTooLong) as caught:
+        await asyncio.wait_for(work, 10)
+    assert len(router.calls) < 50
+    assert caught.value.field.startswith("items[")
+
+
+async def test_a_field_path_counts_in_the_callers_list(connect: Connect, router: FakeRouter) -> None:
+    router.refusals = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items[1].text is empty", "items[1].text")]
+    client = connect(router.address, request_items=3, concurrency=1)
+    with pytest.raises(errors.InvalidInput) as caught:
+        await client.do("encode", MODEL, ["a"] * 3 + ["b", "c", "d"])
+    assert caught.value.field == "items[1].text"
+    original = FakeRouter.answer
+    router.calls.clear()
+
+    def second_fails(self: FakeRouter, method: str, request: object, context: grpc.ServicerContext) -> int:
+        if len(self.calls) == 1:
+            self.refusals = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items[1].text is empty", "items[1].text")]
+        return original(self, method, request, context)  # type: ignore[arg-type]
+
+    router.answer = second_fails.__get__(router)  # type: ignore[method-assign]
+    with pytest.raises(errors.InvalidInput, match=r"items\[4\].text is empty") as caught:
+        await client.do("encode", MODEL, ["a"] * 3 + ["b", "c", "d"])
+    assert caught.value.field == "items[4].text"
+
+
+async def test_parts_of_two_revisions_are_refused(connect: Connect, router: FakeRouter) -> None:
+    router.revision = lambda number: f"r{number}"
+    with pytest.raises(errors.ModelChanged):
+        await connect(router.address, request_items=2).do("encode", MODEL, TEXTS)
+
+
+async def test_bad_arguments_are_told_with_their_field(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    for arguments, options, field in (
+        ((["good", 5],), {}, "items[1]"),
+        ((["good", "half \ud800"],), {}, "items[1].text"),
+        ((["good"],), {"role": "reader"}, "role"),
+        ((["good"],), {"representations": ["dense", "thick"]}, "representations"),
+        ((["good"],), {"data_type": "float8"}, "data_type"),
+        ((["good"],), {"dimensions": -1}, ""),
+    ):
+        with pytest.raises(errors.InvalidInput) as caught:
+            await client.do("encode", MODEL, *arguments, **options)
+        assert caught.value.field == field
+    with pytest.raises(errors.InvalidInput, match="items is empty"):
+        await client.do("encode", MODEL, [])
+    with pytest.raises(ValueError, match="timeout"):
+        await client.do("encode", MODEL, "x", timeout=0)
+    assert [call.method for call in router.calls] == ["Encode"]
+
+
+async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: FakeRouter) -> None:
+    tokens = iter(["one", "two"])
+    client = connect(router.address, tenant="search", token=lambda: next(tokens), timeout=9.0)
+    await client.do("encode", MODEL, "x")
+    await client.do("encode", MODEL, "x", timeout=4.0)
+    assert [call.metadata["x-shoal-tenant"] for call in router.calls] == ["search", "search"]
+    assert [call.metadata["authorization"] for call in router.calls] == ["Bearer one", "Bearer two"]
+    assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds up what it sends.
+    assert round(router.calls[1].seconds_left, 1) <= 4.0
+    assert router.calls[0].metadata["user-agent"].startswith("shoal-python/")
+
+
+async def test_a_closed_client_says_so(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    await client.do("encode", MODEL, "x")
+    await client.close()
+    await client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.do("encode", MODEL, "x")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from shoal import errors
+
+
+def details(*messages: object) -> bytes:
+    packed = []
+    for message in messages:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(message)  # type: ignore[arg-type]
+    return bytes(status_pb2.Status(details=packed).SerializeToString())
+
+
+def test_details_become_attributes() -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="items[3].text")
+    data = details(
+        error_details_pb2.ErrorInfo(reason="INPUT_TOO_LONG", domain="shoal"),
+        error_details_pb2.BadRequest(field_violations=[violation]),
+    )
+    error = errors.decode("INVALID_ARGUMENT", "items[3].text has 900 tokens", data, address="a:1")
+    assert type(error) is errors.InputTooLong
+    assert isinstance(error, errors.InvalidInput)
+    assert (error.code, error.reason, error.field, error.retry_after) == (
+        "INVALID_ARGUMENT",
+        "INPUT_TOO_LONG",
+        "items[3].text",
+        None,
+    )
+
+
+def test_a_retry_delay_is_in_seconds() -> None:
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(1500)
+    data = details(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="shoal"), retry)
+    error = errors.decode("RESOURCE_EXHAUSTED", "full", data, address="a:1")
+    assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
+
+
+def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
+    error = errors.decode("UNAVAILABLE", "connection refused", b"", address="a:1")
+    assert type(error) is errors.CannotConnect
+    assert str(error) == "cannot reach a router at a:1: connection refused [CANNOT_CONNECT]"
+    foreign = details(error_details_pb2.ErrorInfo(reason="PROXY", domain="envoy"))
+    assert type(errors.decode("UNAVAILABLE", "no upstream", foreign, address="a:1")) is errors.CannotConnect
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        ("UNAVAILABLE", "NO_CAPACITY", errors.NoCapacity),
+        ("UNAVAILABLE", "SOMETHING_NEW", errors.Unavailable),
+        ("INVALID_ARGUMENT", "SOMETHING_NEW", errors.InvalidInput),
+        ("RESOURCE_EXHAUSTED", "", errors.Overloaded),
+        ("DEADLINE_EXCEEDED", "", errors.DeadlinePassed),
+        ("NOT_FOUND", "MODEL_NOT_FOUND", errors.ModelNotFound),
+        ("FAILED_PRECONDITION", "MODEL_LOAD_FAILED", errors.ModelBroken),
+        ("INTERNAL", "INTERNAL", errors.InternalError),
+        ("UNIMPLEMENTED", "", errors.ShoalError),
+    ],
+)
+def test_every_failure_has_a_class(code: str, reason: str, kind: type[errors.ShoalError]) -> None:
+    data = details(error_details_pb2.ErrorInfo(reason=reason, domain="shoal")) if reason else b""
+    error = errors.decode(code, "", data, address="a:1")
+    assert (type(error), error.code) == (kind, code)
+    assert error.reason
+    assert error.message
+
+
+def test_a_parts_error_is_told_in_terms_of_the_whole() -> None:
+    error = errors.InputTooLong("items[3].text is long", field="items[3].text")
+    error.move("items", 500)
+    assert (error.field, error.message) == ("items[503].text", "items[503].text is long")
+    assert str(error) == "items[503].text is long [INPUT_TOO_LONG, field items[503].text]"
+    elsewhere = errors.InvalidInput("dimensions is 9", field="dimensions")
+    elsewhere.move("items", 500)
+    assert elsewhere.field == "dimensions"
+
+
+def test_errors_travel_between_processes() -> None:
+    error = errors.QueueFull("full", retry_after=1.0, request_id="abc")
+    error.reason = "NEWER"
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is errors.QueueFull
+        assert (str(other), other.retry_after, other.reason) == ("full [NEWER, request abc]", 1.0, "NEWER")
