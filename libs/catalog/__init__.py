@@ -1,0 +1,31 @@
+"""Cards of models: read from a checkpoint directory alone, with nothing but the standard library."""
+
+from libs.catalog.card import (
+    Activation,
+    Card,
+    DenseModule,
+    Expansion,
+    Kind,
+    LateInteraction,
+    PoolingMode,
+    Problem,
+    Representation,
+    Scoring,
+    Task,
+)
+from libs.catalog.detect import read_card
+
+__all__ = [
+    "Activation",
+    "Card",
+    "DenseModule",
+    "Expansion",
+    "Kind",
+    "LateInteraction",
+    "PoolingMode",
+    "Problem",
+    "Representation",
+    "Scoring",
+    "Task",
+    "read_card",
+]

@@ -1,0 +1,164 @@
+"""modules.json of sentence-transformers (and PyLate): which layers follow the encoder, in which order.
+
+Keys are those of sentence-transformers 2 to 6: Pooling has `pooling_mode_*` flags up to version 5 and one `pooling_mode` since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from libs.catalog.card import Activation, DenseModule, PoolingMode
+from libs.catalog.files import Config, need_config, read_config, read_json
+from libs.errors import ModelBroken
+
+# In the order in which sentence-transformers concatenates them.
+_POOLING_FLAGS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_MODES: dict[str, PoolingMode] = {mode: mode for mode in get_args(PoolingMode)}
+_ACTIVATIONS: dict[str, Activation] = {
+    "Identity": "identity",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+}
+_SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The layers of a checkpoint. Without modules.json: the encoder and mean pooling, as sentence-transformers assumes."""
+
+    listed: bool = False  # there is a modules.json
+    encoder_folder: str = ""
+    pooling: tuple[PoolingMode, ...] = ()
+    pool_prompt: bool = True
+    dense: tuple[DenseModule, ...] = ()
+    token_level: bool = False  # the dense layers work on tokens: late interaction
+    normalize: bool = False
+    mask: Config | None = None  # MultiVectorMask's settings
+
+
+def read_modules(directory: Path) -> Modules:
+    """The modules of a checkpoint. Raises ModelBroken for a module that is not known."""
+    listed = read_json(directory, "modules.json")
+    if listed is None:
+        return Modules()
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise ModelBroken("modules.json: must hold a list of objects")
+    found = _Found()
+    for entry in listed:
+        found.add(directory, Config("modules.json", entry))
+    if not found.encoder:
+        raise ModelBroken("modules.json: names no Transformer")
+    return found.modules()
+
+
+def activation(config: Config, key: str, default: Activation) -> Activation:
+    """The activation that a dotted class path names. Only known ones of torch: a path is never imported."""
+    path = config.text(key)
+    if not path:
+        return default
+    name = path.rpartition(".")[2]
+    if not path.startswith("torch.") or name not in _ACTIVATIONS:
+        raise config.broken(key, f"is {path!r}, which is not one of torch's {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+class _Found:
+    """What has been read of modules.json so far; modules must come in the one order that is served."""
+
+    def __init__(self) -> None:
+        self.encoder: list[str] = []
+        self.pooling: tuple[PoolingMode, ...] = ()
+        self.pool_prompt = True
+        self.dense: list[DenseModule] = []
+        self.token_level = False
+        self.normalize = False
+        self.mask: Config | None = None
+
+    def add(self, directory: Path, entry: Config) -> None:
+        kind = entry.text("type").rpartition(".")[2]
+        folder = entry.text("path")
+        if kind == "Transformer":
+            self.encoder.append(folder)
+        elif kind == "Pooling":
+            self.pooling, self.pool_prompt = _pooling(need_config(directory, f"{folder}/config.json"))
+        elif kind == "Dense":
+            self._add_dense(directory, entry, folder)
+        elif kind == "Normalize":
+            self.normalize = True
+        elif kind == "MultiVectorMask":
+            self.mask = need_config(directory, f"{folder}/config.json")
+        elif kind != "Dropout":
+            raise entry.broken(
+                "type", f"is {entry.text('type')!r}, which is not served: Transformer, Pooling, Dense and Normalize are"
+            )
+
+    def _add_dense(self, directory: Path, entry: Config, folder: str) -> None:
+        if self.normalize:
+            raise entry.broken("type", "puts a Dense after a Normalize, which is not served")
+        config = need_config(directory, f"{folder}/config.json")
+        token_level = config.text("module_input_name", _SENTENCE) == _TOKEN or entry.text("type").startswith("pylate.")
+        self.token_level = self.token_level or token_level
+        self.dense.append(_dense(config, folder))
+
+    def modules(self) -> Modules:
+        if len(self.encoder) != 1:
+            raise ModelBroken("modules.json: names more than one Transformer")
+        return Modules(
+            listed=True,
+            encoder_folder=self.encoder[0],
+            pooling=self.pooling,
+            pool_prompt=self.pool_prompt,
+            dense=tuple(self.dense),
+            token_level=self.token_level,
+            normalize=self.normalize,
+            mask=self.mask,
+        )
+
+
+def _pooling(config: Config) -> tuple[tuple[PoolingMode, ...], bool]:
+    names = config.texts("pooling_mode")
+    unknown = [name for name in names if name not in _MODES]
+    if unknown:
+        raise config.broken("pooling_mode", f"is {unknown[0]!r}, which is not one of {', '.join(_MODES)}")
+    for key in config.values:
+        if key.startswith("pooling_mode_") and key not in _POOLING_FLAGS:
+            raise config.broken(key, "is not a pooling mode that is served")
+    modes = tuple(_MODES[name] for name in names) or tuple(mode for key, mode in _POOLING_FLAGS.items() if config.flag(key))
+    pool_prompt = config.flag("include_prompt", True)
+    if not pool_prompt and "weightedmean" in modes:
+        raise config.broken("include_prompt", "is false, which is not served together with weightedmean")
+    return modes or ("mean",), pool_prompt
+
+
+def _dense(config: Config, folder: str) -> DenseModule:
+    sizes = {key: config.number(key) for key in ("in_features", "out_features")}
+    for key, size in sizes.items():
+        if size < 1:
+            raise config.broken(key, "must be at least 1")
+    return DenseModule(
+        folder=folder,
+        in_features=sizes["in_features"],
+        out_features=sizes["out_features"],
+        bias=config.flag("bias", True),
+        activation=activation(config, "activation_function", "tanh"),
+        residual=config.flag("use_residual"),
+    )
+
+
+def sentence_settings(directory: Path, encoder_folder: str) -> Config:
+    """sentence_bert_config.json beside the encoder; empty if there is none."""
+    name = str(Path(encoder_folder) / "sentence_bert_config.json")
+    return read_config(directory, name) or Config(name, {})

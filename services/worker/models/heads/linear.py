@@ -1,0 +1,67 @@
+"""A linear layer in float32 with what follows it: the brick of every head.
+
+Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from the encoder's, by the head's table of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from libs.catalog.card import Activation
+from libs.errors import ModelBroken
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "identity": _same,
+    "sigmoid": torch.sigmoid,
+    "softmax": _softmax,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+class HeadLinear(nn.Module):
+    """activation(x W' + b) (+ x, or + x R' where the sizes differ, for residual layers)."""
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, activation: Activation, *, residual: bool = False) -> None:
+        """`state` holds `<stem>.weight` [out, in] and, where the layer has one, `<stem>.bias`; `residual.weight` for R."""
+        super().__init__()
+        self.weight = _frozen(state[f"{stem}.weight"])
+        self.bias = _frozen(state[f"{stem}.bias"]) if f"{stem}.bias" in state else None
+        self.shortcut = _frozen(state["residual.weight"]) if residual and "residual.weight" in state else None
+        self._residual = residual
+        self._function = FUNCTIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] float32 -> [rows, out]"""
+        out = self._function(F.linear(x, self.weight, self.bias))
+        if self._residual:
+            out = out + (x if self.shortcut is None else F.linear(x, self.shortcut))
+        return out
+
+
+def check_shape(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], file: str) -> None:
+    """Raises ModelBroken unless the tensor is there and has this shape."""
+    found = state.get(name)
+    if found is None:
+        raise ModelBroken(f"{file}: has no tensor `{name}`")
+    if tuple(found.shape) != shape:
+        raise ModelBroken(f"{file}: `{name}` has the shape {tuple(found.shape)}, not {shape}")
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.float(), requires_grad=False)

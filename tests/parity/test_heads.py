@@ -1,0 +1,322 @@
+"""Heads against sentence-transformers and transformers, on random checkpoints: the same numbers from the same directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from services.worker.models import (
+    Aggregation,
+    ClassifyWork,
+    EncodeResult,
+    EncodeWork,
+    EntitiesWork,
+    ExtractResult,
+    Result,
+    Role,
+    ScoreResult,
+    ScoreWork,
+    TextModel,
+    Work,
+)
+from tests.models.restoring import restore
+from tests.parity.checkpoints import Kind, write_checkpoint
+
+# transformers and its dependencies warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KINDS: tuple[Kind, ...] = (
+    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet",
+)  # fmt: skip
+IDENTITY = "torch.nn.modules.linear.Identity"
+TEXTS = [
+    'Each licensee is addressed as "you".',
+    "Programs, GPL; warranty (none)!",
+    "a",
+    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. " * 6,
+    "Überraschung — naïve café, 東京 and so on",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much where other tests want the cores (facts of oneDNN's barriers)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(model: TextModel, *works: Work) -> list[Result]:
+    """All works in one forward, as a worker does."""
+    prepared = [model.prepare(work) for work in works]
+    ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
+    outputs = model.forward(prepared[0].head, [sequence for item in prepared for sequence in item.sequences])
+    return [model.finish(item, outputs[start:end]) for item, (start, end) in zip(prepared, pairwise(ends), strict=True)]
+
+
+def load(directory: Path) -> TextModel:
+    return TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32)
+
+
+def dense(model: TextModel, texts: list[str], role: Role = "", **wishes: object) -> NDArray[np.float32]:
+    result = run(model, EncodeWork(texts, role=role, **wishes))[0]  # type: ignore[arg-type]
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    return restore(result.dense)
+
+
+def token_vectors(model: TextModel, texts: list[str], role: Role) -> list[NDArray[np.float32]]:
+    result = run(model, EncodeWork(texts, role=role))[0]
+    assert isinstance(result, EncodeResult)
+    assert result.multi_vector is not None
+    values, offsets = restore(result.multi_vector.values), result.multi_vector.offsets
+    return [values[start:end] for start, end in pairwise(offsets)]
+
+
+def scores(model: TextModel, work: ScoreWork) -> NDArray[np.float32]:
+    result = run(model, work)[0]
+    assert isinstance(result, ScoreResult)
+    return result.scores
+
+
+def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
+    """Relative to the largest number, as the parity of whole families is measured."""
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(
+    ("modes", "projected", "normalized"),
+    [
+        ("cls", 0, False), ("mean", 0, True), ("max", 0, False), ("lasttoken", 0, True), ("weightedmean", 0, True),
+        ("mean_sqrt_len_tokens", 0, False), (("cls", "max", "mean"), 0, True), ("mean", 24, True),
+        (("cls", "lasttoken"), 24, False),
+    ],
+)  # fmt: skip
+def test_pooling_and_dense_layers(tmp_path: Path, modes: str | tuple[str, ...], projected: int, normalized: bool) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    layers: list[torch.nn.Module] = [Transformer(str(tmp_path / "base"))]
+    layers.append(Pooling(64, pooling_mode=modes))
+    width = layers[-1].pooling_output_dimension
+    if projected:
+        layers.append(Dense(width, projected, activation_function=torch.nn.Tanh()))
+    if normalized:
+        layers.append(Normalize())
+    SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
+    model, reference = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert model.card.dimensions == (projected or width)
+    assert_close(dense(model, TEXTS), reference.encode(TEXTS))
+
+
+@pytest.mark.parametrize(("activation", "residual"), [("ReLU", True), ("GELU", False), ("Identity", True), ("Sigmoid", False)])
+def test_dense_layers_with_other_functions(tmp_path: Path, activation: str, residual: bool) -> None:
+    write_checkpoint("distilbert", tmp_path / "base")
+    function = getattr(torch.nn, activation)()
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
+    layers += [Dense(64, 64, activation_function=function, use_residual=residual)]
+    layers += [Dense(64, 16, bias=False, activation_function=function, use_residual=residual)]
+    SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
+    reference = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert_close(dense(load(tmp_path / "saved"), TEXTS), reference.encode(TEXTS))
+
+
+def test_a_checkpoint_without_modules_is_pooled_by_the_mean(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path, head="masked_lm")
+    assert_close(dense(load(tmp_path), TEXTS), SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS))
+
+
+def test_prompts_follow_the_role(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean", include_prompt=False), Normalize()]
+    prompts = {"query": "find: ", "document": "text: ", "other": "other: "}
+    SentenceTransformer(modules=layers, device="cpu", prompts=prompts, default_prompt_name="other").save(str(tmp_path / "saved"))
+    model, reference = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert_close(dense(model, TEXTS, "query"), reference.encode_query(TEXTS))
+    assert_close(dense(model, TEXTS, "document"), reference.encode_document(TEXTS))
+    assert_close(dense(model, TEXTS), reference.encode(TEXTS))
+    assert_close(dense(model, TEXTS, "query", instruction="told: "), reference.encode(TEXTS, prompt="told: "))
+
+
+def test_matryoshka_is_cut_then_scaled(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "cls"), Normalize()]
+    SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
+    model, reference = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    theirs = reference.encode(TEXTS, truncate_dim=10, normalize_embeddings=True)
+    assert_close(dense(model, TEXTS, dimensions=10), theirs)
+    whole = dense(model, TEXTS, normalize=False)
+    assert np.linalg.norm(whole, axis=1).max() > 1.5
+    assert_close(dense(model, TEXTS, dimensions=10, normalize=False), whole[:, :10])
+
+
+def test_a_text_alone_equals_the_same_text_among_others(tmp_path: Path) -> None:
+    write_checkpoint("mpnet", tmp_path)
+    model = load(tmp_path)
+    together = dense(model, TEXTS)
+    for number, text in enumerate(TEXTS):
+        assert_close(dense(model, [text])[0], together[number])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cross_encoder_of_every_architecture(tmp_path: Path, kind: Kind) -> None:
+    write_checkpoint(kind, tmp_path, head="sequence_classification")
+    model, reference = load(tmp_path), CrossEncoder(str(tmp_path), device="cpu")
+    query, documents = "What must a licensee do?", [*TEXTS, "copy " * 300]
+    theirs = reference.predict([(query, text) for text in documents], activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork(query, documents)), theirs)
+    sigmoid = reference.predict([(query, text) for text in documents], activation_fn=torch.nn.Sigmoid())
+    assert_close(scores(model, ScoreWork(query, documents, scale="probability")), sigmoid)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_are_cut_as_the_tokenizer_cuts_them(tmp_path: Path, kind: Kind, side: str) -> None:
+    write_checkpoint(kind, tmp_path, head="sequence_classification")
+    model = load(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, truncation_side=side)
+    work = ScoreWork("What must a licensee do?", TEXTS, truncation="end" if side == "right" else "start")
+    theirs = tokenizer([work.query] * len(TEXTS), TEXTS, truncation="only_second", max_length=model.max_tokens)
+    ours = model.prepare(work).sequences
+    assert [item.ids.tolist() for item in ours] == theirs["input_ids"]
+    if "token_type_ids" in theirs:
+        assert [item.type_ids.tolist() for item in ours if item.type_ids is not None] == theirs["token_type_ids"]
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
+def test_a_cross_encoder_keeps_its_own_scale(tmp_path: Path, activation: str) -> None:
+    write_checkpoint("bert", tmp_path / "base", head="sequence_classification")
+    function = getattr(torch.nn, activation)()
+    CrossEncoder(str(tmp_path / "base"), device="cpu", activation_fn=function).save(str(tmp_path / "saved"))
+    reference = CrossEncoder(str(tmp_path / "saved"), device="cpu")
+    ours = scores(load(tmp_path / "saved"), ScoreWork("warranty", TEXTS))
+    assert_close(ours, reference.predict([("warranty", text) for text in TEXTS]))
+
+
+def test_several_classes_score_the_entailment(tmp_path: Path) -> None:
+    labels = ("contradiction", "Entailment", "neutral")
+    write_checkpoint("roberta", tmp_path, head="sequence_classification", labels=labels)
+    reference = CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [("warranty", text) for text in TEXTS]
+    model = load(tmp_path)
+    assert_close(scores(model, ScoreWork("warranty", TEXTS)), reference.predict(pairs)[:, 1])
+    shares = reference.predict(pairs, apply_softmax=True)[:, 1]
+    assert_close(scores(model, ScoreWork("warranty", TEXTS, scale="probability")), shares)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
+def test_sequence_classification_equals_the_pipeline(tmp_path: Path, kind: Kind, problem: str) -> None:
+    labels = ("sport", "law", "weather", "love")
+    write_checkpoint(kind, tmp_path, head="sequence_classification", labels=labels, config={"problem_type": problem})
+    model = load(tmp_path)
+    pipeline = transformers.pipeline("text-classification", str(tmp_path), device="cpu")
+    theirs = pipeline(TEXTS, top_k=None, truncation=True, max_length=model.max_tokens)
+    result = run(model, ClassifyWork(TEXTS))[0]
+    assert isinstance(result, ExtractResult)
+    for ours, expected in zip(result.items, theirs, strict=True):
+        assert [item.label for item in ours.labels] == [item["label"] for item in expected]
+        assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entities_equal_the_pipeline(tmp_path: Path, kind: Kind) -> None:
+    labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "DATE")
+    write_checkpoint(kind, tmp_path, head="token_classification", labels=labels, seed=5)
+    pipeline, model = transformers.pipeline("token-classification", str(tmp_path), device="cpu"), load(tmp_path)
+    for aggregation in get_args(Aggregation):
+        result = run(model, EntitiesWork(TEXTS, aggregation=aggregation))[0]
+        assert isinstance(result, ExtractResult)
+        assert_same_entities(result, pipeline(TEXTS, aggregation_strategy=aggregation), aggregation)
+
+
+def assert_same_entities(result: ExtractResult, reference: list[list[dict[str, object]]], aggregation: Aggregation) -> None:
+    name = "entity" if aggregation == "none" else "entity_group"
+    for text, ours, theirs in zip(TEXTS, result.items, reference, strict=True):
+        assert [(item.label, item.start, item.end) for item in ours.entities] == [(e[name], e["start"], e["end"]) for e in theirs]
+        assert [item.score for item in ours.entities] == pytest.approx([e["score"] for e in theirs], rel=1e-5)
+        assert all(item.text == text[item.start : item.end] for item in ours.entities)
+    assert sum(len(item.entities) for item in result.items) > 0
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "min"])
+@pytest.mark.parametrize("attend", [True, False])
+def test_late_interaction(tmp_path: Path, strategy: str, attend: bool) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    expansion = {"strategy": strategy, "attend": attend, "length": 20}
+    layers = [
+        Transformer(str(tmp_path / "base"), query_expansion=expansion, document_length=30),
+        Dense(64, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+        MultiVectorMask(skiplist_words=list("!,.;()")),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    prompts = {"query": "q: ", "document": "d: "}
+    MultiVectorEncoder(modules=layers, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
+    check_late_interaction(tmp_path / "saved")
+
+
+def check_late_interaction(directory: Path) -> None:
+    model, reference = load(directory), MultiVectorEncoder(str(directory), device="cpu")
+    queries, documents = reference.encode_query(TEXTS), reference.encode_document(TEXTS)
+    for ours, theirs in zip(token_vectors(model, TEXTS, "query"), queries, strict=True):
+        assert_close(ours, theirs.numpy())
+    for ours, theirs in zip(token_vectors(model, TEXTS, "document"), documents, strict=True):
+        assert_close(ours, theirs.numpy())
+    expected = reference.similarity(queries[:1], documents)[0].numpy()
+    assert_close(scores(model, ScoreWork(TEXTS[0], TEXTS)), expected)
+
+
+@pytest.mark.parametrize("kind", ["roberta-prelayernorm", "mpnet"])
+def test_looking_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> None:
+    write_checkpoint(kind, tmp_path / "base")
+    transformer = Transformer(str(tmp_path / "base"), query_expansion={"strategy": "fixed", "length": 24})
+    layers = [transformer, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
+    MultiVectorEncoder(modules=layers, device="cpu").save(str(tmp_path / "saved"))
+    check_late_interaction(tmp_path / "saved")
+
+
+def test_pylate_checkpoint(tmp_path: Path) -> None:
+    """PyLate 1.x: prefixes, lengths and expansion at the top, a Dense of its own, no masking or scaling modules."""
+    write_checkpoint("bert", tmp_path)
+    settings = {"query_prefix": "[unused0]", "document_prefix": "copy ", "query_length": 24, "document_length": 40}
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "ColBERT", **settings})
+    write_json(
+        tmp_path / "1_Dense/config.json", {"in_features": 64, "out_features": 8, "bias": False, "activation_function": IDENTITY}
+    )
+    save_file(
+        {"linear.weight": torch.randn(8, 64, generator=torch.Generator().manual_seed(1))}, tmp_path / "1_Dense/model.safetensors"
+    )
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    write_json(tmp_path / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(modules)])
+    check_late_interaction(tmp_path)
+
+
+def test_stanford_checkpoint(tmp_path: Path) -> None:
+    """colbert-ir: the projection lies beside the encoder's tensors, and settings in artifact.metadata."""
+    write_checkpoint("bert", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {"architectures": ["HF_ColBERT"]})
+    write_json(tmp_path / "artifact.metadata", {"query_maxlen": 20, "doc_maxlen": 50, "mask_punctuation": True})
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    tensors["linear.weight"] = torch.randn(12, 64, generator=torch.Generator().manual_seed(1))
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check_late_interaction(tmp_path)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
