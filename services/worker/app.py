@@ -1,0 +1,197 @@
+"""The worker put together: read top to bottom, this is its object graph, its life and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import uvloop
+
+from libs.serving import serving
+from libs.telemetry.logs import fields
+from services.worker.batcher import Limits
+from services.worker.delivery import Delivery
+from services.worker.device import Device
+from services.worker.finisher import Finisher
+from services.worker.heartbeat import Heartbeat
+from services.worker.intake import Identity, Intake
+from services.worker.link import Link
+from services.worker.residency import Residency
+from services.worker.runner import Runner
+from services.worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+HEALTH_NAME: Final = "worker"
+
+_HAND_BACK_SECONDS: Final = 3.0
+"""How long handing unfinished jobs back may take at the end; after that their leases run out."""
+
+_GOODBYE_SECONDS: Final = 2.0
+
+
+def run_until_signalled(settings: Settings, device: Device) -> None:
+    """Serves until SIGTERM or SIGINT, then stops in order; a second signal ends the process at once."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_signalled(settings, device))
+
+
+async def _signalled(settings: Settings, device: Device) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await serve(settings, device, stop)
+
+
+async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None:
+    """Serves until `stop` is set and the worker has wound down. Raises what the device died of, if it did."""
+    async with AsyncExitStack() as stack:
+        threads = stack.enter_context(_threads(settings.threads))
+        health = None
+        if settings.health_address:
+            health = await stack.enter_async_context(serving(settings.health_address, [], health=[HEALTH_NAME]))
+            await health.set_health(True)
+        link = await stack.enter_async_context(Link(settings.routers, settings.worker_id))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        worker = Worker(settings, device, link, threads, tasks, stop)
+        await worker.serve()
+        if health is not None:
+            await health.set_health(False)
+        await worker.wind_down()
+    worker.check_device()
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """For tokenising and for making answers: apart, so that a large job's tokenising does not hold up a small one's answer."""
+
+    preparing: ThreadPoolExecutor
+    finishing: ThreadPoolExecutor
+
+
+@contextmanager
+def _threads(cores: int) -> Iterator[Threads]:
+    count = max(1, min(4, cores // 2))
+    threads = Threads(ThreadPoolExecutor(count, "prepare"), ThreadPoolExecutor(count, "finish"))
+    try:
+        yield threads
+    finally:
+        threads.preparing.shutdown(wait=False, cancel_futures=True)
+        threads.finishing.shutdown(wait=False, cancel_futures=True)
+
+
+class Worker:
+    """One worker within its contexts: `serve` until `stop`, then `wind_down`."""
+
+    def __init__(
+        self, settings: Settings, device: Device, link: Link, threads: Threads, tasks: asyncio.TaskGroup, stop: asyncio.Event
+    ) -> None:
+        identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
+        limits = Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds)
+        self._stop = stop
+        self._grace_seconds = settings.grace_seconds
+        self._tasks = tasks
+        self._pull_again = asyncio.Event()
+        self._report_again = asyncio.Event()
+        self._residency = Residency(
+            settings.models,
+            device.memory_bytes,
+            device.item_bytes,
+            device.load,
+            tasks,
+            clock=time.monotonic,
+            changed=self._models_changed,
+            trim=device.trim,
+        )
+        self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go)
+        finisher = Finisher(self._delivery, threads.finishing, self._pull_again)
+        self._runner = Runner(
+            limits, finisher, clock=time.monotonic, unix_time=time.time, recover=device.recover, enter=device.enter
+        )
+        self._intake = Intake(
+            identity,
+            limits,
+            settings.pull_wait_seconds,
+            link,
+            self._residency,
+            self._delivery,
+            self._runner,
+            finisher,
+            preparers=threads.preparing,
+            wake=self._pull_again,
+        )
+        self._heartbeat = Heartbeat(
+            identity,
+            device,
+            settings.heartbeat_seconds,
+            link,
+            self._residency,
+            self._delivery,
+            changed=self._report_again,
+            drain=stop.set,
+        )
+
+    async def serve(self) -> None:
+        """Until `stop` is set or the device is lost."""
+        self._runner.start()
+        self._device = asyncio.wrap_future(self._runner.ended)
+        self._beating = self._tasks.create_task(self._heartbeat.run())
+        self._pulling = self._tasks.create_task(self._intake.run())
+        self._tasks.create_task(self._residency.run())
+        # Whoever waits for `stop` waits for the loss of the device, too.
+        self._device.add_done_callback(lambda _: self._stop.set())
+        await self._stop.wait()
+
+    async def wind_down(self) -> None:
+        """Pull no more, finish what is held, hand back the rest, say goodbye."""
+        log.info("stopping", extra=fields({"grace_seconds": self._grace_seconds}))
+        self._intake.stop()
+        self._residency.stop()
+        self._heartbeat.announce_drain()
+        await self._pulling
+        await self._finish_held(0.0 if self._device.done() else self._grace_seconds)
+        self._runner.stop()
+        self._beating.cancel()
+        await _within(_GOODBYE_SECONDS, self._heartbeat.leave())
+
+    def check_device(self) -> None:
+        """Raises what the device died of, if it did."""
+        if not self._device.cancel():
+            self._device.result()
+
+    async def _finish_held(self, grace_seconds: float) -> None:
+        if not await _within(grace_seconds, self._delivery.settled()):
+            self._delivery.hand_back()
+            if not await _within(_HAND_BACK_SECONDS, self._delivery.settled()):
+                log.warning("some leases could not be handed back and will run out")
+                self._delivery.give_up()
+
+    def _models_changed(self) -> None:
+        self._pull_again.set()
+        self._report_again.set()
+
+
+async def _within(seconds: float, work: Awaitable[None]) -> bool:
+    """Whether it ended in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True

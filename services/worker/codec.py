@@ -1,0 +1,311 @@
+"""Protobuf to work and results to protobuf, at the worker's edge. Pure.
+
+On the way of a request: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right before a Complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
+
+from libs.catalog.card import Card
+from libs.errors import InvalidInput, ShoalError, TaskNotSupported
+from services.worker.models import (
+    Aggregation,
+    ClassifyWork,
+    DataType,
+    EncodeResult,
+    EncodeWork,
+    EntitiesWork,
+    Extraction,
+    ExtractResult,
+    Representation,
+    Result,
+    Role,
+    Scale,
+    ScoreResult,
+    ScoreWork,
+    Stored,
+    Truncation,
+    Work,
+)
+
+_Word = TypeVar("_Word")
+_ITEM = re.compile(r"(items|documents)\[(\d+)\]")
+
+_ROLES: dict[int, Role] = {
+    inference_pb2.ROLE_UNSPECIFIED: "",
+    inference_pb2.ROLE_QUERY: "query",
+    inference_pb2.ROLE_DOCUMENT: "document",
+}
+_REPRESENTATIONS: dict[int, Representation] = {
+    inference_pb2.REPRESENTATION_DENSE: "dense",
+    inference_pb2.REPRESENTATION_SPARSE: "sparse",
+    inference_pb2.REPRESENTATION_MULTI_VECTOR: "multi_vector",
+}
+_TRUNCATIONS: dict[int, Truncation] = {
+    inference_pb2.TRUNCATION_UNSPECIFIED: "end",
+    inference_pb2.TRUNCATION_NONE: "none",
+    inference_pb2.TRUNCATION_END: "end",
+    inference_pb2.TRUNCATION_START: "start",
+}
+_SCALES: dict[int, Scale] = {
+    inference_pb2.SCORE_SCALE_UNSPECIFIED: "",
+    inference_pb2.SCORE_SCALE_LOGIT: "logit",
+    inference_pb2.SCORE_SCALE_PROBABILITY: "probability",
+}
+_AGGREGATIONS: dict[int, Aggregation] = {
+    inference_pb2.AGGREGATION_UNSPECIFIED: "simple",
+    inference_pb2.AGGREGATION_NONE: "none",
+    inference_pb2.AGGREGATION_SIMPLE: "simple",
+    inference_pb2.AGGREGATION_FIRST: "first",
+    inference_pb2.AGGREGATION_AVERAGE: "average",
+    inference_pb2.AGGREGATION_MAX: "max",
+}
+_DATA_TYPES: dict[int, DataType] = {
+    tensor_pb2.DATA_TYPE_UNSPECIFIED: "float32",
+    tensor_pb2.DATA_TYPE_FLOAT32: "float32",
+    tensor_pb2.DATA_TYPE_FLOAT16: "float16",
+    tensor_pb2.DATA_TYPE_BFLOAT16: "bfloat16",
+    tensor_pb2.DATA_TYPE_INT8: "int8",
+    tensor_pb2.DATA_TYPE_UINT8: "uint8",
+    tensor_pb2.DATA_TYPE_BINARY: "binary",
+}
+_STORED_TYPES: dict[DataType, tensor_pb2.DataType] = {
+    "float32": tensor_pb2.DATA_TYPE_FLOAT32,
+    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
+    "bfloat16": tensor_pb2.DATA_TYPE_BFLOAT16,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "uint8": tensor_pb2.DATA_TYPE_UINT8,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+_TASKS: dict[str, models_pb2.Task] = {
+    "encode": models_pb2.TASK_ENCODE,
+    "score": models_pb2.TASK_SCORE,
+    "entities": models_pb2.TASK_ENTITIES,
+    "classify": models_pb2.TASK_CLASSIFY,
+}
+_FORMS: dict[str, inference_pb2.Representation] = {
+    "dense": inference_pb2.REPRESENTATION_DENSE,
+    "multi_vector": inference_pb2.REPRESENTATION_MULTI_VECTOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a job's time went on this worker and before it. Seconds; the phases of `shoal.v1.Timings`."""
+
+    queue: float
+    prepare: float
+    wait: float
+    forward: float
+    finish: float
+
+
+def read_job(payload: bytes) -> worker_pb2.Job:
+    """Raises google.protobuf.message.DecodeError if the payload is no Job."""
+    return worker_pb2.Job.FromString(payload)
+
+
+def to_work(job: worker_pb2.Job) -> Work:
+    """The job's operation without protobuf.
+
+    Raises InvalidInput or TaskNotSupported with a path that counts from the job's own first item.
+    """
+    match job.WhichOneof("operation"):
+        case "encode":
+            return _encode_work(job.encode)
+        case "score":
+            return _score_work(job.score)
+        case "extract":
+            return _extract_work(job.extract)
+    raise InvalidInput("the job names no operation this worker knows")
+
+
+def text_bytes(work: Work) -> int:
+    """UTF-8 bytes of the texts that become a job's tokens, by which routers price it; a query counts once for each document."""
+    if isinstance(work, ScoreWork):
+        return _utf8(work.documents) + _utf8([work.query]) * len(work.documents)
+    return _utf8(work.texts)
+
+
+def result_of(result: Result, *, revision: str, tokens: int, timings: Timings) -> bytes:
+    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents."""
+    usage = inference_pb2.Usage(input_tokens=tokens)
+    times = inference_pb2.Timings(
+        queue_seconds=timings.queue,
+        prepare_seconds=timings.prepare,
+        wait_seconds=timings.wait,
+        forward_seconds=timings.forward,
+        finish_seconds=timings.finish,
+    )
+    message = worker_pb2.JobResult()
+    match result:
+        case EncodeResult():
+            message.encode.CopyFrom(_encode_response(result))
+            answer: inference_pb2.EncodeResponse | inference_pb2.ScoreResponse | inference_pb2.ExtractResponse = message.encode
+        case ScoreResult():
+            message.score.CopyFrom(inference_pb2.ScoreResponse(scores=_scores(result)))
+            answer = message.score
+        case ExtractResult():
+            message.extract.CopyFrom(inference_pb2.ExtractResponse(results=[_extraction(item) for item in result.items]))
+            answer = message.extract
+    answer.model_revision = revision
+    answer.usage.CopyFrom(usage)
+    answer.timings.CopyFrom(times)
+    return message.SerializeToString()
+
+
+def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
+    """The error as it travels to the router; item numbers in its path count from the request's first item."""
+    return worker_pb2.Failure(
+        reason=error.reason,
+        message=error.message,
+        field=rebase(error.field, first_item),
+        retry_after_seconds=error.retry_after,
+    )
+
+
+def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
+    """A serialised JobResult that holds a failure."""
+    return worker_pb2.JobResult(failure=failure_of(error, first_item=first_item)).SerializeToString()
+
+
+def rebase(field: str, first_item: int) -> str:
+    """`items[2].text` of a job whose first item is the request's tenth: `items[12].text`."""
+    return _ITEM.sub(lambda match: f"{match[1]}[{int(match[2]) + first_item}]", field, count=1)
+
+
+def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_per_byte: float = 0.0) -> models_pb2.ModelCard:
+    """A card for the registry; bytes, data type and tokens a byte are known only once the model was loaded and used."""
+    return models_pb2.ModelCard(
+        model=card.model,
+        revision=card.revision,
+        family=card.family,
+        tasks=[_TASKS[task] for task in card.tasks],
+        representations=[_FORMS[form] for form in card.representations],
+        dimensions=card.dimensions,
+        multi_vector_dimensions=card.multi_vector_dimensions,
+        max_tokens=card.max_tokens,
+        bytes=stored_bytes,
+        labels=card.labels,
+        data_type=data_type,
+        prompts=sorted(card.prompts),
+        tokens_per_byte=tokens_per_byte,
+    )
+
+
+def _encode_work(request: inference_pb2.EncodeRequest) -> EncodeWork:
+    return EncodeWork(
+        texts=_texts(request.items, "items"),
+        role=_word(_ROLES, request.role, "role"),
+        representations=tuple(_word(_REPRESENTATIONS, form, "representations") for form in request.representations),
+        data_type=_word(_DATA_TYPES, request.data_type, "data_type"),
+        dimensions=request.dimensions,
+        normalize=request.normalize if request.HasField("normalize") else None,
+        instruction=request.instruction,
+        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+    )
+
+
+def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
+    return ScoreWork(
+        query=_text(request.query, "query"),
+        documents=_texts(request.documents, "documents"),
+        instruction=request.instruction,
+        scale=_word(_SCALES, request.scale, "scale"),
+        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+    )
+
+
+def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork:
+    truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
+    match request.WhichOneof("task"):
+        case "entities":
+            entities = request.entities
+            return EntitiesWork(
+                texts=_texts(request.items, "items"),
+                labels=tuple(entities.labels),
+                threshold=entities.threshold if entities.HasField("threshold") else None,
+                flat=entities.flat if entities.HasField("flat") else True,
+                aggregation=_word(_AGGREGATIONS, entities.aggregation, "entities.aggregation"),
+                truncation=truncation,
+            )
+        case "classify":
+            classify = request.classify
+            return ClassifyWork(
+                texts=_texts(request.items, "items"),
+                labels=tuple(classify.labels),
+                multi_label=classify.multi_label if classify.HasField("multi_label") else None,
+                threshold=classify.threshold if classify.HasField("threshold") else None,
+                hypothesis=classify.hypothesis,
+                truncation=truncation,
+            )
+        case None:
+            raise InvalidInput("no task is set", field="task")
+        case task:
+            raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
+
+
+def _texts(items: Iterable[inference_pb2.Item], field: str) -> list[str]:
+    return [_text(item, f"{field}[{index}]") for index, item in enumerate(items)]
+
+
+def _text(item: inference_pb2.Item, field: str) -> str:
+    match item.WhichOneof("content"):
+        case "text":
+            return item.text
+        case "image":
+            raise TaskNotSupported("the model reads texts, not pictures", field=f"{field}.image")
+    raise InvalidInput("neither a text nor a picture is set", field=field)
+
+
+def _word(words: Mapping[int, _Word], value: int, field: str) -> _Word:
+    word = words.get(value)
+    if word is None:
+        raise InvalidInput(f"{field} has no value {value}", field=field)
+    return word
+
+
+def _utf8(texts: Iterable[str]) -> int:
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+
+
+def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
+    response = inference_pb2.EncodeResponse()
+    if result.dense is not None:
+        response.dense.CopyFrom(_tensor(result.dense))
+    if result.multi_vector is not None:
+        rows = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
+        response.multi_vector.CopyFrom(rows)
+    return response
+
+
+def _tensor(stored: Stored) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(
+        data_type=_STORED_TYPES[stored.data_type],
+        shape=stored.shape,
+        data=stored.values.tobytes(),
+        scale=b"" if stored.scale is None else stored.scale.astype("<f4").tobytes(),
+        offset=b"" if stored.offset is None else stored.offset.astype("<f4").tobytes(),
+    )
+
+
+def _scores(result: ScoreResult) -> tensor_pb2.Tensor:
+    scores = np.ascontiguousarray(result.scores, dtype="<f4")
+    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes())
+
+
+def _extraction(item: Extraction) -> inference_pb2.Extraction:
+    return inference_pb2.Extraction(
+        entities=[
+            inference_pb2.Entity(start=found.start, end=found.end, label=found.label, score=found.score, text=found.text)
+            for found in item.entities
+        ],
+        labels=[inference_pb2.LabelScore(label=one.label, score=one.score) for one in item.labels],
+    )

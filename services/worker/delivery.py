@@ -1,0 +1,145 @@
+"""Open leases and the answers on their way back to a router. Event loop only.
+
+On the way of a request between `finisher.py` and WorkerService.Complete. The answers of a lease leave in one call at a time: while
+one is under way further ones gather, and the call that carries the last ends the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from shoal.v1 import worker_pb2
+
+from libs.errors import InvalidInput
+from libs.telemetry.logs import fields
+from services.worker import codec
+from services.worker.held import HeldJob, Lease, Resident
+from services.worker.link import Link
+
+log = logging.getLogger(__name__)
+
+MAX_RESULT_BYTES: Final = 48 << 20
+"""Of one job's answer: routers take messages of 64 MiB."""
+
+_MAX_CALL_BYTES: Final = 16 << 20
+
+
+class Delivery:
+    """`let_go` hears of each job that is no longer held. `lease_seconds`: how long the last lease lasts if nobody renews it."""
+
+    def __init__(self, link: Link, worker_id: str, tasks: asyncio.TaskGroup, let_go: Callable[[Resident], None]) -> None:
+        self._link = link
+        self._worker_id = worker_id
+        self._tasks = tasks
+        self._let_go = let_go
+        # Mutable state: a lease is here from its pull until its last answer was accepted.
+        self._open: set[Lease] = set()
+        self._senders: set[asyncio.Task[None]] = set()
+        self.lease_seconds = math.inf
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    def open(self, lease: Lease) -> None:
+        self._open.add(lease)
+        self.lease_seconds = lease.lease_seconds or math.inf
+        self._settled.clear()
+        self._send(lease)
+
+    def answer(self, answers: Iterable[tuple[HeldJob, bytes]]) -> None:
+        """Serialised JobResults of jobs that are done. A job that is no longer held has nobody waiting: its answer is dropped."""
+        leases = []
+        for held, result in answers:
+            if self._pop(held):
+                held.lease.outbox.append(worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result)))
+                leases.append(held.lease)
+        for lease in dict.fromkeys(leases):
+            self._send(lease)
+
+    def skip(self, jobs: Collection[HeldJob]) -> None:
+        """These need no answer any more."""
+        for held in jobs:
+            held.unwanted = True
+            self._pop(held)
+        for lease in dict.fromkeys(held.lease for held in jobs):
+            self._send(lease)
+
+    def cancel(self, cancelled: worker_pb2.CancelledJobs) -> None:
+        """As a heartbeat's answer says: of a lost lease all jobs, else those named."""
+        for lease in [lease for lease in self._open if lease.batch_id == cancelled.batch_id]:
+            self.skip([held for held in lease.jobs.values() if cancelled.lost or held.job.job_id in cancelled.job_ids])
+
+    def held_batches(self) -> list[worker_pb2.HeldBatch]:
+        """The leases to renew."""
+        return [worker_pb2.HeldBatch(lane=lease.lane, batch_id=lease.batch_id) for lease in self._open if not lease.unreadable]
+
+    def hand_back(self) -> None:
+        """Give up every job that is still held: it goes back to its lane."""
+        jobs = [held for lease in self._open for held in lease.jobs.values()]
+        if jobs:
+            log.warning("handing back unfinished jobs", extra=fields({"jobs": len(jobs)}))
+        self.skip(jobs)
+
+    def give_up(self) -> None:
+        """Stop trying: what was not delivered is lost, and its leases run out."""
+        for sender in self._senders:
+            sender.cancel()
+
+    async def settled(self) -> None:
+        """Until no lease is open."""
+        await self._settled.wait()
+
+    def _pop(self, held: HeldJob) -> bool:
+        if held.lease.jobs.pop(held.number, None) is None:
+            return False
+        self._let_go(held.resident)
+        return True
+
+    def _send(self, lease: Lease) -> None:
+        if not lease.sending and (lease.outbox or not lease.jobs) and not lease.closed:
+            lease.sending = True
+            sender = self._tasks.create_task(self._empty(lease))
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+
+    async def _empty(self, lease: Lease) -> None:
+        while lease.outbox or not (lease.jobs or lease.closed):
+            jobs = _take(lease.outbox)
+            is_last = not lease.outbox and not lease.jobs
+            request = worker_pb2.CompleteRequest(
+                worker_id=self._worker_id,
+                lane=lease.lane,
+                batch_id=lease.batch_id,
+                jobs=jobs,
+                release=is_last and not lease.unreadable,
+            )
+            lease.closed = is_last
+            if not await self._link.complete(request, lease.until_unix):
+                log.error("answers could not be delivered", extra=fields({"jobs": len(jobs), "model": lease.lane.model}))
+        lease.sending = False
+        if lease.closed:
+            self._open.discard(lease)
+            if not self._open:
+                self._settled.set()
+
+
+def _take(outbox: list[worker_pb2.CompletedJob]) -> list[worker_pb2.CompletedJob]:
+    """Take answers out, as many as one call may carry, at least one."""
+    count, size = 0, 0
+    for completed in outbox:
+        size += len(completed.result)
+        if count and size > _MAX_CALL_BYTES:
+            break
+        count += 1
+    taken, outbox[:] = outbox[:count], outbox[count:]
+    return taken
+
+
+def _bounded(result: bytes) -> bytes:
+    if len(result) <= MAX_RESULT_BYTES:
+        return result
+    size, most = len(result) >> 20, MAX_RESULT_BYTES >> 20
+    return codec.failed(InvalidInput(f"the answer has {size} MiB, more than {most}: ask for fewer items or a smaller data type"))

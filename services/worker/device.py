@@ -1,0 +1,115 @@
+"""The device that a worker owns: which it is, what fits on it, and how models get there."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from libs.errors import InvalidInput
+from services.worker.held import Model
+from services.worker.models import TextModel
+from services.worker.models.registry import default_dtype
+from services.worker.settings import Settings
+
+_CPU_BATCH_TOKENS = 4096
+_ACCELERATOR_BATCH_TOKENS = 16384
+_CPU_SHARE = 0.6
+_ACCELERATOR_SHARE = 0.8
+"""The rest is for activations, and on a CPU for everything else that runs there."""
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the rest of the worker knows of it.
+
+    `item_bytes`: of a weight. `load`: (directory, model id) -> model on the device. `recover`: after a failed forward pass; raises
+    if the device is lost. `trim`: gives freed memory back. `enter`: first thing on the device thread.
+    """
+
+    name: str
+    memory_bytes: int
+    batch_tokens: int
+    item_bytes: int
+    load: Callable[[Path, str], Model]
+    recover: Callable[[], None] = _nothing
+    trim: Callable[[], None] = _nothing
+    enter: Callable[[], None] = _nothing
+
+
+def open_device(settings: Settings) -> Device:
+    """Raises InvalidInput if the device asked for is not there."""
+    has_cuda = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_cuda:
+        raise InvalidInput("SHOAL_DEVICE is cuda, but torch finds no such device", field="SHOAL_DEVICE")
+    device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+    dtype = default_dtype(device) if settings.dtype == "auto" else _DTYPES[settings.dtype]
+    return _accelerator(settings, device, dtype) if device.type == "cuda" else _cpu(settings, device, dtype)
+
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def _load(device: torch.device, dtype: torch.dtype) -> Callable[[Path, str], Model]:
+    return lambda directory, model: TextModel.load(directory, model, device, dtype)
+
+
+def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
+    return Device(
+        name="cpu",
+        memory_bytes=settings.memory_bytes or int(_host_bytes() * _CPU_SHARE),
+        batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
+        item_bytes=dtype.itemsize,
+        load=_load(device, dtype),
+        trim=_collect,
+        # The number of threads belongs to the calling thread, so the device thread must set its own.
+        enter=lambda: torch.set_num_threads(settings.threads),
+    )
+
+
+def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
+    total = torch.cuda.get_device_properties(device).total_memory
+    return Device(
+        name=torch.cuda.get_device_name(device),
+        memory_bytes=settings.memory_bytes or int(total * _ACCELERATOR_SHARE),
+        batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
+        item_bytes=dtype.itemsize,
+        load=_load(device, dtype),
+        recover=_recover_accelerator,
+        trim=_trim_accelerator,
+    )
+
+
+def _recover_accelerator() -> None:
+    """After out-of-memory the caches are given back; after an error that spoils the CUDA context, synchronize raises it again."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def _trim_accelerator() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _collect() -> None:
+    gc.collect()
+
+
+def _host_bytes() -> int:
+    """Memory of this machine, or of this container if that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return physical
+    return min(physical, int(limit)) if limit.isdigit() else physical

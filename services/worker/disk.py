@@ -1,0 +1,97 @@
+"""Where models lie on this machine's disk: ids to directories, and how large what lies there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.catalog.files import tensor_header
+from libs.errors import InvalidInput, ModelBroken, ModelNotFound
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_MODEL = re.compile(rf"{_PART}/{_PART}(@{_PART})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """One entry of SHOAL_MODELS: the directory of one model, or (no model) a root laid out `<root>/<org>/<name>[@revision]/`."""
+
+    path: Path
+    model: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model}={self.path}" if self.model else str(self.path)
+
+
+def parse_shelves(text: str) -> tuple[Shelf, ...]:
+    """SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput for what is neither."""
+    return tuple(_shelf(entry) for entry in text.split(":") if entry)
+
+
+def _shelf(entry: str) -> Shelf:
+    model, equals, path = entry.rpartition("=")
+    if equals and not is_model_id(model):
+        raise InvalidInput(f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS")
+    if not path:
+        raise InvalidInput(f"SHOAL_MODELS: {entry!r} names no directory", field="SHOAL_MODELS")
+    return Shelf(Path(path), model)
+
+
+def is_model_id(model: str) -> bool:
+    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`, absolute or deeper paths."""
+    return bool(_MODEL.fullmatch(model))
+
+
+def find(shelves: tuple[Shelf, ...], model: str) -> Path:
+    """The directory of a model on the first shelf that has it; a revision is part of the id. Raises ModelNotFound."""
+    if is_model_id(model):
+        for shelf in shelves:
+            directory = shelf.path / model if not shelf.model else shelf.path if shelf.model == model else None
+            if directory is not None and _is_checkpoint(directory):
+                return directory
+    raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
+
+
+def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
+    """Every model on disk, by id."""
+    found: dict[str, Path] = {}
+    for shelf in shelves:
+        candidates = [(shelf.model, shelf.path)] if shelf.model else _below(shelf.path)
+        for model, directory in candidates:
+            if model not in found and is_model_id(model) and _is_checkpoint(directory):
+                found[model] = directory
+    return found
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("config.json", "modules.json"))
+
+
+def _below(root: Path) -> list[tuple[str, Path]]:
+    return sorted((f"{directory.parent.name}/{directory.name}", directory) for directory in root.glob("*/*") if directory.is_dir())
+
+
+def weight_bytes(directory: Path, item_bytes: int) -> int:
+    """What a checkpoint's tensors, module folders included, will take with `item_bytes` for each floating-point number.
+
+    From the headers alone. Raises ModelBroken for a file that is no safetensors file.
+    """
+    files = (str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors")))
+    return sum(_file_bytes(directory, name, item_bytes) for name in files)
+
+
+def _file_bytes(directory: Path, name: str, item_bytes: int) -> int:
+    try:
+        entries = json.loads(tensor_header(directory, name))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelBroken(f"{name}: its header cannot be read: {error}") from error
+    total = 0
+    for tensor, entry in entries.items():
+        if tensor != "__metadata__":
+            begin, end = entry["data_offsets"]
+            own = _FRACTIONS.get(entry["dtype"])
+            total += end - begin if own is None else (end - begin) // own * item_bytes
+    return total

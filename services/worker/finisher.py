@@ -1,0 +1,83 @@
+"""Turns what the device gave into answers, in threads, and hands them to the delivery.
+
+On the way of a request between `runner.py` and `delivery.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from libs.errors import InternalError, ShoalError
+from libs.telemetry.logs import fields
+from services.worker import codec
+from services.worker.codec import Timings
+from services.worker.delivery import Delivery
+from services.worker.held import HeldJob
+
+log = logging.getLogger(__name__)
+
+
+def must_succeed(future: Future[None]) -> None:
+    """For work in a pool that answers for its own failures: if one gets out it is a bug, and must at least be seen."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.critical("work in a thread failed", exc_info=error)
+
+
+class Finisher:
+    """The runner's Outcomes. May be called on any thread; `wake` is set when the device has begun a batch or has run dry."""
+
+    def __init__(self, delivery: Delivery, threads: ThreadPoolExecutor, wake: asyncio.Event) -> None:
+        self._delivery = delivery
+        self._threads = threads
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+
+    def finished(self, jobs: list[HeldJob]) -> None:
+        if jobs:
+            self._threads.submit(self._finish, jobs).add_done_callback(must_succeed)
+
+    def failed(self, job: HeldJob, error: ShoalError) -> None:
+        answer = codec.failed(error, first_item=job.job.first_item)
+        self._loop.call_soon_threadsafe(self._delivery.answer, [(job, answer)])
+
+    def device_changed(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _finish(self, jobs: list[HeldJob]) -> None:
+        answers = [(held, _answer(held)) for held in jobs]
+        self._loop.call_soon_threadsafe(self._delivery.answer, answers)
+
+
+def _answer(held: HeldJob) -> bytes:
+    """A serialised JobResult. A result that cannot be made fails its job and no other."""
+    started = time.monotonic()
+    model = held.resident.model
+    outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
+    try:
+        if not all(np.isfinite(output).all() for output in outputs):
+            raise InternalError(f"{held.resident.name} gave numbers that are not finite for this input")
+        result = model.finish(held.ready, outputs)
+        timings = _timings(held, started, time.monotonic())
+        return codec.result_of(result, revision=model.card.revision, tokens=held.ready.tokens, timings=timings)
+    except ShoalError as error:
+        return codec.failed(error, first_item=held.job.first_item)
+    except Exception as error:
+        log.exception("finish failed", extra=fields({"model": held.resident.name}))
+        return codec.failed(InternalError(f"the answer could not be made: {type(error).__name__}"))
+
+
+def _timings(held: HeldJob, started: float, ended: float) -> Timings:
+    """`wait` is everything between the pull and the finish that is neither preparing nor the device's work."""
+    between = started - held.received_at
+    return Timings(
+        queue=held.queue_seconds,
+        prepare=held.prepare_seconds,
+        wait=max(0.0, between - held.prepare_seconds - held.forward_seconds),
+        forward=held.forward_seconds,
+        finish=ended - started,
+    )

@@ -1,0 +1,118 @@
+"""Tells the routers what this worker is and holds, and does what they answer.
+
+Beside the way of a request: renews the leases of what is held, brings back cancellations and orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from shoal.v1 import worker_pb2
+
+from libs.errors import ShoalError
+from libs.telemetry.logs import fields
+from services.worker.delivery import Delivery
+from services.worker.device import Device
+from services.worker.intake import Identity
+from services.worker.link import Link
+from services.worker.residency import Residency
+
+log = logging.getLogger(__name__)
+
+_RENEW_SHARE: Final = 0.25
+"""Of a lease's time: three heartbeats may fail before it is lost."""
+
+
+class Heartbeat:
+    """`run` beats every `interval_seconds` and whenever `changed` is set; `drain` is called when a router orders it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        device: Device,
+        interval_seconds: float,
+        link: Link,
+        residency: Residency,
+        delivery: Delivery,
+        *,
+        changed: asyncio.Event,
+        drain: Callable[[], None],
+    ) -> None:
+        self._identity = identity
+        self._device = device
+        self._interval_seconds = interval_seconds
+        self._link = link
+        self._residency = residency
+        self._delivery = delivery
+        self._changed = changed
+        self._drain = drain
+        # Mutable state.
+        self._directive_seq = 0
+        self._draining = False
+
+    async def run(self) -> None:
+        while True:
+            self._changed.clear()
+            await self._beat(self._message())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)):
+                    await self._changed.wait()
+
+    def announce_drain(self) -> None:
+        """From now on routers hear that this worker takes no more work."""
+        self._draining = True
+        self._changed.set()
+
+    async def leave(self) -> None:
+        """The last heartbeat."""
+        await self._beat(self._message(leaving=True))
+
+    def apply(self, response: worker_pb2.HeartbeatResponse) -> None:
+        """Does each order once, in order, and skips what nobody waits for."""
+        for cancelled in response.cancelled:
+            self._delivery.cancel(cancelled)
+        for directive in response.directives:
+            if directive.seq > self._directive_seq:
+                self._directive_seq = directive.seq
+                self._obey(directive)
+
+    async def _beat(self, message: worker_pb2.HeartbeatRequest) -> None:
+        try:
+            self.apply(await self._link.heartbeat(message))
+        except ShoalError as error:
+            log.debug("heartbeat failed", extra=fields({"reason": error.message}))
+
+    def _obey(self, directive: worker_pb2.Directive) -> None:
+        order = directive.WhichOneof("order")
+        log.info("order", extra=fields({"order": order, "seq": directive.seq}))
+        match order:
+            case "load_model":
+                self._residency.load(directive.load_model)
+            case "evict_model":
+                self._residency.evict(directive.evict_model)
+            case "pin_model":
+                self._residency.pin(directive.pin_model, True)
+            case "unpin_model":
+                self._residency.pin(directive.unpin_model, False)
+            case "drain" if directive.drain:
+                self._drain()
+
+    def _message(self, *, leaving: bool = False) -> worker_pb2.HeartbeatRequest:
+        return worker_pb2.HeartbeatRequest(
+            worker_id=self._identity.worker_id,
+            epoch=self._identity.epoch,
+            pool=self._identity.pool,
+            device=self._device.name,
+            memory_bytes=self._device.memory_bytes,
+            used_bytes=self._residency.used_bytes,
+            models=self._residency.report(),
+            batches=self._delivery.held_batches(),
+            draining=self._draining,
+            batch_tokens=self._device.batch_tokens,
+            leaving=leaving,
+            directive_seq=self._directive_seq,
+        )

@@ -1,0 +1,115 @@
+"""What a worker holds between Pull and Complete: leases, their jobs, and the resident models that serve them.
+
+Three kinds of thread touch a HeldJob one after another: the event loop (pull, answer), a preparing or finishing thread, and the
+device thread. Only `unwanted` is written by one while another may read it: a stale read costs some work and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from shoal.v1 import worker_pb2
+
+from libs.catalog.card import Card
+from services.worker.meter import Meter
+from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
+
+
+class Model(Protocol):
+    """What the worker needs of a model: `services.worker.models.TextModel` is one."""
+
+    card: Card
+    bytes: int
+
+    def prepare(self, work: Work) -> Prepared: ...
+
+    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]: ...
+
+    def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
+
+
+Load = Callable[[Path, str], Model]
+"""Reads a model from its directory: (directory, model id). Blocking; raises ShoalError."""
+
+
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A model on the device. Times are seconds of the worker's rising clock."""
+
+    name: str
+    model: Model
+    load_seconds: float
+    loaded_at: float
+    last_used: float
+    pinned: bool = False
+    leaving: bool = False
+    """It is being unloaded: it takes no new work, and goes when `held_jobs` is 0."""
+    held_jobs: int = 0
+    drained: asyncio.Event = field(default_factory=_set)
+    """Set while no job is held."""
+    meter: Meter = field(default_factory=Meter)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A pulled batch and what is still owed for it. Belongs to the event loop."""
+
+    lane: worker_pb2.Lane
+    batch_id: str
+    lease_seconds: float
+    """How long it lasts unless renewed."""
+    jobs: dict[int, HeldJob] = field(default_factory=dict)
+    """Not answered yet, by number."""
+    outbox: list[worker_pb2.CompletedJob] = field(default_factory=list)
+    """Answers not sent yet."""
+    until_unix: float = 0.0
+    """When the last of its jobs' deadlines passes: nobody wants its answers after that."""
+    sending: bool = False
+    closed: bool = False
+    unreadable: int = 0
+    """Payloads that were no Job: they must run out of attempts in the lane, so the lease is left to expire."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldJob:
+    """A job on its way through the worker. Times are seconds of the worker's rising clock."""
+
+    number: int
+    job: worker_pb2.Job
+    lease: Lease
+    resident: Resident
+    received_at: float
+    queue_seconds: float
+    prepared: Prepared | None = None
+    outputs: dict[int, Output] = field(default_factory=dict)
+    prepare_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    text_bytes: int = 0
+    unwanted: bool = False
+    """Cancelled, or leased to another worker, or handed back."""
+
+    @property
+    def deadline_unix(self) -> float:
+        return self.job.deadline_unix_ms / 1000
+
+    @property
+    def ready(self) -> Prepared:
+        """What was prepared; only for jobs that are past that."""
+        if self.prepared is None:
+            raise RuntimeError("the job was not prepared")
+        return self.prepared
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence has its output."""
+        return len(self.outputs) == len(self.ready.sequences)

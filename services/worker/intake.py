@@ -1,0 +1,239 @@
+"""Pulls jobs and prepares them in threads.
+
+On the way of a request the first stop in the worker: Pull -> here -> `batcher.py` -> `runner.py` -> `finisher.py` -> Complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from shoal.v1 import worker_pb2
+
+from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.telemetry.logs import fields
+from services.worker import codec
+from services.worker.batcher import Limits
+from services.worker.delivery import Delivery
+from services.worker.finisher import Finisher, must_succeed
+from services.worker.held import HeldJob, Lease, Resident
+from services.worker.link import Backoff, Link
+from services.worker.pulls import Pull, Situation, plan_pulls
+from services.worker.residency import Residency
+from services.worker.runner import Runner
+
+log = logging.getLogger(__name__)
+
+_MAX_PULLED_JOBS: Final = 256
+_BYTES_A_TOKEN: Final = 4
+"""Of a job that was not tokenised yet; only for the flow of pulls."""
+
+_LAST_PULLS_SECONDS: Final = 0.25
+"""How long pulls in flight may still bring something once the worker stops; an idle one is cancelled after that."""
+
+_QUICK_SECONDS: Final = 0.05
+"""An empty answer that comes sooner means that its router does not wait for work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a worker is called: `epoch` is new at each start of the process."""
+
+    worker_id: str
+    epoch: str
+    pool: str
+
+
+class Intake:
+    """`run` pulls until `stop`; `wake` is set by whoever changes what could be pulled."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        pull_wait_seconds: float,
+        link: Link,
+        residency: Residency,
+        delivery: Delivery,
+        runner: Runner,
+        finisher: Finisher,
+        *,
+        preparers: ThreadPoolExecutor,
+        wake: asyncio.Event,
+    ) -> None:
+        self._identity = identity
+        self._limits = limits
+        self._pull_wait_seconds = pull_wait_seconds
+        self._link = link
+        self._residency = residency
+        self._delivery = delivery
+        self._runner = runner
+        self._finisher = finisher
+        self._preparers = preparers
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._backoff = Backoff()
+        # Mutable state, of the event loop.
+        self._flying: dict[asyncio.Task[bool], Pull] = {}
+        self._preparing_tokens = 0
+        self._pause_until = 0.0
+        self._stopping = False
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while not self._stopping:
+                self._wake.clear()
+                look_again = self._start_pulls(tasks)
+                timer = None if look_again is None else self._loop.call_later(look_again, self._wake.set)
+                await self._wake.wait()
+                if timer is not None:
+                    timer.cancel()
+            await self._end_pulls()
+
+    def stop(self) -> None:
+        """Pull no more; `run` returns when what was pulled last has arrived."""
+        self._stopping = True
+        self._wake.set()
+
+    # Pulling
+
+    def _start_pulls(self, tasks: asyncio.TaskGroup) -> float | None:
+        """Returns after how many seconds to look again, or None."""
+        pause = self._pause_until - time.monotonic()
+        if pause > 0:
+            return pause
+        models = self._residency.lanes()
+        situation = Situation(
+            models=frozenset(models),
+            can_load=self._residency.can_load(),
+            flying=tuple(self._flying.values()),
+            waiting_tokens=self._preparing_tokens + self._runner.waiting_tokens,
+            busy_seconds=self._runner.busy_seconds,
+        )
+        plan = plan_pulls(situation, self._limits.tokens)
+        for _ in range(plan.start):
+            task = tasks.create_task(self._pull(models, situation.can_load))
+            self._flying[task] = Pull(situation.models, situation.can_load)
+            task.add_done_callback(self._landed)
+        return plan.look_again
+
+    def _landed(self, task: asyncio.Task[bool]) -> None:
+        """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread."""
+        del self._flying[task]
+        if task.cancelled() or task.exception() or not task.result():
+            self._wake.set()
+
+    async def _pull(self, models: list[str], can_load: bool) -> bool:
+        """Whether it brought jobs to prepare."""
+        request = worker_pb2.PullRequest(
+            worker_id=self._identity.worker_id,
+            epoch=self._identity.epoch,
+            pool=self._identity.pool,
+            lanes=[worker_pb2.Lane(pool=self._identity.pool, model=model) for model in models],
+            budget_tokens=self._limits.tokens,
+            budget_jobs=min(_MAX_PULLED_JOBS, self._limits.items),
+            wait_seconds=self._pull_wait_seconds,
+            can_load=can_load,
+        )
+        started = time.monotonic()
+        try:
+            response = await self._link.pull(request)
+        except ShoalError as error:
+            log.debug("pull failed", extra=fields({"reason": error.message}))
+            self._pause_until = time.monotonic() + self._backoff.next()
+            return False
+        is_empty = not (response.batch_id or response.load_model)
+        if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, self._pull_wait_seconds / 2):
+            if time.monotonic() >= self._pause_until:  # the other pull in flight may have come back empty as well
+                self._link.try_next()
+            self._pause_until = time.monotonic() + self._backoff.next()
+            return False
+        self._backoff.reset()
+        if response.load_model:
+            self._residency.load(response.load_model)
+        return bool(response.batch_id) and self._accept(response)
+
+    async def _end_pulls(self) -> None:
+        """An idle pull can be cancelled; one that is about to bring a batch must not be, or its lease would have to run out."""
+        if self._flying:
+            await asyncio.wait(list(self._flying), timeout=_LAST_PULLS_SECONDS)
+        for task in self._flying:
+            task.cancel()
+
+    # Preparing
+
+    def _accept(self, response: worker_pb2.PullResponse) -> bool:
+        lease = Lease(response.lane, response.batch_id, response.lease_ms / 1000)
+        resident = self._residency.serving(response.lane.model)
+        jobs = self._read(lease, resident, response.jobs) if resident and not self._stopping else []
+        if resident:
+            self._residency.hold(resident, len(jobs))
+        self._delivery.open(lease)
+        if jobs:
+            tokens = sum(map(len, response.jobs)) // _BYTES_A_TOKEN + 1
+            self._preparing_tokens += tokens
+            self._preparers.submit(self._prepare, jobs, tokens).add_done_callback(must_succeed)
+        return bool(jobs)
+
+    def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
+        now, unix = time.monotonic(), time.time()
+        for payload in payloads:
+            try:
+                job = codec.read_job(payload)
+            except DecodeError:
+                log.error("a payload is no job", extra=fields({"model": resident.name}))
+                lease.unreadable += 1
+                continue
+            queued = max(0.0, unix - job.queued_unix_ms / 1000)
+            held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
+            lease.jobs[held.number] = held
+            lease.until_unix = max(lease.until_unix, held.deadline_unix)
+        return list(lease.jobs.values())
+
+    def _prepare(self, jobs: list[HeldJob], estimated_tokens: int) -> None:
+        """On a preparing thread."""
+        ready: list[HeldJob] = []
+        failures: list[tuple[HeldJob, bytes]] = []
+        for held in jobs:
+            if held.unwanted:
+                continue
+            error = self._prepare_one(held)
+            if error is None:
+                ready.append(held)
+            else:
+                failures.append((held, codec.failed(error, first_item=held.job.first_item)))
+        self._runner.add([held for held in ready if not held.is_complete])
+        self._finisher.finished([held for held in ready if held.is_complete])
+        self._loop.call_soon_threadsafe(self._prepared, ready, failures, estimated_tokens)
+
+    def _prepare_one(self, held: HeldJob) -> ShoalError | None:
+        started = time.monotonic()
+        try:
+            if held.deadline_unix <= time.time():
+                raise DeadlinePassed("the deadline passed before the job was tokenised")
+            work = codec.to_work(held.job)
+            held.prepared = held.resident.model.prepare(work)
+            held.text_bytes = codec.text_bytes(work)
+        except ShoalError as error:
+            return error
+        except Exception as error:
+            log.exception("prepare failed", extra=fields({"model": held.resident.name}))
+            return InternalError(f"the input could not be prepared: {type(error).__name__}")
+        held.prepare_seconds = time.monotonic() - started
+        return None
+
+    def _prepared(self, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:
+        self._preparing_tokens -= estimated_tokens
+        for held in ready:
+            held.resident.meter.add_texts(held.ready.tokens, held.text_bytes)
+        self._delivery.answer(failures)
+        if not ready or self._runner.busy_seconds > 0:  # else the device takes them now, and wakes us then
+            self._wake.set()

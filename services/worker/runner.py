@@ -1,0 +1,188 @@
+"""The one device thread: takes a batch when the device is free, runs it, hands finished jobs on.
+
+On the way of a request between `intake.py` (prepared jobs come in, finished jobs go out) and the model's forward pass. Prepared
+sequences wait in the batcher's room, one batch ahead; the device thread itself cuts the next batch the moment it is free, so that
+what arrived during the last forward pass is in it and no event-loop turn stands between two batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol
+
+from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.telemetry.logs import fields
+from services.worker.batcher import Batch, Group, Limits, Waiting, WaitingRoom
+from services.worker.held import HeldJob
+from services.worker.models import Output, Sequence
+
+log = logging.getLogger(__name__)
+
+_Forward = Callable[[list[Sequence]], list[Output]]
+
+
+class Outcomes(Protocol):
+    """Told by the device thread what became of jobs; must return at once."""
+
+    def finished(self, jobs: list[HeldJob]) -> None: ...
+
+    def failed(self, job: HeldJob, error: ShoalError) -> None: ...
+
+    def device_changed(self) -> None:
+        """A forward pass began, or the device has nothing left to do."""
+
+
+class Runner:
+    """`add` prepared jobs from any thread; `outcomes` hears of each exactly once, unless it became unwanted.
+
+    `clock` rises, `unix_time` tells deadlines (both seconds). `recover` is called after a failed forward pass, before its halves
+    are tried; if it raises, the device is lost and `ended` has its error. `enter` runs first on the device thread.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        outcomes: Outcomes,
+        *,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        recover: Callable[[], None],
+        enter: Callable[[], None],
+    ) -> None:
+        self.ended: Future[None] = Future()
+        self._limits = limits
+        self._outcomes = outcomes
+        self._clock = clock
+        self._unix_time = unix_time
+        self._recover = recover
+        self._enter = enter
+        # Mutable state, all of it guarded by the condition's lock.
+        self._condition = threading.Condition()
+        self._room = WaitingRoom()
+        self._jobs: dict[int, HeldJob] = {}
+        self._free_at = 0.0
+        self._stopping = False
+        # A daemon, because a forward pass cannot be interrupted and must not outlive the grace of a stopping worker.
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+
+    def start(self) -> None:
+        self.ended.set_running_or_notify_cancel()  # so that who stops waiting for it does not take its result's place
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Run no further batch and tell of none; `ended` resolves when the one in progress is over."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._room.tokens
+
+    @property
+    def busy_seconds(self) -> float:
+        """How much longer the forward pass in progress is expected to take; 0 if none is, or nobody can tell."""
+        return max(0.0, self._free_at - self._clock())
+
+    def add(self, jobs: Collection[HeldJob]) -> None:
+        """Let prepared jobs wait for the device. Each must have at least one sequence."""
+        with self._condition:
+            now = self._clock()
+            for held in jobs:
+                prepared = held.ready
+                waiting = [Waiting(held.number, index, sequence.tokens, now) for index, sequence in enumerate(prepared.sequences)]
+                self._jobs[held.number] = held
+                self._room.add(Group(held.resident.name, prepared.head), waiting)
+            self._condition.notify()
+
+    def _main(self) -> None:
+        try:
+            self._enter()
+            while (batch := self._next()) is not None:
+                self._serve(batch)
+        except BaseException as error:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
+
+    def _next(self) -> Batch | None:
+        """Wait for work; None when the runner stops."""
+        with self._condition:
+            while not self._stopping:
+                self._drop_stale()
+                batch = self._room.take(self._limits, self._clock())
+                if batch is not None:
+                    meter = self._jobs[batch.chosen[0].job].resident.meter
+                    self._free_at = self._clock() + meter.expected_seconds(batch.tokens)
+                    self._outcomes.device_changed()
+                    return batch
+                self._free_at = 0.0
+                self._outcomes.device_changed()
+                self._condition.wait()
+        return None
+
+    def _drop_stale(self) -> None:
+        """Before the forward pass: jobs that nobody waits for any more."""
+        now = self._unix_time()
+        expired = [held for held in self._jobs.values() if held.deadline_unix <= now and not held.unwanted]
+        unwanted = [held for held in self._jobs.values() if held.unwanted]
+        self._forget([*expired, *unwanted])
+        for held in expired:
+            self._outcomes.failed(held, DeadlinePassed("the deadline passed while the job waited for the device"))
+
+    def _forget(self, jobs: Collection[HeldJob]) -> None:
+        if jobs:
+            self._room.remove({held.number for held in jobs})
+            for held in jobs:
+                del self._jobs[held.number]
+
+    def _serve(self, batch: Batch) -> None:
+        jobs = [self._jobs[one.job] for one in batch.chosen]
+        sequences = [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
+        resident = jobs[0].resident
+        head = jobs[0].ready.head
+        started = self._clock()
+        outputs = self._forward_apart(partial(resident.model.forward, head), sequences)
+        seconds = self._clock() - started
+        resident.meter.add_forward(batch.tokens, seconds)
+        told = fields({"model": resident.name, "tokens": batch.tokens, "sequences": len(sequences), "seconds": seconds})
+        log.debug("batch", extra=told)
+        for held in dict.fromkeys(jobs):
+            held.forward_seconds += seconds
+        self._hand_on(batch, jobs, outputs)
+
+    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outputs: list[Output | ShoalError]) -> None:
+        broken: dict[HeldJob, ShoalError] = {}
+        for one, held, output in zip(batch.chosen, jobs, outputs, strict=True):
+            if isinstance(output, ShoalError):
+                broken.setdefault(held, output)
+            else:
+                held.outputs[one.index] = output
+        finished = [held for held in dict.fromkeys(jobs) if held.is_complete]
+        with self._condition:
+            if self._stopping:
+                return
+            self._forget([*broken, *finished])
+        for held, error in broken.items():
+            self._outcomes.failed(held, error)
+        if finished:
+            self._outcomes.finished(finished)
+
+    def _forward_apart(self, forward: _Forward, sequences: list[Sequence]) -> list[Output | ShoalError]:
+        """Run a batch; if it fails, run its halves, until what fails is a single sequence."""
+        try:
+            outputs: list[Output | ShoalError] = [*forward(sequences)]
+        except Exception as error:
+            log.exception("forward failed", extra=fields({"sequences": len(sequences)}))
+            failure = InternalError(f"the model failed on this input: {type(error).__name__}")
+        else:
+            return outputs
+        self._recover()
+        if len(sequences) == 1:
+            return [failure]
+        middle = len(sequences) // 2
+        return [*self._forward_apart(forward, sequences[:middle]), *self._forward_apart(forward, sequences[middle:])]

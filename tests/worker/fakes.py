@@ -1,0 +1,229 @@
+"""A model that is quick to run and easy to upset, and a router that keeps its lanes in memory; both speak the real contracts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
+
+from libs.catalog.card import Card
+from libs.errors import InputTooLong, InvalidInput
+from services.worker.models import EncodeResult, EncodeWork, Head, Output, Prepared, Result, Sequence, Stored, Work
+
+POISON = "\N{SKULL}"
+ENDLESS = "\N{INFINITY}"
+SLOW = "\N{TURTLE}"
+MAX_TOKENS = 1000
+
+
+class FakeModel:
+    """A token is a character; a text's vector is (number of tokens, sum of their code points).
+
+    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set.
+    """
+
+    def __init__(self, name: str = "org/fake", size: int = 100) -> None:
+        self.card = Card(
+            model=name,
+            revision="r1",
+            family="fake",
+            kind="dense",
+            tasks=("encode",),
+            representations=("dense",),
+            max_tokens=MAX_TOKENS,
+        )
+        self.bytes = size
+        self.gate = threading.Event()
+        self.batches: list[list[int]] = []
+        """Tokens of each sequence of each forward pass that was tried."""
+        self.started = threading.Event()
+
+    def prepare(self, work: Work) -> Prepared:
+        if not isinstance(work, EncodeWork):
+            raise InvalidInput("only encode")
+        for index, text in enumerate(work.texts):
+            if len(text) > MAX_TOKENS:
+                raise InputTooLong(f"{len(text)} tokens, at most {MAX_TOKENS}", field=f"items[{index}].text")
+        sequences = [Sequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]
+        return Prepared(work, "dense", sequences)
+
+    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]:
+        self.batches.append([sequence.tokens for sequence in sequences])
+        self.started.set()
+        letters = {chr(token) for sequence in sequences for token in sequence.ids}
+        if SLOW in letters:
+            self.gate.wait(30)
+        if POISON in letters:
+            raise RuntimeError("poisoned")
+        return [self._vector(sequence) for sequence in sequences]
+
+    @staticmethod
+    def _vector(sequence: Sequence) -> Output:
+        total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum())
+        return np.array([sequence.tokens, total], dtype=np.float32)
+
+    def finish(self, prepared: Prepared, outputs: list[Output]) -> Result:
+        rows = np.stack(outputs) if outputs else np.zeros((0, 2), np.float32)
+        return EncodeResult(dense=Stored("float32", rows.shape, rows))
+
+
+def vectors(result: worker_pb2.JobResult) -> list[list[float]]:
+    tensor = result.encode.dense
+    assert tensor.data_type == tensor_pb2.DATA_TYPE_FLOAT32
+    rows: list[list[float]] = np.frombuffer(tensor.data, "<f4").reshape(tuple(tensor.shape)).tolist()
+    return rows
+
+
+def vector(text: str) -> list[float]:
+    return [float(len(text)), float(sum(map(ord, text)))]
+
+
+def encode_job(job_id: str, *texts: str, seconds: float = 30.0, first_item: int = 0) -> worker_pb2.Job:
+    now = time.time() * 1000
+    return worker_pb2.Job(
+        job_id=job_id,
+        encode=inference_pb2.EncodeRequest(items=[inference_pb2.Item(text=text) for text in texts]),
+        first_item=first_item,
+        deadline_unix_ms=int(now + seconds * 1000),
+        queued_unix_ms=int(now),
+    )
+
+
+@dataclass
+class FakeLanes:
+    """What Redis holds for the routers: queues by model, leases, and every answer that came."""
+
+    queued: dict[str, deque[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(deque))
+    """Job ids and payloads."""
+    leased: dict[str, set[str]] = field(default_factory=dict)
+    answers: dict[str, list[worker_pb2.JobResult]] = field(default_factory=lambda: defaultdict(list))
+    heartbeats: list[worker_pb2.HeartbeatRequest] = field(default_factory=list)
+    completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
+    pulls: list[worker_pb2.PullRequest] = field(default_factory=list)
+    handed_back: list[str] = field(default_factory=list)
+    to_tell: worker_pb2.HeartbeatResponse = field(default_factory=worker_pb2.HeartbeatResponse)
+    """Goes out with the next heartbeat's answer."""
+    claimed: set[str] = field(default_factory=set)
+    rung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, model: str, *jobs: worker_pb2.Job) -> None:
+        for job in jobs:
+            self.put_payload(model, job.job_id, job.SerializeToString())
+
+    def put_payload(self, model: str, job_id: str, payload: bytes) -> None:
+        self.queued[model].append((job_id, payload))
+        self.rung.set()
+
+    def answer(self, job_id: str) -> worker_pb2.JobResult:
+        """The one answer to a job."""
+        (result,) = self.answers[job_id]
+        return result
+
+    def states(self) -> dict[str, int]:
+        """Of the models in the last heartbeat."""
+        return {model.model: model.state for model in self.heartbeats[-1].models} if self.heartbeats else {}
+
+    def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
+        for lane in request.lanes:
+            jobs = self.queued[lane.model]
+            if jobs:
+                taken = [jobs.popleft() for _ in range(min(len(jobs), request.budget_jobs))]
+                batch_id = f"batch-{len(self.leased)}"
+                self.leased[batch_id] = {job_id for job_id, _ in taken}
+                return worker_pb2.PullResponse(lane=lane, batch_id=batch_id, jobs=[payload for _, payload in taken], lease_ms=15000)
+        cold = [model for model, jobs in self.queued.items() if jobs and model not in self.claimed]
+        if request.can_load and cold:
+            self.claimed.add(cold[0])
+            return worker_pb2.PullResponse(load_model=cold[0])
+        return None
+
+
+class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
+    """WorkerService over FakeLanes. `refuse_completes`: Complete gets UNAVAILABLE. `is_stopping`: Pull gets nothing, at once."""
+
+    def __init__(self, lanes: FakeLanes) -> None:
+        self.lanes = lanes
+        self.refuse_completes = False
+        self.is_stopping = False
+        self.address = ""
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+    async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+        self.lanes.pulls.append(request)
+        if self.is_stopping:
+            return worker_pb2.PullResponse()
+        try:
+            async with asyncio.timeout(request.wait_seconds):
+                while (response := self.lanes.lease(request)) is None:
+                    self.lanes.rung.clear()
+                    await self.lanes.rung.wait()
+                return response
+        except TimeoutError:
+            return worker_pb2.PullResponse()
+
+    async def Complete(
+        self,
+        request: worker_pb2.CompleteRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
+    ) -> worker_pb2.CompleteResponse:
+        if self.refuse_completes:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        self.lanes.completes.append(request)
+        lease = self.lanes.leased[request.batch_id]
+        for completed in request.jobs:
+            lease.discard(completed.job_id)
+            self.lanes.answers[completed.job_id].append(worker_pb2.JobResult.FromString(completed.result))
+        if request.release:
+            self.lanes.handed_back.extend(lease)
+            lease.clear()
+        return worker_pb2.CompleteResponse(accepted=len(request.jobs))
+
+    async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
+        self.lanes.heartbeats.append(request)
+        told, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
+        return told
+
+
+@asynccontextmanager
+async def routers(lanes: FakeLanes, count: int = 1) -> AsyncIterator[list[FakeRouter]]:
+    running = [FakeRouter(lanes) for _ in range(count)]
+    for router in running:
+        await router.start()
+    try:
+        yield running
+    finally:
+        for router in running:
+            await router.stop()
+
+
+async def until(predicate: Callable[[], bool], what: str = "the condition", timeout: float = 10.0) -> None:
+    """Returns once `predicate()` is true."""
+    end = time.monotonic() + timeout
+    while not predicate():
+        assert time.monotonic() < end, f"waited {timeout:g} s for {what}"
+        await asyncio.sleep(0.005)
+
+
+def checkpoint(root: Path, model: str) -> Path:
+    """A directory that looks enough like a checkpoint to be found."""
+    directory = root / model
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    return directory

@@ -1,0 +1,74 @@
+"""A whole worker against routers of the tests' own, in this process or as a process of its own.
+
+`python -m tests.worker.running` is the real entry point with a FakeModel on its device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from services.worker.__main__ import main
+from services.worker.app import serve
+from services.worker.device import Device
+from services.worker.disk import Shelf
+from services.worker.settings import Settings
+from tests.worker.fakes import FakeModel, FakeRouter, checkpoint
+
+MODEL = "org/fake"
+
+
+class Bay:
+    """A running worker: `models` by id as they are loaded, `stop` to end it, `done` when it has."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, FakeModel] = {}
+        self.stop = asyncio.Event()
+        self.done: asyncio.Task[None] | None = None
+        self.is_lost = False
+
+    @property
+    def model(self) -> FakeModel:
+        return self.models[MODEL]
+
+    def load(self, directory: Path, name: str) -> FakeModel:
+        self.models[name] = FakeModel(name)
+        return self.models[name]
+
+    def recover(self) -> None:
+        if self.is_lost:
+            raise RuntimeError("device lost")
+
+
+def fake_device(bay: Bay) -> Device:
+    return Device(name="fake", memory_bytes=1000, batch_tokens=500, item_bytes=4, load=bay.load, recover=bay.recover)
+
+
+@asynccontextmanager
+async def worker(root: Path, routers: list[FakeRouter], *names: str, **changes: float) -> AsyncIterator[Bay]:
+    """A worker in this process that has the named models (and MODEL) on disk."""
+    for name in (MODEL, *names):
+        checkpoint(root, name)
+    settings = Settings(
+        worker_id="w1",
+        routers=tuple(router.address for router in routers),
+        models=(Shelf(root),),
+        heartbeat_seconds=0.2,
+        pull_wait_seconds=2.0,
+    )
+    bay = Bay()
+    bay.done = asyncio.create_task(serve(replace(settings, **changes), fake_device(bay), bay.stop))  # type: ignore[arg-type]
+    try:
+        yield bay
+    finally:
+        for model in bay.models.values():
+            model.gate.set()
+        bay.stop.set()
+        await bay.done
+
+
+if __name__ == "__main__":
+    main(lambda settings: fake_device(Bay()))

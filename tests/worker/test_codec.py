@@ -1,0 +1,196 @@
+"""Jobs to work and results to messages and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
+
+from libs.catalog.card import Card
+from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
+from services.worker import codec
+from services.worker.codec import Timings
+from services.worker.models import (
+    ClassifyWork,
+    EncodeResult,
+    EncodeWork,
+    EntitiesWork,
+    Entity,
+    Extraction,
+    ExtractResult,
+    LabelScore,
+    RaggedRows,
+    Result,
+    ScoreResult,
+    ScoreWork,
+    Stored,
+)
+
+TIMES = Timings(queue=1.0, prepare=2.0, wait=3.0, forward=4.0, finish=5.0)
+
+
+def item(text: str) -> pb.Item:
+    return pb.Item(text=text)
+
+
+def sent(result: Result) -> worker_pb2.JobResult:
+    return worker_pb2.JobResult.FromString(codec.result_of(result, revision="r", tokens=7, timings=TIMES))
+
+
+def test_encode_with_everything_set() -> None:
+    request = pb.EncodeRequest(
+        items=[item("a"), item("ü")],
+        role=pb.ROLE_QUERY,
+        representations=[pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR],
+        data_type=tensor_pb2.DATA_TYPE_INT8,
+        dimensions=8,
+        normalize=False,
+        instruction="find: ",
+        truncation=pb.TRUNCATION_NONE,
+    )
+    work = codec.to_work(worker_pb2.Job(encode=request))
+    assert work == EncodeWork(["a", "ü"], "query", ("dense", "multi_vector"), "int8", 8, False, "find: ", "none")
+    assert codec.text_bytes(work) == 3
+
+
+def test_encode_with_nothing_set_has_the_contracts_defaults() -> None:
+    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(["a"])
+
+
+def test_score() -> None:
+    request = pb.ScoreRequest(query=item("q"), documents=[item("aa"), item("b")], scale=pb.SCORE_SCALE_PROBABILITY)
+    work = codec.to_work(worker_pb2.Job(score=request))
+    assert work == ScoreWork("q", ["aa", "b"], "", "probability", "end")
+    assert codec.text_bytes(work) == 5
+
+
+def test_extract() -> None:
+    entities = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(labels=["x"], threshold=0.5, flat=False))
+    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(["a"], ("x",), 0.5, False)
+    defaults = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(aggregation=pb.AGGREGATION_MAX))
+    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(["a"], (), None, True, "max")
+    classify = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"))
+    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}")
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "field"),
+    [
+        (worker_pb2.Job(), InvalidInput, ""),
+        (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a"), pb.Item()])), InvalidInput, "items[1]"),
+        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(image=pb.Image())])), TaskNotSupported, "items[0].image"),
+        (worker_pb2.Job(score=pb.ScoreRequest(documents=[item("a")])), InvalidInput, "query"),
+        (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
+        (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
+        (worker_pb2.Job(extract=pb.ExtractRequest(relations=pb.RelationsTask())), TaskNotSupported, "relations"),
+    ],
+)
+def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:
+    with pytest.raises(error) as caught:
+        codec.to_work(job)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("stored", "data_type"),
+    [
+        (Stored("float32", (2, 2), np.array([[1, 2], [3, 4]], "<f4")), tensor_pb2.DATA_TYPE_FLOAT32),
+        (Stored("float16", (2, 2), np.array([[1, 2], [3, 4]], "<f2")), tensor_pb2.DATA_TYPE_FLOAT16),
+        (Stored("bfloat16", (2, 2), np.array([[1, 2], [3, 4]], "<u2")), tensor_pb2.DATA_TYPE_BFLOAT16),
+        (Stored("binary", (2, 9), np.array([[1, 128], [3, 0]], "u1")), tensor_pb2.DATA_TYPE_BINARY),
+    ],
+)
+def test_dense_vectors_keep_their_bytes(stored: Stored, data_type: int) -> None:
+    tensor = sent(EncodeResult(dense=stored)).encode.dense
+    assert (tensor.data_type, tuple(tensor.shape)) == (data_type, stored.shape)
+    np.testing.assert_array_equal(np.frombuffer(tensor.data, stored.values.dtype).reshape(2, 2), stored.values)
+    assert (tensor.scale, tensor.offset) == (b"", b"")
+
+
+@pytest.mark.parametrize("data_type", ["int8", "uint8"])
+def test_scales_and_offsets_travel_with_bytes(data_type: str) -> None:
+    rows = np.array([0.5, 0.25], np.float32)
+    offset = rows + 1 if data_type == "uint8" else None
+    stored = Stored(data_type, (2, 3), np.zeros((2, 3), data_type), rows, offset)  # type: ignore[arg-type]
+    tensor = sent(EncodeResult(dense=stored)).encode.dense
+    np.testing.assert_array_equal(np.frombuffer(tensor.scale, "<f4"), rows)
+    assert tensor.offset == (b"" if offset is None else offset.tobytes())
+
+
+def test_multi_vectors() -> None:
+    rows = RaggedRows(Stored("float16", (3, 2), np.arange(6, dtype="<f2").reshape(3, 2)), [0, 1, 3])
+    message = sent(EncodeResult(multi_vector=rows)).encode
+    assert not message.HasField("dense")
+    assert list(message.multi_vector.offsets) == [0, 1, 3]
+    assert list(message.multi_vector.values.shape) == [3, 2]
+
+
+def test_scores_usage_and_timings() -> None:
+    message = sent(ScoreResult(np.array([0.5, -1], np.float32))).score
+    assert np.frombuffer(message.scores.data, "<f4").tolist() == [0.5, -1]
+    assert message.model_revision == "r"
+    assert message.usage.input_tokens == 7
+    times = message.timings
+    assert [times.queue_seconds, times.prepare_seconds, times.wait_seconds, times.forward_seconds, times.finish_seconds] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+def test_extractions() -> None:
+    found = Extraction(entities=(Entity(0, 2, "PER", 0.5, "Al"),), labels=(LabelScore("good", 0.25),))
+    (result, empty) = sent(ExtractResult([found, Extraction()])).extract.results
+    assert result == pb.Extraction(
+        entities=[pb.Entity(start=0, end=2, label="PER", score=0.5, text="Al")], labels=[pb.LabelScore(label="good", score=0.25)]
+    )
+    assert empty == pb.Extraction()
+
+
+def test_a_failure_names_the_requests_field() -> None:
+    error = InputTooLong("too long", field="items[2].text")
+    failure = worker_pb2.JobResult.FromString(codec.failed(error, first_item=10)).failure
+    assert failure == worker_pb2.Failure(reason="INPUT_TOO_LONG", message="too long", field="items[12].text")
+
+
+@pytest.mark.parametrize(
+    ("field", "rebased"),
+    [
+        ("documents[0].text", "documents[5].text"),
+        ("items[7]", "items[12]"),
+        ("query.text", "query.text"),
+        ("", ""),
+        ("classify.labels[1]", "classify.labels[1]"),
+    ],
+)
+def test_only_items_are_rebased(field: str, rebased: str) -> None:
+    assert codec.rebase(field, 5) == rebased
+
+
+def test_cards() -> None:
+    card = Card(
+        model="org/m",
+        revision="r",
+        family="bert",
+        kind="dense",
+        tasks=("encode", "score", "entities", "classify"),
+        representations=("dense", "multi_vector"),
+        max_tokens=256,
+        dimensions=384,
+        labels=("x",),
+        prompts={"query": "q: ", "document": "d: "},
+    )
+    message = codec.to_card(card, stored_bytes=9, data_type="bfloat16", tokens_per_byte=0.25)
+    assert list(message.tasks) == [
+        models_pb2.TASK_ENCODE,
+        models_pb2.TASK_SCORE,
+        models_pb2.TASK_ENTITIES,
+        models_pb2.TASK_CLASSIFY,
+    ]
+    assert list(message.representations) == [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR]
+    assert list(message.prompts) == ["document", "query"]
+    assert (message.bytes, message.data_type, message.tokens_per_byte) == (9, "bfloat16", 0.25)
+    assert message.max_tokens == 256

@@ -1,0 +1,29 @@
+"""The device that settings ask for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from libs.errors import InvalidInput
+from services.worker.device import open_device
+from services.worker.settings import Settings
+
+
+def test_a_cpu_has_defaults_for_what_is_not_set() -> None:
+    device = open_device(Settings("w", device="cpu", dtype="float32"))
+    assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 4096)
+    assert device.memory_bytes > 2**20
+    device.recover()
+    device.trim()
+
+
+def test_what_is_set_counts() -> None:
+    device = open_device(Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000))
+    assert (device.item_bytes, device.batch_tokens, device.memory_bytes) == (2, 100, 1000)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")
+def test_an_accelerator_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="SHOAL_DEVICE"):
+        open_device(Settings("w", device="cuda"))

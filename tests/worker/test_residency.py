@@ -1,0 +1,226 @@
+"""Loads, unloads, and the memory budget."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.errors import ModelBroken
+from services.worker.disk import Shelf
+from services.worker.held import Resident
+from services.worker.residency import Residency, to_evict
+from tests.worker.fakes import FakeModel, checkpoint, until
+
+
+class Store:
+    """Checkpoints of 100 bytes each and a loader that can be held up or made to fail."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        self.root = root
+        self.gate = threading.Event()
+        self.gate.set()
+        self.errors: dict[str, Exception] = {}
+        self.loads: list[str] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str, size: int = 100) -> None:
+        save_file({"w": np.zeros(size // 4, np.float32)}, checkpoint(self.root, name) / "model.safetensors")
+
+    def load(self, directory: Path, name: str) -> FakeModel:
+        self.loads.append(name)
+        self.gate.wait(10)
+        if name in self.errors:
+            raise self.errors[name]
+        return FakeModel(name)
+
+
+@asynccontextmanager
+async def residency(store: Store, memory_bytes: int = 250) -> AsyncIterator[Residency]:
+    async with asyncio.TaskGroup() as tasks:
+        made = Residency(
+            (Shelf(store.root),), memory_bytes, 4, store.load, tasks, clock=time.monotonic, changed=lambda: None, trim=lambda: None
+        )
+        try:
+            yield made
+        finally:
+            store.gate.set()
+            made.stop()
+
+
+def line(residency: Residency, model: str) -> worker_pb2.WorkerModel:
+    return next(one for one in residency.report() if one.model == model)
+
+
+def state(residency: Residency, model: str) -> int:
+    return {one.model: one.state for one in residency.report()}.get(model, models_pb2.MODEL_STATE_ABSENT)
+
+
+async def loaded(residency: Residency, *models: str) -> None:
+    for model in models:
+        residency.load(model)
+        await until(lambda model=model: residency.serving(model) is not None, f"{model} to load")  # type: ignore[misc]
+
+
+def held(residency: Residency, model: str) -> Resident:
+    """The model with one job held."""
+    resident = residency.serving(model)
+    assert resident is not None
+    residency.hold(resident, 1)
+    return resident
+
+
+async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
+    store = Store(tmp_path, "org/a", "org/b")
+    async with residency(store) as r:
+        await loaded(r, "org/a")
+        store.gate.clear()
+        r.load("org/b")
+        r.load("org/b")
+        await until(lambda: "org/b" in store.loads)
+        assert state(r, "org/b") == models_pb2.MODEL_STATE_LOADING
+        assert r.lanes() == ["org/a"]
+        store.gate.set()
+        await until(lambda: r.serving("org/b") is not None)
+        assert store.loads == ["org/a", "org/b"]
+        assert line(r, "org/b").card.data_type == "float32"
+        assert r.used_bytes == 200
+
+
+async def test_an_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path)) as r:
+        for model in ("org/unknown", "../../etc"):
+            r.load(model)
+            await until(lambda model=model: state(r, model) == models_pb2.MODEL_STATE_FAILED)  # type: ignore[misc]
+            assert line(r, model).failure.reason == "MODEL_NOT_FOUND"
+
+
+async def test_a_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) -> None:
+    store = Store(tmp_path, "org/a", "org/b")
+    store.errors = {"org/a": ModelBroken("config.json: no family"), "org/b": ValueError("odd")}
+    async with residency(store) as r:
+        for model, why in (("org/a", "config.json: no family"), ("org/b", "odd")):
+            r.load(model)
+            await until(lambda model=model: state(r, model) == models_pb2.MODEL_STATE_FAILED)  # type: ignore[misc]
+            assert line(r, model).failure.reason == "MODEL_LOAD_FAILED"
+            assert why in line(r, model).failure.message
+        assert r.used_bytes == 0
+        store.errors.clear()
+        await loaded(r, "org/a")
+
+
+async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    store = Store(tmp_path, "org/a")
+    store.add("org/huge", size=1000)
+    async with residency(store) as r:
+        await loaded(r, "org/a")
+        r.load("org/huge")
+        await until(lambda: state(r, "org/huge") == models_pb2.MODEL_STATE_FAILED)
+        assert "1,000" in line(r, "org/huge").failure.message
+        assert "250" in line(r, "org/huge").failure.message
+        assert store.loads == ["org/a"]
+        assert r.serving("org/a") is not None
+
+
+async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path, "org/a", "org/b", "org/c")) as r:
+        await loaded(r, "org/a", "org/b")
+        r.let_go(held(r, "org/a"))
+        await loaded(r, "org/c")
+        assert r.lanes() == ["org/a", "org/c"]
+        assert r.used_bytes == 200
+
+
+async def test_a_pinned_model_stays(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path, "org/a", "org/b", "org/c", "org/d")) as r:
+        await loaded(r, "org/a", "org/b")
+        r.pin("org/a", True)
+        await loaded(r, "org/c")
+        assert r.lanes() == ["org/a", "org/c"]
+        assert line(r, "org/a").pinned
+        r.pin("org/c", True)
+        r.load("org/d")
+        await until(lambda: state(r, "org/d") == models_pb2.MODEL_STATE_FAILED)
+        assert "200 are pinned" in line(r, "org/d").failure.message
+        r.pin("org/a", False)
+        await loaded(r, "org/d")
+
+
+async def test_an_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path, "org/a")) as r:
+        await loaded(r, "org/a")
+        resident = held(r, "org/a")
+        r.evict("org/a")
+        assert r.lanes() == []
+        assert r.serving("org/a") is None
+        await asyncio.sleep(0)
+        assert state(r, "org/a") == models_pb2.MODEL_STATE_RESIDENT
+        r.load("org/a")
+        r.let_go(resident)
+        await until(lambda: r.serving("org/a") not in (None, resident))
+        assert r.used_bytes == 100
+
+
+async def test_loads_that_need_each_others_room_all_end(tmp_path: Path) -> None:
+    names = [f"org/m{number}" for number in range(8)]
+    store = Store(tmp_path, *names)
+    async with residency(store) as r:
+        for name in names:
+            r.load(name)
+        await until(lambda: sorted(store.loads) == names and r.can_load(), "every load to end")
+        await until(lambda: all(one.state != models_pb2.MODEL_STATE_LOADING for one in r.report()))
+        assert all(one.state != models_pb2.MODEL_STATE_FAILED for one in r.report())
+        assert r.used_bytes <= 250
+
+
+async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path, "org/a", "org/b"), memory_bytes=200) as r:
+        assert r.can_load()
+        await loaded(r, "org/a", "org/b")
+        assert r.can_load(), "an idle model may go"
+        residents = [held(r, "org/a"), held(r, "org/b")]
+        assert not r.can_load(), "both are young and in use"
+        for resident in residents:
+            r.let_go(resident)
+
+
+async def test_models_take_turns(tmp_path: Path) -> None:
+    async with residency(Store(tmp_path, "org/a", "org/b")) as r:
+        await loaded(r, "org/a", "org/b")
+        r.let_go(held(r, "org/a"))
+        assert r.lanes() == ["org/b", "org/a"]
+        r.let_go(held(r, "org/b"))
+        assert r.lanes() == ["org/a", "org/b"]
+
+
+async def test_a_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    store = Store(tmp_path, "org/a")
+    store.gate.clear()
+    async with residency(store) as r:
+        r.load("org/a")
+        await until(lambda: store.loads == ["org/a"])
+        r.stop()
+        r.load("org/a")
+    assert store.loads == ["org/a"]
+
+
+def test_idle_models_go_before_used_ones() -> None:
+    async def main() -> None:
+        def resident(name: str, last_used: float, held_jobs: int = 0) -> Resident:
+            return Resident(name, FakeModel(name), 1.0, 0.0, last_used, held_jobs=held_jobs)
+
+        models = [resident("busy", 1.0, held_jobs=1), resident("old", 2.0), resident("new", 3.0)]
+        assert [one.name for one in to_evict(models, 100)] == ["old"]
+        assert [one.name for one in to_evict(models, 101)] == ["old", "new"]
+        assert [one.name for one in to_evict(models, 201)] == ["old", "new", "busy"]
+        assert to_evict(models, 0) == []
+
+    asyncio.run(main())

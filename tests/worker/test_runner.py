@@ -1,0 +1,191 @@
+"""The device thread with a small model: batches, bisecting, deadlines, cancellation, and its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from shoal.v1 import worker_pb2
+
+from libs.errors import DeadlinePassed, InternalError, ShoalError
+from services.worker import codec
+from services.worker.batcher import Limits
+from services.worker.held import HeldJob, Lease, Resident
+from services.worker.runner import Runner
+from tests.support.waiting import wait_until
+from tests.worker.fakes import POISON, SLOW, FakeModel, encode_job, vector
+
+
+class Told:
+    """Outcomes, kept."""
+
+    def __init__(self) -> None:
+        self.done: list[HeldJob] = []
+        self.broken: dict[HeldJob, ShoalError] = {}
+
+    def finished(self, jobs: list[HeldJob]) -> None:
+        self.done.extend(jobs)
+
+    def failed(self, job: HeldJob, error: ShoalError) -> None:
+        self.broken[job] = error
+
+    def device_changed(self) -> None:
+        return
+
+
+class Bench:
+    """A runner, its model and what it told."""
+
+    def __init__(self, *, batch_tokens: int = 1000) -> None:
+        self.model = FakeModel()
+        self.resident = Resident("org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
+        self.told = Told()
+        self.recovered = 0
+        self.lost = False
+        self.runner = Runner(
+            Limits(batch_tokens, 256, 1.0),
+            self.told,
+            clock=time.monotonic,
+            unix_time=time.time,
+            recover=self._recover,
+            enter=lambda: None,
+        )
+
+    def _recover(self) -> None:
+        self.recovered += 1
+        if self.lost:
+            raise RuntimeError("device lost")
+
+    def held(self, *texts: str, seconds: float = 30.0) -> HeldJob:
+        job = encode_job("job", *texts, seconds=seconds)
+        held = HeldJob(id(job), job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, received_at=0.0, queue_seconds=0.0)
+        held.prepared = self.model.prepare(codec.to_work(job))
+        return held
+
+    def ended(self) -> bool:
+        return self.runner.ended.done()
+
+
+@contextmanager
+def bench(**options: int) -> Iterator[Bench]:
+    made = Bench(**options)
+    made.runner.start()
+    try:
+        yield made
+    finally:
+        made.model.gate.set()
+        made.runner.stop()
+        wait_until(made.ended)
+
+
+def outputs(held: HeldJob) -> list[list[float]]:
+    return [held.outputs[index].tolist() for index in range(len(held.ready.sequences))]
+
+
+def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
+    with bench() as b:
+        jobs = [b.held("a", "bcd"), b.held("xyz")]
+        b.runner.add(jobs)
+        wait_until(lambda: len(b.told.done) == 2)
+        assert outputs(jobs[0]) == [vector("a"), vector("bcd")]
+        assert outputs(jobs[1]) == [vector("xyz")]
+        assert len(b.model.batches) == 1
+        assert jobs[0].forward_seconds == jobs[1].forward_seconds > 0
+        assert b.resident.meter.tokens_per_second > 0
+
+
+def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
+    with bench() as b:
+        b.runner.add([b.held(SLOW)])
+        b.model.started.wait(10)
+        for text in ("a", "bb", "ccc"):
+            b.runner.add([b.held(text)])
+        assert b.runner.waiting_tokens == 6
+        b.model.gate.set()
+        wait_until(lambda: len(b.told.done) == 4)
+        assert b.model.batches == [[1], [1, 2, 3]]
+
+
+def test_a_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
+    with bench(batch_tokens=10) as b:
+        job = b.held(*["abcd"] * 7)
+        b.runner.add([job])
+        wait_until(lambda: b.told.done == [job])
+        assert outputs(job) == [vector("abcd")] * 7
+        assert sorted(map(len, b.model.batches)) == [1, 2, 2, 2]
+
+
+def test_a_poisoned_sequence_fails_its_job_alone() -> None:
+    with bench() as b:
+        good = [b.held(f"good {number}") for number in range(20)]
+        bad = b.held("fine", POISON)
+        b.runner.add([*good[:7], bad, *good[7:]])
+        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
+        assert list(b.told.broken) == [bad]
+        assert isinstance(b.told.broken[bad], InternalError)
+        assert [outputs(job) for job in good] == [[vector(f"good {number}")] for number in range(20)]
+        assert b.recovered > 0
+        after = b.held("after")
+        b.runner.add([after])
+        wait_until(lambda: after in b.told.done)
+
+
+def test_the_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
+    with bench(batch_tokens=4) as b:
+        bad = b.held(POISON * 4, "aaaa", "bbbb")
+        b.runner.add([bad])
+        wait_until(lambda: bad in b.told.broken)
+        wait_until(lambda: b.runner.waiting_tokens == 0)
+        assert b.model.batches == [[4]]
+
+
+def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> None:
+    with bench() as b:
+        b.runner.add([b.held(SLOW)])
+        b.model.started.wait(10)
+        late, unwanted, good = b.held("late", seconds=0.0), b.held("unwanted"), b.held("good")
+        b.runner.add([late, unwanted, good])
+        unwanted.unwanted = True
+        b.model.gate.set()
+        wait_until(lambda: good in b.told.done)
+        assert isinstance(b.told.broken.pop(late), DeadlinePassed)
+        assert not b.told.broken
+        assert unwanted not in b.told.done
+        assert b.model.batches == [[1], [4]]
+
+
+def test_a_lost_device_ends_the_thread_with_its_error() -> None:
+    with bench() as b:
+        b.lost = True
+        b.runner.add([b.held(POISON)])
+        with pytest.raises(RuntimeError, match="device lost"):
+            b.runner.ended.result(10)
+
+
+def test_no_forward_pass_overlaps_another() -> None:
+    with bench() as b:
+        running = threading.Semaphore(1)
+        real = b.model.forward
+        overlaps: list[int] = []
+
+        def watched(head: str, sequences: list[object]) -> list[np.ndarray]:
+            if not running.acquire(blocking=False):
+                overlaps.append(1)
+            try:
+                return real(head, sequences)  # type: ignore[arg-type]
+            finally:
+                running.release()
+
+        b.model.forward = watched  # type: ignore[method-assign, assignment]
+        jobs = [b.held(f"text {number}") for number in range(200)]
+        adders = [threading.Thread(target=b.runner.add, args=(jobs[start::4],)) for start in range(4)]
+        for adder in adders:
+            adder.start()
+        for adder in adders:
+            adder.join()
+        wait_until(lambda: len(b.told.done) == 200)
+        assert not overlaps

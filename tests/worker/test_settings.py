@@ -1,0 +1,57 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.errors import InvalidInput
+from services.worker.disk import parse_shelves
+from services.worker.settings import Settings
+
+
+def test_defaults() -> None:
+    settings = Settings.from_env({})
+    assert settings.routers == ("127.0.0.1:50051",)
+    assert settings.pool == "cpu"
+    assert settings.threads >= 1
+    assert settings.health_address == ""
+    assert Settings.from_env({}).worker_id != settings.worker_id
+
+
+def test_everything_set() -> None:
+    settings = Settings.from_env(
+        {
+            "SHOAL_ROUTERS": "a:1, b:2",
+            "SHOAL_WORKER_ID": "w",
+            "SHOAL_MODELS": "org/a=/x:/y",
+            "SHOAL_DTYPE": "bfloat16",
+            "SHOAL_BATCH_TOKENS": "100",
+            "SHOAL_MAX_AGE_SECONDS": "0.25",
+        }
+    )
+    assert settings.routers == ("a:1", "b:2")
+    assert settings.models == parse_shelves("org/a=/x:/y")
+    assert (settings.worker_id, settings.dtype, settings.batch_tokens, settings.max_age_seconds) == ("w", "bfloat16", 100, 0.25)
+    assert settings.describe()["models"] == "org/a=/x:/y"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHOAL_DEVICE", "tpu"),
+        ("SHOAL_DTYPE", "float16"),
+        ("SHOAL_THREADS", "0"),
+        ("SHOAL_THREADS", "1.5"),
+        ("SHOAL_HEARTBEAT_SECONDS", "60"),
+        ("SHOAL_MAX_AGE_SECONDS", "nan"),
+        ("SHOAL_PULL_WAIT_SECONDS", "soon"),
+        ("SHOAL_ROUTERS", "a:1,,b:2"),
+        ("SHOAL_WORKER_ID", "a b"),
+        ("SHOAL_BATCH_TOKENS", "-1"),
+    ],
+)
+def test_values_that_cannot_be_are_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Settings.from_env({name: value})
+    assert caught.value.field == name
+    assert name in caught.value.message

@@ -1,0 +1,251 @@
+"""A whole worker over real gRPC: from Pull to Complete, and what may go wrong between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from shoal.v1 import inference_pb2, models_pb2, worker_pb2
+
+from tests.worker.fakes import ENDLESS, MAX_TOKENS, POISON, SLOW, FakeLanes, encode_job, routers, until, vector, vectors
+from tests.worker.running import MODEL, worker
+
+
+async def test_a_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(MODEL, encode_job("j1", "hello", "sea"))
+        await until(lambda: "j1" in lanes.answers)
+        result = lanes.answer("j1")
+        assert vectors(result) == [vector("hello"), vector("sea")]
+        assert result.encode.usage.input_tokens == 8
+        assert result.encode.model_revision == "r1"
+        assert result.encode.timings.forward_seconds > 0
+        assert lanes.completes[-1].release
+        await until(lambda: lanes.states().get(MODEL) == models_pb2.MODEL_STATE_RESIDENT)
+        await until(lambda: lanes.heartbeats[-1].models[0].card.tokens_per_byte == 1.0)
+
+
+async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    names = [f"job {number}" for number in range(300)]
+    async with routers(lanes, 2) as running, worker(tmp_path, running, "org/other"):
+        for number, name in enumerate(names):
+            lanes.put(MODEL if number % 3 else "org/other", encode_job(name, name, "x" * (number % 50 + 1)))
+        await until(lambda: len(lanes.answers) == 300)
+        for number, name in enumerate(names):
+            assert vectors(lanes.answer(name)) == [vector(name), vector("x" * (number % 50 + 1))]
+        await until(lambda: not any(lanes.leased.values()))
+        assert not lanes.handed_back
+
+
+async def test_a_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(
+            MODEL,
+            encode_job("long", "a", "b" * (MAX_TOKENS + 1), first_item=100),
+            encode_job("poison", "a", POISON),
+            encode_job("endless", "a", ENDLESS),
+            encode_job("good", "a"),
+        )
+        other = encode_job("other", "a")
+        other.score.CopyFrom(inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q")))
+        lanes.put(MODEL, other)
+        await until(lambda: len(lanes.answers) == 5)
+        failures = {job: lanes.answer(job).failure for job in lanes.answers}
+        assert (failures["long"].reason, failures["long"].field) == ("INPUT_TOO_LONG", "items[101].text")
+        assert failures["poison"].reason == "INTERNAL"
+        assert "not finite" in failures["endless"].message
+        assert failures["other"].reason == "INVALID_INPUT"
+        assert vectors(lanes.answer("good")) == [vector("a")]
+
+
+async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        lanes.put(MODEL, encode_job("expired", "a", seconds=-1.0), encode_job("slow", SLOW))
+        await until(lambda: "expired" in lanes.answers)
+        assert lanes.answer("expired").failure.reason == "DEADLINE_PASSED"
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        lanes.put(MODEL, encode_job("late", "a", seconds=0.3))
+        await until(lambda: not lanes.queued[MODEL])
+        await asyncio.sleep(0.3)
+        bay.model.gate.set()
+        await until(lambda: "late" in lanes.answers)
+        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
+        assert bay.model.batches == [[1]]
+
+
+async def test_a_cancelled_job_is_skipped(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        lanes.put(MODEL, encode_job("gone", "gone"), encode_job("kept", "kept"))
+        await until(lambda: not lanes.queued[MODEL])
+        batch_id = next(name for name, jobs in lanes.leased.items() if "gone" in jobs)
+        told = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])])
+        lanes.to_tell = told
+        await until(lambda: lanes.to_tell is not told)
+        bay.model.gate.set()
+        await until(lambda: "kept" in lanes.answers)
+        assert "gone" not in lanes.answers
+        assert bay.model.batches == [[1], [4]]
+
+
+async def test_a_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        await until(lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == ["batch-0"])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id="batch-0", lost=True)])
+        await until(lambda: not lanes.heartbeats[-1].batches)
+        bay.model.gate.set()
+        lanes.put(MODEL, encode_job("next", "next"))
+        await until(lambda: "next" in lanes.answers)
+        assert "slow" not in lanes.answers
+
+
+async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running, "org/b") as bay:
+        orders = worker_pb2.HeartbeatResponse(
+            directives=[worker_pb2.Directive(seq=1, load_model="org/b"), worker_pb2.Directive(seq=2, load_model="org/unknown")]
+        )
+        lanes.to_tell = orders
+        await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_RESIDENT)
+        await until(lambda: lanes.states().get("org/unknown") == models_pb2.MODEL_STATE_FAILED)
+        assert lanes.states()[MODEL] == models_pb2.MODEL_STATE_COLD
+        assert lanes.heartbeats[-1].directive_seq == 2
+        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=3, evict_model="org/b")])
+        await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_COLD)
+        lanes.to_tell = orders
+        await until(lambda: lanes.to_tell is not orders)
+        assert list(bay.models) == ["org/b"]
+        assert lanes.states()["org/b"] == models_pb2.MODEL_STATE_COLD
+        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=4, drain=True)])
+        await until(lambda: lanes.heartbeats[-1].leaving)
+
+
+async def test_the_other_router_takes_over(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes, 2) as running, worker(tmp_path, running) as bay:
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        await running[0].stop()
+        bay.model.gate.set()
+        await until(lambda: "slow" in lanes.answers)
+        lanes.put(MODEL, encode_job("next", "next"))
+        await until(lambda: "next" in lanes.answers)
+
+
+@pytest.mark.parametrize("stopping", [0, 1])
+async def test_a_router_that_does_not_wait_for_work_is_left(tmp_path: Path, stopping: int) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes, 2) as running, worker(tmp_path, running):
+        running[stopping].is_stopping = True
+        lanes.put(MODEL, encode_job("j1", "a"))
+        await until(lambda: "j1" in lanes.answers)
+
+
+async def test_results_wait_until_a_router_takes_them(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes, 2) as running, worker(tmp_path, running):
+        for router in running:
+            router.refuse_completes = True
+        lanes.put(MODEL, encode_job("j1", "a"))
+        await until(lambda: any(lanes.leased.values()))
+        await asyncio.sleep(0.3)
+        assert not lanes.answers
+        running[1].refuse_completes = False
+        await until(lambda: "j1" in lanes.answers)
+        lanes.answer("j1")
+
+
+async def test_a_worker_outlives_all_routers(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(MODEL, encode_job("before", "a"))
+        await until(lambda: "before" in lanes.answers)
+        (router,) = running
+        address = router.address
+        await router.stop()
+        async with routers(lanes):
+            again = type(router)(lanes)
+            await again.start(address)
+            lanes.put(MODEL, encode_job("after", "a"))
+            await until(lambda: "after" in lanes.answers)
+            running.append(again)
+
+
+async def test_a_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put_payload(MODEL, "broken", b"\xff\xff")
+        await until(lambda: bool(lanes.completes))
+        assert not lanes.completes[-1].release
+        lanes.put(MODEL, encode_job("good", "a"))
+        await until(lambda: "good" in lanes.answers)
+        await until(lambda: not lanes.heartbeats[-1].batches)
+
+
+async def test_a_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        lanes.put(MODEL, encode_job("waiting", "a"))
+        await until(lambda: not lanes.queued[MODEL])
+        bay.stop.set()
+        await until(lambda: lanes.heartbeats[-1].draining)
+        lanes.put(MODEL, encode_job("too late", "a"))
+        bay.model.gate.set()
+        assert bay.done is not None
+        await bay.done
+        assert {"slow", "waiting"} <= set(lanes.answers)
+        assert "too late" not in lanes.answers
+        assert lanes.heartbeats[-1].leaving
+        assert not lanes.heartbeats[-1].batches
+
+
+async def test_a_stopping_worker_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running, grace_seconds=0.2) as bay:
+        lanes.put(MODEL, encode_job("slow", SLOW), encode_job("waiting", "a" * 500))
+        await until(lambda: bool(bay.models) and bay.model.started.is_set())
+        bay.stop.set()
+        assert bay.done is not None
+        await bay.done
+        assert sorted(lanes.handed_back) == ["slow", "waiting"]
+        assert not lanes.answers
+
+
+async def test_health_follows_the_workers_life(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    address = f"unix:{tmp_path}/health.sock"
+    async with routers(lanes) as running, worker(tmp_path, running, health_address=address) as bay:  # type: ignore[arg-type]
+        await until(lambda: bool(lanes.heartbeats))
+        async with grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest(service="worker"))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        bay.stop.set()
+
+
+async def test_a_lost_device_ends_the_worker_with_its_error_and_its_jobs_handed_back(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+
+    async def lose() -> None:
+        async with worker(tmp_path, running) as bay:
+            bay.is_lost = True
+            lanes.put(MODEL, encode_job("poison", POISON))
+            await until(lambda: lanes.handed_back == ["poison"])
+
+    async with routers(lanes) as running:
+        with pytest.raises(RuntimeError, match="device lost"):
+            await lose()
