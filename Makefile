@@ -1,0 +1,67 @@
+# Everything a newcomer needs is `make demo` and `make test`; both install what they need into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PROTOS := $(wildcard protos/shoal/v1/*.proto)
+PROTOC_VENV := .cache/protoc-venv
+PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check protos bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev ## Run the tests (real redis-server, real gRPC, a real model)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks examples
+	$(BIN)/buf lint
+	$(BIN)/lint-imports
+	@rm -rf .cache/protos && mkdir -p .cache/protos
+	@$(PROTOC) --python_out=.cache/protos --pyi_out=.cache/protos --grpc_python_out=.cache/protos --mypy_grpc_out=quiet:.cache/protos $(PROTOS)
+	@for made in .cache/protos/shoal/v1/*; do cmp $$made libs/api/shoal/v1/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
+	@echo "generated code is current"
+
+protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 from protos/
+	$(PROTOC) --python_out=libs/api --pyi_out=libs/api --grpc_python_out=libs/api --mypy_grpc_out=quiet:libs/api $(PROTOS)
+
+bench: $(VENV)/.dev ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
+	$(BIN)/python -m benchmarks.mesh $(ARGS)
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build libs/api/build *.egg-info libs/api/*.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch by its exact version and first: a range would bring gigabytes of CUDA libraries.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	@echo "installing torch (once; see constraints.txt)"
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml libs/api/pyproject.toml $(VENV)/.torch
+	@echo "installing the mesh"
+	$(PIP) -e libs/api -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "installing test and check tools"
+	$(PIP) -e libs/api -e '.[dev]'
+	@touch $@
+
+# Stubs made by an old grpcio-tools run with every newer grpcio and protobuf; a newer one's would not run with older ones.
+$(PROTOC_VENV)/.done: Makefile
+	$(PYTHON) -m venv $(PROTOC_VENV)
+	$(PROTOC_VENV)/bin/python -m pip --disable-pip-version-check install -q grpcio-tools==1.62.3 mypy-protobuf==3.6.0 'setuptools<81'
+	@touch $@

@@ -1,0 +1,191 @@
+"""The processes that are measured, as the benchmark sees them: started once, idle until asked, stopped at the end.
+
+`LocalModel` is one or more `benchmarks.engine` processes; `infinity` is an Infinity server with its HTTP client. (The mesh itself
+is started by `services.local`, as `shoal up` starts it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import sys
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.texts import minilm_directory
+from services.local.process import Child
+from services.local.settings import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
+START_SECONDS = 180.0
+Vectors = NDArray[np.float32]
+
+
+class EngineProcess:
+    """One `benchmarks.engine` process; `rows` are the texts of its share."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._orders, self._answers = process.stdin, process.stdout
+        self.rows: list[int] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, arguments: Sequence[str], threads: int) -> AsyncIterator[EngineProcess]:
+        quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.engine", *arguments),
+            cwd=ROOT,
+            env=dict(os.environ) | quiet | {"OMP_NUM_THREADS": str(threads)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 22,
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others.
+        )
+        engine = cls(process)
+        try:
+            engine.rows = json.loads(await asyncio.wait_for(engine._answer(), START_SECONDS))["rows"]
+            yield engine
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+    async def _answer(self) -> bytes:
+        line = await self._answers.readline()
+        if not line:
+            raise RuntimeError(f"an engine process ended with status {await self._process.wait()}; see its words above")
+        return line
+
+    async def run(self, dtype: str, save: str = "") -> None:
+        self._orders.write(json.dumps({"dtype": dtype, "save": save}).encode() + b"\n")
+        await self._answer()
+
+
+class LocalModel:
+    """A model without a server, its texts shared out over processes that start together."""
+
+    def __init__(self, engines: list[EngineProcess]) -> None:
+        self.engines = engines
+
+    async def run(self, dtype: str) -> None:
+        await asyncio.gather(*(engine.run(dtype) for engine in self.engines))
+
+    async def vectors(self, dtype: str) -> Vectors:
+        """One more run whose vectors are brought here, in the order of the texts."""
+        with tempfile.TemporaryDirectory() as directory:
+            files = [Path(directory) / f"{number}.npy" for number in range(len(self.engines))]
+            await asyncio.gather(*(engine.run(dtype, str(file)) for engine, file in zip(self.engines, files, strict=True)))
+            parts = np.concatenate([np.load(file) for file in files])
+        rows = [row for engine in self.engines for row in engine.rows]
+        ordered = np.empty_like(parts)
+        ordered[rows] = parts
+        return ordered
+
+
+@asynccontextmanager
+async def local_model(kind: str, processes: int, threads: int, texts: int, seed: int) -> AsyncIterator[LocalModel]:
+    async with AsyncExitStack() as stack:
+        engines = []
+        for number in range(processes):
+            arguments = [kind, str(threads), f"{number}/{processes}", str(texts), str(seed)]
+            engines.append(await stack.enter_async_context(EngineProcess.started(arguments, threads)))
+        yield LocalModel(engines)
+
+
+class HttpPool:
+    """Keep-alive HTTP/1.1 connections to one server on loopback: a light client, so that the server is what is measured."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[StreamReader, StreamWriter]] = []
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The answer's body. Raises RuntimeError on any status but 200."""
+        reader, writer = await self._connection()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        lengths = [int(field.partition(":")[2]) for field in fields if field.lower().startswith("content-length:")]
+        answer = await reader.readexactly(lengths[0])
+        if " 200 " not in status:
+            raise RuntimeError(f"{path}: {status}: {answer[:200].decode(errors='replace')}")
+        self._idle.append((reader, writer))
+        return answer
+
+    async def _connection(self) -> tuple[StreamReader, StreamWriter]:
+        """An idle connection that the server has not closed meanwhile, or a new one."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+            await writer.wait_closed()
+
+
+class Infinity:
+    """An Infinity server and its client. Vectors travel in base64, its fastest form."""
+
+    def __init__(self, pool: HttpPool) -> None:
+        self._pool = pool
+
+    async def encode(self, texts: list[str]) -> Vectors:
+        body = json.dumps({"model": "minilm", "input": texts, "encoding_format": "base64"}).encode()
+        answer = json.loads(await self._pool.post("/embeddings", body))
+        return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in answer["data"]])
+
+
+@asynccontextmanager
+async def infinity(dtype: str) -> AsyncIterator[Infinity]:
+    """Infinity with the arguments that make it fastest on a CPU, from its own environment (benchmarks/setup_infinity.sh)."""
+    port = free_port()
+    command = [str(INFINITY_PYTHON), "-m", "infinity_emb.cli", "v2", "--engine", "torch", "--device", "cpu", "--dtype", dtype]
+    command += [
+        "--model-id",
+        str(minilm_directory()),
+        "--served-model-name",
+        "minilm",
+        "--batch-size",
+        "32",
+        "--no-bettertransformer",
+    ]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="infinity-"))
+        child = await stack.enter_async_context(Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log"))
+        await _listening(child, port)
+        pool = HttpPool(port)
+        stack.push_async_callback(pool.close)
+        yield Infinity(pool)
+
+
+async def _listening(child: Child, port: int) -> None:
+    """Returns when the server takes connections. Raises RuntimeError with its last words if it ends, TimeoutError after 180 s."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            if child.process.returncode is not None:
+                raise RuntimeError(f"Infinity ended with status {child.process.returncode}:\n{child.last_words()}")
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.2)
+                continue
+            writer.close()
+            return await writer.wait_closed()

@@ -1,0 +1,90 @@
+"""`shoal up`: the mesh in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from libs.errors import ShoalError
+from services.local.mesh import LocalMesh, running
+from services.local.settings import MINILM, Settings, known_models, layout
+
+_HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
+
+
+def up(
+    port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
+    workers: Annotated[int | None, typer.Option(help="Workers. Default: one a core.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: the cores shared out evenly.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="One worker with all cores: best latency, less throughput.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+) -> None:
+    """Start Redis, a router and workers on this machine, and stop them on Ctrl-C."""
+    console = Console(stderr=True)
+    try:
+        count, each = layout(1 if latency else workers, threads)
+        settings = Settings(port=port, workers=count, threads=each, models=known_models(model or [], os.environ), dtype=dtype)
+        failed = asyncio.run(_up(settings, console))
+    except ShoalError as error:
+        console.print(f"[red]error:[/red] {escape(error.message)}")
+        raise typer.Exit(1) from None
+    if failed:
+        raise typer.Exit(1)
+
+
+async def _up(settings: Settings, console: Console) -> bool:
+    """Runs until a signal (False) or until a process ends by itself (True)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(_serve(settings, console))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not serving.done():
+        serving.cancel()
+        await asyncio.wait({serving})
+        console.print("stopped")
+        return False
+    return serving.result()
+
+
+async def _serve(settings: Settings, console: Console) -> bool:
+    starting = console.status(f"starting Redis, a router and {settings.workers} worker(s) ...")
+    starting.start()
+    try:
+        async with running(settings) as mesh:
+            starting.stop()
+            _greet(mesh, settings, console)
+            child = await mesh.wait_for_failure()
+            console.print(f"[red]error:[/red] {child.name} ended with status {child.process.returncode}; its last words:")
+            console.print(child.last_words(), markup=False, highlight=False)
+            return True
+    finally:
+        starting.stop()
+
+
+def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
+    names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
+    model = names[0] if names else MINILM
+    console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
+    console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
+    console.print(f"logs    {mesh.directory}", highlight=False)
+    lines = [
+        f'shoal --address {mesh.address} encode {model} "Hello, mesh"',
+        f'python -c \'import shoal; print(shoal.Client("{mesh.address}").encode("{model}", ["Hello, mesh"]).dense.shape)\'',
+        f'grpcurl -plaintext -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
+        "shoal.v1.InferenceService/Encode",
+    ]
+    console.print("try")
+    for line in lines:
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print("Ctrl-C stops it.")

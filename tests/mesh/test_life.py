@@ -1,0 +1,73 @@
+"""The life of workers and models: loading on demand, eviction by order, SIGTERM under load."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import shoal
+
+from services.local.settings import MINILM
+from tests.support.cluster import Cluster
+from tests.support.texts import texts
+from tests.support.waiting import wait_until
+
+TEXTS = texts(60, shortest=1, longest=40, seed=11)
+
+
+async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, models: str) -> None:
+    """Half of the workers are told to stop while 400 requests run: they end with status 0, and every request is answered."""
+    with Cluster(tmp_path, models=models, workers=2) as cluster:
+        async with shoal.AsyncClient(cluster.address) as client:
+            await client.encode(MINILM, TEXTS)
+            calls = [asyncio.create_task(client.encode(MINILM, TEXTS[index % 60])) for index in range(400)]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            status = await asyncio.to_thread(cluster.stop, "worker-0")
+            answers = await asyncio.gather(*calls)
+    assert status == 0
+    assert all(answer.dense is not None and answer.dense.shape == (1, 384) for answer in answers)
+
+
+def test_a_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> None:
+    name = "random/distilbert-embed"
+    assert client.models.load(name).state == "resident"
+    client.models.pin(name)
+    wait_until(lambda: client.models.get(name).places[0].pinned, 20, "the worker to report the pin")
+    client.models.pin(name, pinned=False)
+    wait_until(lambda: not client.models.get(name).places[0].pinned, 20, "the worker to report the end of the pin")
+    assert client.models.evict(name)
+    wait_until(lambda: client.models.get(name).state == "cold", 20, "the model to be unloaded")
+    dense = client.encode(name, ["it comes back when asked for"]).dense
+    assert dense is not None
+    assert client.models.get(name).state == "resident"
+
+
+def test_a_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(tmp_path: Path, models: str, checkpoints: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (checkpoints / "random" / "bert-embed").iterdir():
+        if file.is_file():
+            (broken / file.name).write_bytes(file.read_bytes()[:200] if file.suffix == ".safetensors" else file.read_bytes())
+    with Cluster(tmp_path, models=f"my/broken={broken}:{models}") as cluster, shoal.Client(cluster.address) as client:
+        with pytest.raises(shoal.ShoalError) as caught:
+            client.encode("my/broken", ["text"])
+        assert caught.value.reason == "MODEL_LOAD_FAILED"
+        assert "model.safetensors" in str(caught.value)
+        assert client.encode(MINILM, ["text"]).dense is not None
+        assert client.models.get("my/broken").state == "failed"
+
+
+def test_a_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
+    """A cancelled request leaves nothing in its lane."""
+
+    async def leave() -> None:
+        async with shoal.AsyncClient(mesh.address) as client:
+            call = asyncio.create_task(client.encode(MINILM, TEXTS * 40))
+            await asyncio.sleep(0.05)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(leave())
+    with shoal.Client(mesh.address) as client:
+        wait_until(lambda: all(lane.queued_tokens == 0 for lane in client.mesh().lanes), 20, "the lane to be empty")

@@ -1,0 +1,133 @@
+"""A mesh of real processes that a test may kill: Redis with AOF, any number of routers and workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from shoal.v1 import mesh_pb2, mesh_pb2_grpc
+
+from services.local.redis_server import find_redis_server, redis_arguments
+from services.local.settings import free_port
+from tests.support.waiting import wait_until
+
+
+class Cluster:
+    """Processes by name: `redis`, `router-0` …, `worker-0` …. Leaving the context kills what still runs."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        models: str,
+        routers: int = 1,
+        workers: int = 1,
+        dtype: str = "float32",
+        durable: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.ports = [free_port() for _ in range(routers)]
+        self.workers = [f"worker-{number}" for number in range(workers)]
+        self.routers = [f"router-{number}" for number in range(routers)]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._durable = durable
+        self._environment = dict(os.environ) | {
+            "SHOAL_ROUTERS": ",".join(self.addresses),
+            "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
+            "SHOAL_MODELS": models,
+            "SHOAL_DTYPE": dtype,
+            "SHOAL_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            **(environment or {}),
+        }
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self.ports]
+
+    @property
+    def address(self) -> str:
+        return ",".join(self.addresses)
+
+    @property
+    def redis_url(self) -> str:
+        return self._environment["SHOAL_REDIS_URL"]
+
+    def __enter__(self) -> Cluster:
+        try:
+            for name in ["redis", *self.routers, *self.workers]:
+                self.start(name)
+            for address in self.addresses:
+                self.wait_ready(address)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for name in [*self.workers, *self.routers]:
+            self.stop(name)
+        if kind is not None:
+            print(self.last_words())
+        self.kill("redis")
+
+    def start(self, name: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(self._command(name), env=self._variables(name), stdout=log, stderr=log)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: nothing is finished, nothing is handed back."""
+        process = self.processes.get(name)
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def stop(self, name: str, timeout: float = 30.0) -> int | None:
+        """SIGTERM; returns the exit status."""
+        process = self.processes.get(name)
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return process.returncode
+
+    def wait_ready(self, address: str, timeout: float = 60.0) -> None:
+        """Until the router at `address` serves and sees all workers."""
+        with grpc.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            mesh = mesh_pb2_grpc.MeshServiceStub(channel)
+            wait_until(
+                lambda: len(mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh.workers) >= len(self.workers), timeout, "workers to report"
+            )
+
+    def last_words(self, lines: int = 25) -> str:
+        """The end of each process's output."""
+        logs = {log.name: log.read_text(errors="replace").splitlines() for log in sorted(self.directory.glob("*.log"))}
+        return "\n".join(f"--- {name}\n" + "\n".join(said[-lines:]) for name, said in logs.items())
+
+    def _command(self, name: str) -> list[str]:
+        if name == "redis":
+            command = redis_arguments(find_redis_server(), self.directory)
+            command[command.index("--appendonly") + 1] = "yes" if self._durable else "no"
+            return command
+        return [sys.executable, "-m", "services.router" if name.startswith("router") else "services.worker"]
+
+    def _variables(self, name: str) -> dict[str, str]:
+        if name.startswith("router"):
+            return self._environment | {"SHOAL_ADDRESS": self.addresses[self.routers.index(name)], "SHOAL_ROUTER_ID": name}
+        return self._environment | {"SHOAL_WORKER_ID": name}
