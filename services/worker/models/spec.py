@@ -1,0 +1,101 @@
+"""What an encoder is made of, as data; and the typed reading of a foreign config.json, from which families make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from libs.errors import ModelBroken
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+# Names of activations in config.json; plain gelu is the exact one (erf).
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """A stack of equal layers. `norm`: LayerNorm after each residual add, or before each block and once at the end."""
+
+    hidden: int
+    heads: int
+    ffn: int
+    layers: int
+    norm: Literal["post", "pre"]
+    norm_eps: float
+    activation: Activation
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+
+class Config:
+    """A config.json with types. Whatever cannot be served raises ModelBroken with the key."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number; without a default the key must be there."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.unsupported(key, "a whole number is needed")
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least one."""
+        value = self.integer(key, default)
+        if value < 1:
+            raise self.unsupported(key, "a number of at least 1 is needed")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.unsupported(key, "a number is needed")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.unsupported(key, "a text is needed")
+        return value
+
+    def activation(self, key: str) -> Activation:
+        """The activation that `key` names, exact GELU where it is not given."""
+        name = self.text(key, "gelu")
+        if name not in _ACTIVATIONS:
+            raise self.unsupported(key, f"supported are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def head_count(self, key: str, hidden: int) -> int:
+        """The number of attention heads, which must divide the hidden size."""
+        heads = self.size(key)
+        if hidden % heads:
+            raise self.unsupported(key, f"it does not divide the hidden size {hidden}")
+        return heads
+
+    def require(self, key: str, wanted: object) -> None:
+        """Refuse a checkpoint that asks for anything but `wanted` (which also stands for an absent key)."""
+        if self._value(key, wanted) != wanted:
+            raise self.unsupported(key, f"only {wanted!r} is supported")
+
+    def unsupported(self, key: str, reason: str) -> ModelBroken:
+        """The error for a key's value, to be raised by the caller."""
+        if self._values.get(key) is None:
+            return ModelBroken(f"config.json: {key} is missing: {reason}")
+        return ModelBroken(f"config.json: {key} is {self._values[key]!r}: {reason}")
+
+    def _value(self, key: str, default: object) -> object:
+        """Null counts as absent, as it does for transformers."""
+        value = self._values.get(key)
+        return default if value is None else value

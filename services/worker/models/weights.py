@@ -1,0 +1,292 @@
+"""Checkpoint files to model weights. Every tensor of a file is accounted for, or loading fails with its name.
+
+Only safetensors are read, single or sharded, mapped into memory without a copy; pickles are refused, since reading one runs code.
+Called by the registry when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from libs.errors import ModelBroken
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """A rule for names that a checkpoint may leave out, such as those of a decoder tied to the embeddings."""
+
+    target: str
+
+
+Rule = str | tuple[str, int] | None
+"""Where a family puts a checkpoint's tensor: our name | (our name, slot in a fused weight) | known and dropped."""
+
+HeadRule = str | Maybe | None
+"""The same for a head: the name in its state | the name, if present | known and dropped.
+
+Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the family's prefix and without its
+last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name.
+"""
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own
+_OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # LayerNorm's in checkpoints converted from TensorFlow
+_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: str
+    mapping: mmap.mmap
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+
+class TensorFile:
+    """The tensors of a checkpoint directory by name; nothing is read until `read`."""
+
+    def __init__(self, source: str, entries: Mapping[str, _Entry]) -> None:
+        self.source = source
+        self._entries = entries
+
+    @staticmethod
+    def open(directory: Path) -> TensorFile:
+        """The directory's safetensors. Raises ModelBroken, naming the file, for none, for pickles and for damaged ones."""
+        if (directory / SINGLE).is_file():
+            return TensorFile(SINGLE, _read_header(directory / SINGLE))
+        if (directory / INDEX).is_file():
+            return TensorFile(INDEX, _read_shards(directory))
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        if pickles:
+            raise ModelBroken(
+                f"{pickles[0]}: pickled weights are never loaded; convert them to {SINGLE}, for example with "
+                "transformers' save_pretrained, and put it beside config.json"
+            )
+        raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def file_of(self, name: str) -> str:
+        """The file that holds a tensor, for error messages."""
+        return self._entries[name].file
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, as a view of the mapped file: pages are read when first used. Not to be written to."""
+        entry = self._entries[name]
+        count = prod(entry.shape)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        return torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+
+
+def _read_shards(directory: Path) -> dict[str, _Entry]:
+    try:
+        places = json.loads((directory / INDEX).read_text())["weight_map"]
+        files = {file for file in places.values() if Path(file).name == file}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelBroken(f"{INDEX}: not an index of safetensors") from error
+    entries: dict[str, _Entry] = {}
+    for file in sorted(files):
+        entries |= _read_header(directory / file)
+    for name, file in places.items():
+        if name not in entries or entries[name].file != file:
+            raise ModelBroken(f"{INDEX}: tensor {name!r} is not in {file!r}")
+    return entries
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """The format: u64 length of a JSON header, the header, then the data that its offsets point into."""
+    try:
+        with path.open("rb") as file:
+            # A private writable mapping, as torch warns of read-only buffers; nothing is written, so pages stay shared with the
+            # page cache.
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise ModelBroken(f"{path.name}: cannot be read: {error}") from error
+    length = int.from_bytes(mapping[:8], "little")
+    if len(mapping) < 8 or length > min(_HEADER_LIMIT, len(mapping) - 8):
+        raise ModelBroken(f"{path.name}: truncated, or not safetensors")
+    try:
+        header = json.loads(mapping[8 : 8 + length])
+        header.pop("__metadata__", None)
+        return {name: _entry(path.name, mapping, 8 + length, name, value) for name, value in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelBroken(f"{path.name}: damaged header") from error
+
+
+def _entry(file: str, mapping: mmap.mmap, data: int, name: str, value: Mapping[str, object]) -> _Entry:
+    dtype = _DTYPES.get(str(value["dtype"]))
+    if dtype is None:
+        raise ModelBroken(f"{file}: tensor {name!r} has type {value['dtype']}, which is not supported")
+    begin, end = _numbers(value["data_offsets"])
+    shape = _numbers(value["shape"])
+    if end - begin != prod(shape) * dtype.itemsize:
+        raise ModelBroken(f"{file}: tensor {name!r} has {end - begin} bytes, not those of its shape {list(shape)}")
+    if data + end > len(mapping):
+        raise ModelBroken(f"{file}: truncated: tensor {name!r} ends at byte {data + end} of {len(mapping)}")
+    return _Entry(file, mapping, dtype, shape, data + begin)
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(number, int) and number >= 0 for number in value):
+        raise TypeError("a list of counts is needed")
+    return tuple(value)
+
+
+def load(
+    model: nn.Module,
+    tensors: TensorFile,
+    *,
+    table: Mapping[str, Rule],
+    prefixes: Sequence[str],
+    head_table: Mapping[str, HeadRule],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
+
+    `prefixes`: what may stand before the family's names; the one before the token embeddings counts. A head's rule comes before the
+    family's. Tensors are cast and moved only where needed. Raises ModelBroken with file and tensor.
+    """
+    prefix = _prefix(tensors, table, prefixes)
+    left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
+    if len(left) < len(tensors.names()):
+        raise ModelBroken(f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}")
+    _fill(model, tensors, left, _sources(table), prefix, dtype, device)
+    state = _head_state(tensors, left, head_table, device)
+    for name, stored in left.items():
+        found = _find(name, table)
+        if found is None:
+            raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
+        if table[found.stem] is not None:
+            raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes")
+    return state
+
+
+def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str]) -> str:
+    anchor = next(stem for stem, rule in table.items() if rule == "embed.token")
+    names = set(tensors.names())
+    for prefix in prefixes:
+        if f"{prefix}{anchor}.weight" in names:
+            return prefix
+    raise ModelBroken(f"{tensors.source}: tensor '{anchor}.weight' is missing (tried before it: {', '.join(map(repr, prefixes))})")
+
+
+def _fill(
+    model: nn.Module,
+    tensors: TensorFile,
+    left: dict[str, str],
+    sources: Mapping[str, Sequence[str]],
+    prefix: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Give every parameter its tensors, taking their names out of `left`."""
+    state: dict[str, Tensor] = {}
+    for ours, parameter in model.state_dict().items():
+        stem, _, ending = ours.rpartition(".")
+        pattern, number = _numbered(stem)
+        wanted = [f"{source.format(number)}.{ending}" for source in sources[pattern]]
+        missing = next((name for name in wanted if name not in left), None)
+        if missing is not None:
+            raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
+        stored = [left.pop(name) for name in wanted]
+        _check_shapes(tensors, stored, tuple(parameter.shape))
+        parts = [tensors.read(name).to(device=device, dtype=dtype) for name in stored]
+        state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    model.load_state_dict(state, strict=True, assign=True)
+
+
+def _check_shapes(tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...]) -> None:
+    """Parts of a fused weight are equal slices of its first dimension."""
+    wanted = (whole[0] // len(stored), *whole[1:])
+    for name in stored:
+        shape = tensors.shape(name)
+        if shape != wanted:
+            place = f"{tensors.file_of(name)}: tensor {name!r}"
+            raise ModelBroken(f"{place} has shape {list(shape)}; config.json asks for {list(wanted)}")
+
+
+def _head_state(
+    tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors that the head's table names, taken out of `left`."""
+    state: dict[str, Tensor] = {}
+    filled: set[str] = set()
+    for name in list(left):
+        found = _find(name, table)
+        if found is None:
+            continue
+        filled.add(found.stem)
+        stored = left.pop(name)
+        rule = table[found.stem]
+        if rule is not None:
+            target = rule.target if isinstance(rule, Maybe) else rule
+            ours = ".".join(filter(None, (target.format(found.number), found.ending)))
+            state[ours] = tensors.read(stored).to(device=device, dtype=torch.float32)
+    for stem, rule in table.items():
+        if isinstance(rule, str) and stem not in filled:
+            raise ModelBroken(f"{tensors.source}: tensor {stem!r} is missing, which the model's head needs")
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How a name was found in a table: under its whole self, or as stem, ending and a layer's number."""
+
+    stem: str
+    ending: str = ""
+    number: str = ""
+
+
+def _find(name: str, table: Mapping[str, object]) -> _Found | None:
+    if name in table:
+        return _Found(name)
+    stem, _, ending = name.rpartition(".")
+    if stem in table:
+        return _Found(stem, ending)
+    pattern, number = _numbered(stem)
+    return _Found(pattern, ending, number) if pattern in table else None
+
+
+def _numbered(stem: str) -> tuple[str, str]:
+    """`layers.3.attn.out` -> (`layers.{}.attn.out`, `3`)"""
+    number = _NUMBER.search(stem)
+    if number is None:
+        return stem, ""
+    return f"{stem[: number.start(1)]}{{}}{stem[number.end(1) :]}", number[1]
+
+
+def _sources(table: Mapping[str, Rule]) -> dict[str, list[str]]:
+    """Our stem -> the checkpoint's stems that fill it, in the order of their slots."""
+    slots: dict[str, dict[int, str]] = {}
+    for stem, rule in table.items():
+        if rule is not None:
+            ours, slot = rule if isinstance(rule, tuple) else (rule, 0)
+            slots.setdefault(ours, {})[slot] = stem
+    return {ours: [filled[slot] for slot in sorted(filled)] for ours, filled in slots.items()}
+
+
+def _modern(name: str) -> str:
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}.{_OLD_ENDINGS[ending]}" if ending in _OLD_ENDINGS else name

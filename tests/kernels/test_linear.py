@@ -1,0 +1,70 @@
+"""The prepacked linear against `F.linear`, in both of its states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from libs.kernels.linear import PackedLinear, prepacking_works
+
+SHAPES = ((64, 192), (96, 64), (33, 7), (1, 5))
+
+
+def layer(
+    inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool, gelu: bool = False
+) -> tuple[PackedLinear, Tensor, Tensor | None]:
+    generator = torch.Generator().manual_seed(inputs)
+    linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none").to(dtype)
+    state = {name: torch.randn(value.shape, generator=generator).to(dtype) for name, value in linear.state_dict().items()}
+    linear.load_state_dict(state, assign=True)
+    return linear, state["weight"], state.get("bias")
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    return ((got.double() - wanted).abs().max() / wanted.abs().max()).item()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 130])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_equals_linear_gelu_and_add(inputs: int, outputs: int, rows: int, bias: bool, prepared: bool) -> None:
+    x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
+        plain, weight, shift = layer(inputs, outputs, dtype, bias=bias)
+        curved, _, _ = layer(inputs, outputs, dtype, bias=bias, gelu=True)
+        if prepared:
+            plain.prepare()
+            curved.prepare()
+        low = x.to(dtype)
+        wanted = F.linear(low.double(), weight.double(), None if shift is None else shift.double())
+        assert error(plain.forward(low), wanted) < bound
+        assert error(curved.forward(low), F.gelu(wanted)) < bound
+        assert error(plain.add(low, residual.to(dtype)), wanted + residual.to(dtype).double()) < bound
+        assert error(curved.add(low, residual.to(dtype)), F.gelu(wanted) + residual.to(dtype).double()) < bound
+
+
+def test_non_contiguous_input() -> None:
+    linear, weight, bias = layer(64, 192, torch.float32, bias=True)
+    linear.prepare()
+    x = torch.randn(64, 9).T
+    assert error(linear.forward(x), F.linear(x.double(), weight.double(), None if bias is None else bias.double())) < 1e-6
+
+
+def test_preparing_releases_the_plain_weight_and_can_be_repeated() -> None:
+    linear, weight, _ = layer(64, 192, torch.float32, bias=True)
+    linear.prepare()
+    packed = linear.packed
+    linear.prepare()
+    assert linear.packed is packed
+    assert linear.weight.numel() == (0 if prepacking_works(torch.float32) else weight.numel())
+
+
+def test_types_that_onednn_does_not_take_stay_plain() -> None:
+    linear, weight, _ = layer(64, 192, torch.float64, bias=False)
+    linear.prepare()
+    assert linear.packed is None
+    x = torch.randn(3, 64, dtype=torch.float64)
+    assert torch.equal(linear.forward(x), F.linear(x, weight))

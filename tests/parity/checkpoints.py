@@ -1,0 +1,230 @@
+"""Tiny checkpoints with random weights and a real tokenizer, written as transformers and sentence-transformers write them.
+
+Every test that needs a model directory takes it from here, so nothing is downloaded. Weights are drawn wide (standard deviation
+0.2, biases too), since transformers' own initialisation is so flat that attention would hardly be tested.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+Kind = Literal["bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra"]
+Head = Literal["base", "masked_lm", "sequence_classification", "token_classification"]
+
+_CORPUS = Path("/usr/share/common-licenses/GPL-3")
+_FALLBACK_TEXT = "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and label every sentence."
+_AUTO_CLASSES = {
+    "base": transformers.AutoModel,
+    "masked_lm": transformers.AutoModelForMaskedLM,
+    "sequence_classification": transformers.AutoModelForSequenceClassification,
+    "token_classification": transformers.AutoModelForTokenClassification,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceFiles:
+    """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its own configs name them."""
+
+    pooling: Literal["cls_token", "mean_tokens", "max_tokens", "lasttoken", "weightedmean_tokens"] = "mean_tokens"
+    dense: int | None = None
+    activation: str = "torch.nn.modules.activation.Tanh"
+    normalize: bool = True
+    max_seq_length: int | None = 64
+    lower: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    similarity: str | None = "cosine"
+
+
+def write_checkpoint(
+    kind: Kind,
+    directory: Path,
+    *,
+    head: Head = "base",
+    labels: Sequence[str] = ("LABEL_0",),
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    positions: int = 128,
+    vocabulary: int = 400,
+    sentence: SentenceFiles | None = None,
+    max_shard_size: str = "1GB",
+    dtype: torch.dtype = torch.float32,
+    config: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a whole model directory and return it. `config` overrides keys of config.json in transformers' own names."""
+    model = random_model(
+        kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
+        vocabulary=vocabulary, config=config,
+    )  # fmt: skip
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    _write_tokenizer(kind, directory, vocabulary, positions)
+    if sentence is not None:
+        write_sentence_files(directory, sentence, hidden=hidden, seed=seed)
+    return directory
+
+
+def random_model(
+    kind: Kind,
+    *,
+    head: Head = "base",
+    labels: Sequence[str] = ("LABEL_0",),
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    positions: int = 128,
+    vocabulary: int = 400,
+    config: Mapping[str, object] | None = None,
+) -> transformers.PreTrainedModel:
+    """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn from `seed`."""
+    settings = transformers.AutoConfig.for_model(kind, **_config(kind, hidden, layers, heads, positions, vocabulary))
+    if head in ("sequence_classification", "token_classification"):
+        settings.id2label = dict(enumerate(labels))
+        settings.label2id = {name: number for number, name in enumerate(labels)}
+    for name, value in (config or {}).items():
+        setattr(settings, name, value)
+    model = _AUTO_CLASSES[head].from_config(settings).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+            if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
+                parameter.add_(1.0)
+    return model
+
+
+def _config(kind: Kind, hidden: int, layers: int, heads: int, positions: int, vocabulary: int) -> dict[str, object]:
+    size = len(_tokenizer(kind, vocabulary).get_vocab())
+    if kind == "distilbert":
+        return {
+            "vocab_size": size, "dim": hidden, "hidden_dim": hidden * 2, "n_layers": layers, "n_heads": heads,
+            "max_position_embeddings": positions,
+        }  # fmt: skip
+    common: dict[str, object] = {
+        "vocab_size": size, "hidden_size": hidden, "intermediate_size": hidden * 2, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "max_position_embeddings": positions,
+    }  # fmt: skip
+    if kind == "electra":
+        return common | {"embedding_size": hidden // 2}
+    if kind == "bert":
+        return common
+    # RoBERTa's kin keep the first rows of the position table for padding.
+    offset: dict[str, object] = {"max_position_embeddings": positions + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    return common | offset | ({} if kind == "mpnet" else {"type_vocab_size": 1})
+
+
+@lru_cache
+def _tokenizer(kind: Kind, vocabulary: int) -> Tokenizer:
+    text = _CORPUS.read_text() if _CORPUS.exists() else _FALLBACK_TEXT * 50
+    lines = text.splitlines()[:300]
+    if kind in ("bert", "distilbert", "electra"):
+        return _wordpiece(lines, vocabulary, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]", "$B:1 [SEP]:1")
+    if kind == "mpnet":
+        return _wordpiece(lines, vocabulary, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"], "<s>", "</s>", "</s> $B </s>")
+    if kind in ("roberta", "roberta-prelayernorm"):
+        return _byte_pairs(lines, vocabulary)
+    return _unigram(lines, vocabulary)
+
+
+def _wordpiece(lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    _frame(tokenizer, start, end, second)
+    return tokenizer
+
+
+def _byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    _frame(tokenizer, "<s>", "</s>", "</s> $B </s>")
+    return tokenizer
+
+
+def _unigram(lines: list[str], vocabulary: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=vocabulary, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    _frame(tokenizer, "<s>", "</s>", "</s> $B </s>")
+    return tokenizer
+
+
+def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
+    tokens = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
+    single = f"{start} $A {end}"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=f"{single} {second}", special_tokens=tokens)
+
+
+def _write_tokenizer(kind: Kind, directory: Path, vocabulary: int, positions: int) -> None:
+    tokenizer = _tokenizer(kind, vocabulary)
+    names = tokenizer.get_vocab()
+    roles = {
+        "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "pad_token": ("[PAD]", "<pad>"),
+        "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
+    }  # fmt: skip
+    special = {role: next(token for token in candidates if token in names) for role, candidates in roles.items()}
+    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind in ("bert", "electra") else [])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=positions, model_input_names=inputs, **special
+    )
+    fast.save_pretrained(directory)
+
+
+def write_sentence_files(directory: Path, files: SentenceFiles, *, hidden: int, seed: int = 0) -> None:
+    """Make a transformers directory a sentence-transformers one."""
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modes = {f"pooling_mode_{mode}": mode == files.pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    modes["pooling_mode_weightedmean_tokens"] = files.pooling == "weightedmean_tokens"
+    _write_json(directory / "1_Pooling/config.json", {"word_embedding_dimension": hidden, **modes})
+    if files.dense is not None:
+        modules.append(("2_Dense", "Dense"))
+        _write_dense(directory / "2_Dense", hidden, files.dense, files.activation, seed)
+    if files.normalize:
+        modules.append((f"{len(modules)}_Normalize", "Normalize"))
+    _write_json(directory / "modules.json", [_module(number, *module) for number, module in enumerate(modules)])
+    _write_json(directory / "sentence_bert_config.json", {"max_seq_length": files.max_seq_length, "do_lower_case": files.lower})
+    prompts = {
+        "prompts": dict(files.prompts), "default_prompt_name": files.default_prompt, "similarity_fn_name": files.similarity,
+    }  # fmt: skip
+    _write_json(directory / "config_sentence_transformers.json", prompts)
+
+
+def _module(number: int, path: str, kind: str) -> dict[str, object]:
+    return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def _write_dense(directory: Path, inputs: int, outputs: int, activation: str, seed: int) -> None:
+    settings = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+    _write_json(directory / "config.json", settings)
+    generator = torch.Generator().manual_seed(seed + 1)
+    weight = torch.randn(outputs, inputs, generator=generator) * 0.2
+    save_file({"linear.weight": weight, "linear.bias": torch.randn(outputs, generator=generator)}, directory / "model.safetensors")
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2))
