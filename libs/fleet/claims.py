@@ -1,0 +1,59 @@
+"""May this worker load this lane's model now? Pure; the router then makes the claim, which is atomic, in Redis.
+
+The rule of placement.md 2.4: a model that no one serves is loaded where there is work for it; one that is served gets another copy
+once its work would wait longer than a load takes.
+"""
+
+from __future__ import annotations
+
+from shoal.v1 import models_pb2
+
+from libs.fleet.snapshot import FleetSnapshot, WorkerModelRecord
+from libs.queue.jobs import LaneGauges
+
+UNKNOWN_LOAD_SECONDS = 5.0
+START_SECONDS = 2.0
+BYTES_PER_SECOND = 1.5e9
+"""Reading weights from a local disk, and what comes before; used until a load of the model was measured."""
+
+
+def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bool:
+    """True if the lane has work that the worker should load its model for, given the copies that are there or on their way."""
+    lane = gauges.lane
+    worker = snapshot.workers.get(worker_id)
+    if worker is None or worker.draining or worker.pool != lane.pool or gauges.queued_tokens == 0:
+        return False
+    if worker_id in snapshot.failures.get(lane.model, {}):
+        return False
+    if worker.state(lane.model) in (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT):
+        return False
+    copies = _copies(gauges, snapshot)
+    if not copies:
+        return True
+    wait = wait_seconds(gauges, snapshot)
+    return wait is not None and wait > load_seconds(lane.model, snapshot)
+
+
+def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
+    """How long the lane's work keeps its copies busy, those that are loading included. None: no copy, or no speed measured yet."""
+    copies = _copies(gauges, snapshot)
+    speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
+    if not speeds:
+        return None
+    tokens_per_second = sum(speeds) / len(speeds) * len(copies)
+    return (gauges.queued_tokens + gauges.leased_tokens) / tokens_per_second
+
+
+def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
+    """How long a load takes: the longest that a live worker measured, else by the model's size."""
+    measured = [worker.models[model].load_seconds for worker in snapshot.workers.values() if model in worker.models]
+    if any(measured):
+        return max(measured)
+    card = snapshot.card(model)
+    return START_SECONDS + card.bytes / BYTES_PER_SECOND if card and card.bytes else UNKNOWN_LOAD_SECONDS
+
+
+def _copies(gauges: LaneGauges, snapshot: FleetSnapshot) -> list[WorkerModelRecord]:
+    records = [worker.models.get(gauges.lane.model) for worker in snapshot.in_pool(gauges.lane.pool)]
+    served = (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT)
+    return [record for record in records if record is not None and record.state in served]

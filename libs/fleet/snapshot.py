@@ -1,0 +1,117 @@
+"""What a router knows of the workers at one moment, and the questions asked of it. Pure: no clock, no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.errors import ModelNotFound
+
+HELD = (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerModelRecord:
+    """A model on one worker; fields as in `WorkerModel` of worker.proto."""
+
+    model: str
+    state: models_pb2.ModelState
+    bytes: int
+    load_seconds: float
+    tokens_per_second: float
+    idle_seconds: float
+    pinned: bool
+
+    @staticmethod
+    def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
+        """The record of a heartbeat's entry."""
+        return WorkerModelRecord(
+            model.model,
+            model.state,
+            model.bytes,
+            model.load_seconds,
+            model.tokens_per_second,
+            model.idle_seconds,
+            model.pinned,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock."""
+
+    worker_id: str
+    epoch: str
+    pool: str
+    device: str
+    memory_bytes: int
+    used_bytes: int
+    batch_tokens: int
+    draining: bool
+    heartbeat_ms: int
+    models: Mapping[str, WorkerModelRecord]
+
+    @staticmethod
+    def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
+        """The record of a heartbeat that came at `heartbeat_ms`."""
+        return WorkerRecord(
+            worker_id=heartbeat.worker_id,
+            epoch=heartbeat.epoch,
+            pool=heartbeat.pool,
+            device=heartbeat.device,
+            memory_bytes=heartbeat.memory_bytes,
+            used_bytes=heartbeat.used_bytes,
+            batch_tokens=heartbeat.batch_tokens,
+            draining=heartbeat.draining,
+            heartbeat_ms=heartbeat_ms,
+            models={model.model: WorkerModelRecord.of(model) for model in heartbeat.models},
+        )
+
+    def state(self, model: str) -> models_pb2.ModelState:
+        """How near the model is to being used there; ABSENT if the worker does not name it."""
+        record = self.models.get(model)
+        return record.state if record else models_pb2.MODEL_STATE_ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix time by Redis' clock)."""
+
+    workers: Mapping[str, WorkerRecord]
+    cards: Mapping[str, models_pb2.ModelCard]
+    failures: Mapping[str, Mapping[str, worker_pb2.Failure]]
+    now_ms: int
+
+    def pools(self) -> set[str]:
+        """Pools with a live worker that takes work."""
+        return {worker.pool for worker in self.workers.values() if not worker.draining}
+
+    def in_pool(self, pool: str) -> list[WorkerRecord]:
+        """The pool's live workers that take work."""
+        return [worker for worker in self.workers.values() if worker.pool == pool and not worker.draining]
+
+    def resident_on(self, model: str) -> list[WorkerRecord]:
+        """Live workers with the model on their device, of any pool."""
+        return [worker for worker in self.workers.values() if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT]
+
+    def card(self, model: str) -> models_pb2.ModelCard | None:
+        """What is known of the model; None until a worker has read its files."""
+        return self.cards.get(model)
+
+    def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
+        """Why the pool cannot serve the model, or None while it may: 3 of its workers, or all if fewer, failed and none holds it.
+
+        A model that workers did not find is not given up while another worker has it on disk, because disks differ.
+        """
+        workers = self.in_pool(pool)
+        failed = self.failures.get(model, {})
+        failures = [failed[worker.worker_id] for worker in workers if worker.worker_id in failed]
+        healthy = [worker.state(model) for worker in workers if worker.worker_id not in failed]
+        if not failures or len(failures) < min(3, len(workers)) or any(state in HELD for state in healthy):
+            return None
+        broken = [failure for failure in failures if failure.reason != ModelNotFound.reason]
+        if not broken and models_pb2.MODEL_STATE_COLD in healthy:
+            return None
+        return (broken or failures)[0]

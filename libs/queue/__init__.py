@@ -1,0 +1,21 @@
+"""The lanes: jobs wait in Redis here, between `services/router/dispatch.py` and `services/router/pull.py`."""
+
+from libs.queue.connection import UnsuitableRedis, connect
+from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
+from libs.queue.keys import LaneKey
+from libs.queue.lanes import Lanes
+
+__all__ = [
+    "Completed",
+    "Idle",
+    "LaneGauges",
+    "LaneKey",
+    "Lanes",
+    "Priority",
+    "Pulled",
+    "PulledJob",
+    "QueuedJob",
+    "RenewedBatch",
+    "UnsuitableRedis",
+    "connect",
+]

@@ -1,0 +1,65 @@
+"""Names: of lanes, and of every Redis key of a lane.
+
+All keys of a lane and the reply lists of its slot carry one hash tag, so that the scripts also run on a sharded Redis. `v1` is the
+layout's version: a process of another layout must not read these keys.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from urllib.parse import quote, unquote
+
+BELL = "v1:bell"
+
+
+@dataclass(frozen=True)
+class LaneKey:
+    """The lane of one pool, model and adapter (`""`: none)."""
+
+    pool: str
+    model: str
+    adapter: str = ""
+
+    @cached_property
+    def name(self) -> str:
+        """One string, safe as part of a key: no colon, brace or bar that is not ours. `parse` undoes it."""
+        return "|".join(quote(part, safe="/@") for part in (self.pool, self.model, self.adapter))
+
+    @staticmethod
+    @lru_cache(maxsize=65536)
+    def parse(name: str) -> LaneKey:
+        """The lane of that name. ValueError if it is not one."""
+        pool, model, adapter = name.split("|")
+        return LaneKey(unquote(pool), unquote(model), unquote(adapter))
+
+
+class Keys:
+    """The names of all keys, given the number of slots; a lane's are made once and kept."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._lanes: dict[LaneKey, tuple[str, ...]] = {}
+
+    def of(self, lane: LaneKey) -> tuple[str, ...]:
+        """A lane's keys in the order of `library.KEYS`."""
+        keys = self._lanes.get(lane)
+        if keys is None:
+            keys = self._lanes[lane] = self._make(lane)
+        return keys
+
+    def _make(self, lane: LaneKey) -> tuple[str, ...]:
+        slot = crc_hqx(lane.model.encode(), 0) % self._slots
+        own = ("i", "b", "pay", "own", "att", "fi", "fb", "lease", "batch", "meta")
+        shared = ("lanes", "dead", "replies:")
+        return (*(f"v1:{{{slot}}}:lane:{lane.name}:{part}" for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared))
+
+    def indexes(self) -> Iterator[str]:
+        """One ZSET a slot: lane names by the time of last use."""
+        return (f"v1:{{{slot}}}:lanes" for slot in range(self._slots))
+
+    def replies(self, router_id: str) -> list[str]:
+        """One LIST a slot: answers on their way to that router."""
+        return [f"v1:{{{slot}}}:replies:{router_id}" for slot in range(self._slots)]

@@ -1,0 +1,342 @@
+"""The lanes of one process: every operation on waiting, leased and answered jobs.
+
+On the way of a request twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls, completes and renews for workers.
+All state is in Redis, every operation is one script and so happens whole or not at all, and any router may run any of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
+from typing import cast
+
+from redis.asyncio import Redis
+
+from libs.errors import NoCapacity
+from libs.queue import connection, operations, upkeep
+from libs.queue.connection import translated
+from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
+from libs.queue.keys import BELL, Keys, LaneKey
+
+CALL_JOBS = 256
+CALL_BYTES = 4 << 20
+"""What one script call takes in, so that Redis is busy with it for 1 or 2 milliseconds."""
+LONGEST_WAIT_SECONDS = 2.0
+"""A blocking read must end before the connection is taken for dead (connection.ANSWER_SECONDS)."""
+REPLIES_AT_ONCE = 256
+SWEPT_JOBS = 4_000
+DAY_MS = 86_400_000
+
+
+class Lanes:
+    """The queue, as the router `router_id` uses it.
+
+    Every method raises NoCapacity while Redis is away. `slots` must be the same in all processes. `dead_result` is the answer (a
+    serialised `JobResult`) to a job whose workers died `max_attempts` times. `clock` replaces Redis' clock in tests.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        router_id: str,
+        dead_result: bytes,
+        slots: int = 1,
+        lease_ms: int = 15_000,
+        max_attempts: int = 3,
+        dead_letter_limit: int = 10_000,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.lease_ms = lease_ms
+        self._redis = redis
+        self._router_id = router_id
+        self._dead_result = dead_result
+        self._max_attempts = max_attempts
+        self._dead_letter_limit = dead_letter_limit
+        self._keys = Keys(slots)
+        self._reply_lists = self._keys.replies(router_id)
+        self._clock = clock
+        # Batch ids are never used twice, not even after Redis lost its data: a late answer must not end another batch's lease.
+        self._batch_prefix = secrets.token_hex(6)
+        # The state: the number of the next batch, and how far Redis' clock is ahead of our monotonic one.
+        self._batch_numbers = count(1)
+        self._ahead_ms = (time.time() - time.monotonic()) * 1000
+
+    async def check(self) -> None:
+        """UnsuitableRedis unless the server can hold the queue. Also sets the clock."""
+        await connection.check(self._redis)
+        await self.now_ms()
+
+    async def now_ms(self) -> int:
+        """Redis' clock, Unix milliseconds; sets `clock_ms` by it."""
+        if self._clock is None:
+            asked = time.monotonic()
+            with translated():
+                seconds, microseconds = await self._redis.time()
+            self._ahead_ms = seconds * 1000 + microseconds / 1000 - (asked + time.monotonic()) * 500
+        return self.clock_ms()
+
+    def clock_ms(self) -> int:
+        """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs no round trip."""
+        return self._clock() if self._clock else round(time.monotonic() * 1000 + self._ahead_ms)
+
+    async def enqueue(self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool) -> list[bool]:
+        """Queues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
+
+        Answers True for each group that is queued. A job that the lane already has is not queued again; its answer now comes here.
+        `ring` wakes other routers' waiting pulls. Groups above 256 jobs take several calls, of which the first decides. After an
+        error some jobs may be queued, and both to enqueue them again and to cancel them is right.
+        """
+        admitted = [False] * len(groups)
+        for call in _calls(groups):
+            answers = await self._enqueue(lane, [(groups[index], 0) for index in call], max_tokens, ring)
+            for index, answer in zip(call, answers, strict=True):
+                admitted[index] = answer
+        for index, group in enumerate(groups):
+            if _is_large(group):
+                admitted[index] = await self._enqueue_large(lane, group, max_tokens, ring)
+        return admitted
+
+    async def _enqueue_large(self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool) -> bool:
+        first, *others = _chunks(group)
+        later_tokens = sum(job.tokens for chunk in others for job in chunk)
+        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, ring))[0]:
+            return False
+        for chunk in others:
+            await self._enqueue(lane, [(chunk, 0)], -1, ring)
+        return True
+
+    async def _enqueue(
+        self, lane: LaneKey, groups: Sequence[tuple[Sequence[QueuedJob], int]], max_tokens: int, ring: bool
+    ) -> list[bool]:
+        arguments: list[str | bytes | int | float] = []
+        for jobs, later_tokens in groups:
+            arguments += (len(jobs), later_tokens)
+            for job in jobs:
+                arguments += (job.job_id, job.tenant, job.weight, job.tokens, job.deadline_ms, job.priority[0], job.payload)
+        admitted = await operations.enqueue(
+            self._redis,
+            self._keys.of(lane),
+            lane=lane.name,
+            bell=BELL,
+            ring=ring,
+            router_id=self._router_id,
+            now_ms=self._script_clock(),
+            max_tokens=max_tokens,
+            groups=arguments,
+        )
+        return [flag == 1 for flag in admitted]
+
+    async def pull(self, lane: LaneKey, *, budget_tokens: int, budget_jobs: int, ring: bool = False) -> Pulled | Idle:
+        """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
+
+        Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
+        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `ring` wakes other routers' waiting pulls if
+        jobs are left.
+        """
+        batch_id = f"{self._batch_prefix}-{next(self._batch_numbers)}"
+        while True:
+            reply = await operations.pull(
+                self._redis,
+                self._keys.of(lane),
+                lane=lane.name,
+                bell=BELL,
+                ring=ring,
+                batch_id=batch_id,
+                now_ms=self._script_clock(),
+                lease_ms=self.lease_ms,
+                budget_tokens=budget_tokens,
+                budget_jobs=max(1, budget_jobs),
+                max_attempts=self._max_attempts,
+                dead_letter_limit=self._dead_letter_limit,
+                dead_result=self._dead_result,
+            )
+            if reply[0] == 1:
+                ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]
+                jobs = [
+                    PulledJob(job_id.decode(), payload, tries, size)
+                    for job_id, payload, tries, size in zip(ids, payloads, attempts, tokens, strict=True)
+                ]
+                return Pulled(batch_id, jobs, reply[2], reply[1] == 1)
+            if reply[1] == 0:
+                return Idle(reply[2] if reply[2] >= 0 else None)
+            # else a thousand expired jobs were dropped and there are more: look again
+
+    async def complete(self, lane: LaneKey, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool) -> Completed:
+        """Answers jobs, whether or not the lease still holds: the first answer to a job is its only one.
+
+        `release` ends the lease: its jobs that are still unanswered go back to where they were, no attempt counted. Without it the
+        lease stays, also when all its jobs are answered, so the last call for a batch must release it.
+        """
+        accepted, *own = await operations.complete(
+            self._redis,
+            self._keys.of(lane),
+            lane=lane.name,
+            bell=BELL,
+            router_id=self._router_id,
+            batch_id=batch_id,
+            release=release,
+            results=[part for result in results for part in result],
+        )
+        return Completed(accepted, [results[position] for position in own])
+
+    async def renew(self, lane: LaneKey, batch_ids: Sequence[str]) -> list[RenewedBatch]:
+        """Lets leases last `lease_ms` from now, in the given order."""
+        replies = await operations.renew(
+            self._redis, self._keys.of(lane), now_ms=self._script_clock(), lease_ms=self.lease_ms, batch_ids=batch_ids
+        )
+        return [
+            RenewedBatch(batch_id, lost=reply[0] == 0, gone=[job_id.decode() for job_id in reply[1]] if reply[0] else [])
+            for batch_id, reply in zip(batch_ids, replies, strict=True)
+        ]
+
+    async def cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> int:
+        """Ends jobs unanswered, queued or leased, except those that another router waits for by now. Answers how many it ended."""
+        cancelled = 0
+        for chunk in _chunks(jobs):
+            ids = [job.job_id for job in chunk]
+            cancelled += await operations.cancel(self._redis, self._keys.of(lane), router_id=self._router_id, job_ids=ids)
+        return cancelled
+
+    async def fail_all(self, lane: LaneKey, result: bytes) -> int:
+        """Answers every queued job of the lane with `result`, for a model that cannot be served. Leased jobs stay."""
+        total, more = 0, True
+        while more:
+            answered, more = await upkeep.fail(self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS)
+            total += answered
+        return total
+
+    async def missing(self, lane: LaneKey, job_ids: Sequence[str]) -> list[str]:
+        """Those of `job_ids` that the lane does not have. Take all replies first: answered jobs are not in the lane either."""
+        owners = self._keys.of(lane)[3]
+        absent: list[str] = []
+        for start in range(0, len(job_ids), CALL_JOBS):
+            asked = list(job_ids[start : start + CALL_JOBS])
+            with translated():
+                routers = await self._redis.hmget(owners, asked)
+            absent += [job_id for job_id, router in zip(asked, routers, strict=True) if router is None]
+        return absent
+
+    async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
+        """Answers (job id, result) to this router's jobs that other routers brought; waits for one, at most 2 s, if there is none.
+
+        Answers in flight when Redis is lost are lost with it: `missing` then shows their jobs. Results may come twice, after that.
+        """
+        with translated():
+            taken = await self._take_ready()
+            if not taken and wait_seconds > 0:
+                popped = await self._redis.blpop(self._reply_lists, timeout=min(wait_seconds, LONGEST_WAIT_SECONDS))
+                taken = [cast(bytes, popped[1])] if popped else []
+        return [(job_id.decode(), result) for job_id, _, result in (answer.partition(b"\0") for answer in taken)]
+
+    async def _take_ready(self) -> list[bytes]:
+        if len(self._reply_lists) == 1:
+            return cast(list[bytes], await self._redis.lpop(self._reply_lists[0], REPLIES_AT_ONCE) or [])
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for name in self._reply_lists:
+                pipeline.lpop(name, REPLIES_AT_ONCE)
+            return [answer for answers in await pipeline.execute() for answer in answers or []]
+
+    async def drop_replies(self, router_id: str) -> None:
+        """Throws away answers to a router that is dead. They would expire two minutes after the last one."""
+        with translated():
+            await self._redis.delete(*self._keys.replies(router_id))
+
+    async def bells(self) -> AsyncGenerator[LaneKey | None, None]:
+        """Lanes that have work for pulls that wait; None whenever rings may have been missed: at first and after each reconnect.
+
+        Ends only by NoCapacity, when Redis stays away; call again.
+        """
+        async with self._redis.pubsub() as bell:
+            silent = False
+            with translated():
+                await bell.subscribe(BELL)
+                while True:
+                    message = await bell.get_message(timeout=LONGEST_WAIT_SECONDS)
+                    if message is None:
+                        if silent:
+                            raise NoCapacity("the queue (Redis) has fallen silent")
+                        await bell.ping()
+                    elif message["type"] == "subscribe":
+                        yield None
+                    elif message["type"] == "message":
+                        yield LaneKey.parse(message["data"].decode())
+                    silent = message is None
+
+    async def lane_gauges(self) -> list[LaneGauges]:
+        """The counters of every lane that was used in the last day."""
+        now_ms = await self.now_ms()
+        indexes = list(self._keys.indexes())
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for index in indexes:
+                    pipeline.zremrangebyscore(index, "-inf", now_ms - DAY_MS)
+                    pipeline.zrange(index, 0, -1)
+                names = [name for found in (await pipeline.execute())[1::2] for name in found]
+            lanes = [LaneKey.parse(name.decode()) for name in names]
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for lane in lanes:
+                    keys = self._keys.of(lane)
+                    pipeline.zcard(keys[0])
+                    pipeline.zcard(keys[1])
+                    pipeline.hmget(keys[9], "queued", "leased", "enqueued", "done", "expired", "dead", "cancelled")
+                replies = await pipeline.execute()
+        return [
+            LaneGauges(lane, interactive + bulk, *(int(number or 0) for number in counters))
+            for lane, interactive, bulk, counters in zip(lanes, replies[0::3], replies[1::3], replies[2::3], strict=True)
+        ]
+
+    async def sweep(self, lane: LaneKey) -> None:
+        """Puts a lane right: drops expired jobs wherever they stand, takes back leases that ran out, recounts the gauges.
+
+        Meant for every lane once a minute, by any router. Lanes above 4,000 jobs are swept at the head only, because Redis serves
+        no one else meanwhile: 4,000 jobs take 5 to 10 ms.
+        """
+        await upkeep.sweep(
+            self._redis,
+            self._keys.of(lane),
+            lane=lane.name,
+            now_ms=self._script_clock(),
+            limit=SWEPT_JOBS,
+            max_attempts=self._max_attempts,
+            dead_letter_limit=self._dead_letter_limit,
+            dead_result=self._dead_result,
+        )
+
+    def _script_clock(self) -> int:
+        """What scripts are told of the time. Below 0: they ask Redis' clock themselves, so routers need not agree."""
+        return self._clock() if self._clock else -1
+
+
+def _is_large(group: Sequence[QueuedJob]) -> bool:
+    return len(group) > CALL_JOBS or sum(len(job.payload) for job in group) > CALL_BYTES
+
+
+def _calls(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
+    """The indexes of all groups that are not large, put together for as few calls as the limits allow."""
+    calls: list[list[int]] = []
+    jobs, size = CALL_JOBS + 1, 0
+    for index, group in enumerate(groups):
+        if _is_large(group):
+            continue
+        jobs += len(group)
+        size += sum(len(job.payload) for job in group)
+        if jobs > CALL_JOBS or size > CALL_BYTES:
+            calls.append([])
+            jobs, size = len(group), sum(len(job.payload) for job in group)
+        calls[-1].append(index)
+    return calls
+
+
+def _chunks(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
+    """The jobs in order, in runs within the limits of one call. A single job above them is a run by itself."""
+    chunks: list[Sequence[QueuedJob]] = []
+    start, size = 0, 0
+    for position, job in enumerate(jobs):
+        if position > start and (position - start == CALL_JOBS or size + len(job.payload) > CALL_BYTES):
+            chunks.append(jobs[start:position])
+            start, size = position, 0
+        size += len(job.payload)
+    return [*chunks, jobs[start:]]

@@ -1,0 +1,141 @@
+"""The Lua that all lane scripts share, and the keys it works on.
+
+Redis refuses writes that need memory when it is full, but lets a script go on that has already written. Scripts that take work out
+therefore delete before they add, so that a full Redis can still be drained.
+"""
+
+KEYS = (
+    "interactive",  # ZSET: waiting members by start tag
+    "bulk",  # ZSET
+    "payload",  # HASH: job id -> job; being in here is what makes a job unfinished
+    "owner",  # HASH: job id -> <router that waits for the answer> NUL <member>
+    "attempts",  # HASH: job id -> leases that ran out
+    "tags_i",  # HASH: tenant -> finish tag of its last interactive job
+    "tags_b",  # HASH
+    "leases",  # ZSET: batch id by the time it runs out
+    "batches",  # HASH: batch id -> packed {tokens, member, start tag, member, start tag, ...}
+    "meta",  # HASH: counters (LaneGauges), virtual times vi and vb, bulk's credit
+    "index",  # ZSET: lane names by last use
+    "dead",  # STREAM: dead letters
+    "replies",  # prefix of the reply lists
+)
+
+LIBRARY = """
+local call = redis.call
+local DAY, REPLY_MS = 86400000, 120000
+
+local function clock(given)            -- Unix ms, by Redis' own clock unless a test gives one
+  if given >= 0 then return given end
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function parse(member)           -- <i|b>:<tokens>:<deadline ms>:<job id>
+  local tokens, deadline, id = string.match(member, '^.:(%d+):(%d+):(.*)$')
+  return id, tonumber(tokens), tonumber(deadline)
+end
+
+local function queue_of(member)
+  return string.byte(member) == 105 and interactive or bulk
+end
+
+local function write(command, key, values)   -- Lua can pass about 8000 values in a call
+  for first = 1, #values, 4000 do
+    call(command, key, unpack(values, first, math.min(first + 3999, #values)))
+  end
+end
+
+local function count(field, amount)
+  if amount ~= 0 then call('HINCRBY', meta, field, amount) end
+end
+
+local function lookup(ids)             -- {router, member} or {} for each id, the latter if its job is finished or unknown
+  local found = {}
+  for first = 1, #ids, 4000 do
+    for _, value in ipairs(call('HMGET', owner, unpack(ids, first, math.min(first + 3999, #ids)))) do
+      local stop = value and string.find(value, '\\0', 1, true)
+      found[#found + 1] = stop and { string.sub(value, 1, stop - 1), string.sub(value, stop + 1) } or {}
+    end
+  end
+  return found
+end
+
+local function holds(member, id)       -- is the job unfinished, and not one of the same id that ended and came back otherwise?
+  local value = call('HGET', owner, id)
+  return value and string.sub(value, -#member - 1) == '\\0' .. member
+end
+
+local function finish(ids)             -- ends jobs wherever they stand: for each its router ('': unknown), or false if it had ended
+  local ended, freed = {}, 0
+  for position, job in ipairs(lookup(ids)) do
+    ended[position] = false
+    if call('HDEL', payload, ids[position]) == 1 then
+      ended[position] = job[1] or ''
+      if job[2] and call('ZREM', queue_of(job[2]), job[2]) == 1 then
+        local _, tokens = parse(job[2])
+        freed = freed + tokens
+      end
+    end
+  end
+  write('HDEL', owner, ids)
+  write('HDEL', attempts, ids)
+  count('queued', -freed)
+  return ended
+end
+
+local function collect(answers, router, id, result)   -- answers: router -> list for push
+  if router == '' then return end
+  local list = answers[router] or {}
+  list[#list + 1], answers[router] = id .. '\\0' .. result, list
+end
+
+local function push(answers)           -- each answer: <job id> NUL <result>
+  for router, list in pairs(answers) do
+    write('RPUSH', replies .. router, list)
+    call('PEXPIRE', replies .. router, REPLY_MS)
+  end
+end
+
+local function unlease(batch_id)       -- ends a lease; its packed jobs, or nil if it had ended
+  if call('ZREM', leases, batch_id) == 0 then return nil end
+  local packed = call('HGET', batches, batch_id)
+  if not packed then return nil end
+  call('HDEL', batches, batch_id)
+  local jobs = cmsgpack.unpack(packed)
+  count('leased', -jobs[1])
+  return jobs
+end
+
+local function requeue(member, tag)    -- with its old tag it is near the head
+  local _, tokens = parse(member)
+  if call('ZADD', queue_of(member), 'NX', tag, member) == 1 then count('queued', tokens) end
+end
+
+local function bury(id, tries, limit, lane, answers, result)
+  collect(answers, finish({ id })[1], id, result)
+  count('dead', 1)
+  call('XADD', dead, 'MAXLEN', '~', limit, '*', 'lane', lane, 'job', id, 'attempts', tries)
+  call('PEXPIRE', dead, 7 * DAY)
+end
+
+local function reap(now, max_attempts, limit, lane, result)   -- of leases that ran out, jobs go back or are given up
+  local answers = {}
+  for _, batch_id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8)) do
+    local jobs = unlease(batch_id) or {}
+    for i = 2, #jobs, 2 do
+      local id = parse(jobs[i])
+      if holds(jobs[i], id) then
+        local tries = call('HINCRBY', attempts, id, 1)
+        if tries >= max_attempts then bury(id, tries, limit, lane, answers, result) else requeue(jobs[i], jobs[i + 1]) end
+      end
+    end
+  end
+  push(answers)
+end
+
+local function settle()                -- an idle lane keeps nothing but its counters, which expire
+  if call('EXISTS', interactive, bulk, leases) > 0 then return end
+  call('DEL', payload, owner, attempts, tags_i, tags_b, batches)
+  call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')
+end
+"""

@@ -1,0 +1,267 @@
+"""The scripts on the way of every job: in, out to a worker, and back. `Lanes` calls them and decodes what they answer.
+
+Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), for each priority by itself: a job's start
+tag is the larger of the lane's virtual time and its tenant's last finish tag; its finish tag is tokens / weight after that; virtual
+time is the start tag of the job last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
+"""
+
+from __future__ import annotations
+
+from libs.queue.library import KEYS, LIBRARY
+from libs.queue.scripts import Reply, Rest, script
+
+lane_script = script(*KEYS, library=LIBRARY)
+
+
+@lane_script
+async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: int, max_tokens: int, groups: Rest) -> Reply:
+    """
+    -- groups: {jobs, tokens of the group in later calls, {id, tenant, weight, tokens, deadline, class, payload} * jobs} * groups
+    -- Answers 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of a group.
+    local state = call('HMGET', meta, 'queued', 'vi', 'vb')
+    local queued, virtual = tonumber(state[1] or 0), { i = tonumber(state[2] or 0), b = tonumber(state[3] or 0) }
+    local tags, members, payloads, owners = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}
+    local fresh, added, added_tokens = {}, 0, 0
+
+    local function add(at)
+      local id, tenant, tokens, class = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 3]), ARGV[at + 5]
+      local last = tags[class][tenant] or tonumber(call('HGET', class == 'i' and tags_i or tags_b, tenant) or 0)
+      local start = math.max(virtual[class], last)
+      tags[class][tenant] = start + tokens / math.max(tonumber(ARGV[at + 2]), 1e-6)
+      local list, member = members[class], class .. ':' .. ARGV[at + 3] .. ':' .. ARGV[at + 4] .. ':' .. id
+      list[#list + 1], list[#list + 2] = start, member
+      payloads[#payloads + 1], payloads[#payloads + 2] = id, ARGV[at + 6]
+      owners[#owners + 1], owners[#owners + 2] = id, router_id .. '\\0' .. member
+      fresh[id], added, added_tokens = true, added + 1, added_tokens + tokens
+    end
+
+    local function admit(first, last, later)
+      local ids, new, known, seen, need = {}, {}, {}, {}, later
+      for at = first, last, 7 do ids[#ids + 1] = ARGV[at] end
+      for position, job in ipairs(lookup(ids)) do
+        local id, at = ids[position], first + 7 * (position - 1)
+        if job[2] then
+          known[#known + 1], known[#known + 2] = id, router_id .. '\\0' .. job[2]
+        elseif not fresh[id] and not seen[id] then
+          new[#new + 1], seen[id], need = at, true, need + tonumber(ARGV[at + 3])
+        end
+      end
+      -- a group that is all known came before (its client asks again), and is only told where to answer
+      if #new > 0 and max_tokens >= 0 and queued + added_tokens + need > max_tokens then return 0 end
+      for _, at in ipairs(new) do add(at) end
+      write('HSET', owner, known)
+      return 1
+    end
+
+    local admitted, at = {}, groups
+    while at <= #ARGV do
+      local first, later = at + 2, tonumber(ARGV[at + 1])
+      at = first + 7 * ARGV[at]
+      admitted[#admitted + 1] = admit(first, at - 1, later)
+    end
+    if added == 0 then return admitted end
+    for class, list in pairs(members) do
+      write('ZADD', class == 'i' and interactive or bulk, list)
+      local flat = {}
+      for tenant, tag in pairs(tags[class]) do
+        flat[#flat + 1], flat[#flat + 2] = tenant, string.format('%.17g', tag)
+      end
+      write('HSET', class == 'i' and tags_i or tags_b, flat)
+    end
+    write('HSET', payload, payloads)
+    write('HSET', owner, owners)
+    count('queued', added_tokens)
+    count('enqueued', added)
+    call('PEXPIRE', meta, DAY)
+    call('ZADD', index, clock(now_ms), lane)
+    if ring then call('PUBLISH', bell, lane) end
+    return admitted
+    """
+
+
+@lane_script
+async def pull(
+    *,
+    lane: str,
+    bell: str,
+    ring: bool,
+    batch_id: str,
+    now_ms: int,
+    lease_ms: int,
+    budget_tokens: int,
+    budget_jobs: int,
+    max_attempts: int,
+    dead_letter_limit: int,
+    dead_result: bytes,
+) -> Reply:
+    """
+    -- Answers {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry or -1}.
+    local now = clock(now_ms)
+    local answer, jobs, size, sum, alone = { 1, 0, 0 }, { 0 }, 0, 0, false
+    local rounds, suspects, expired, removed_tokens = 16, false, 0, 0
+
+    local function include(id, tokens, tries, blob)
+      local at = #answer
+      answer[at + 1], answer[at + 2], answer[at + 3], answer[at + 4] = id, tokens, tries, blob
+    end
+
+    local packed = call('HGET', batches, batch_id)
+    if packed then                     -- the answer to this very call was lost on its way; it is asked again
+      jobs = cmsgpack.unpack(packed)
+      for i = 2, #jobs, 2 do
+        local id, tokens = parse(jobs[i])
+        local blob = call('HGET', payload, id)
+        if blob then include(id, tokens, tonumber(call('HGET', attempts, id) or 0), blob) end
+      end
+      answer[2], answer[3] = call('EXISTS', interactive, bulk) > 0 and 1 or 0, jobs[1]
+      return answer
+    end
+
+    local function fits(tokens, tries, room, credit)
+      if credit and tokens > room then return false end
+      if size == 0 then return true end        -- the first job goes however large
+      return tries == 0 and sum + tokens <= budget_tokens
+    end
+
+    local function consider(member, tag, room, credit)   -- tokens leased (nil: the job must wait), tokens to remove
+      local id, tokens, deadline = parse(member)
+      if deadline <= now then
+        if not finish({ id })[1] then return 0, tokens end
+        expired = expired + 1
+        return 0, 0
+      end
+      local tries = suspects and tonumber(call('HGET', attempts, id) or 0) or 0
+      if not fits(tokens, tries, room, credit) then return nil end
+      local blob = call('HGET', payload, id)
+      if not blob then return 0, tokens end    -- Redis lost part of its data
+      include(id, tokens, tries, blob)
+      jobs[#jobs + 1], jobs[#jobs + 2] = member, tag
+      size, sum, alone = size + 1, sum + tokens, tries > 0
+      return tokens, tokens
+    end
+
+    local function take(queue, credit)         -- leases from the head of one class; tokens leased and the last start tag
+      local taken, last = 0, nil
+      while rounds > 0 and size < budget_jobs and not alone do
+        rounds = rounds - 1
+        local heads = call('ZRANGE', queue, 0, math.min(64, budget_jobs - size) - 1, 'WITHSCORES')
+        local over, stop = {}, #heads == 0
+        for i = 1, #heads, 2 do
+          local leased, tokens = consider(heads[i], heads[i + 1], (credit or 0) - taken, credit)
+          stop = not leased
+          if stop then break end
+          if leased > 0 then taken, last = taken + leased, heads[i + 1] end
+          if tokens > 0 then over[#over + 1], removed_tokens = heads[i], removed_tokens + tokens end
+          stop = alone
+          if stop then break end
+        end
+        write('ZREM', queue, over)
+        if stop then break end
+      end
+      return taken, last
+    end
+
+    reap(now, max_attempts, dead_letter_limit, lane, dead_result)
+    suspects = call('EXISTS', attempts) == 1
+    local state = call('HMGET', meta, 'vi', 'vb', 'credit')
+    local credit, bulk_taken, bulk_last, later_taken, later_last = tonumber(state[3] or 0), 0, nil, 0, nil
+    -- Bulk goes first with what it has saved up: a ninth of the interactive tokens leased while it waited, so a tenth of all.
+    if credit > 0 and call('ZCARD', interactive) > 0 then bulk_taken, bulk_last = take(bulk, credit) end
+    local interactive_taken, interactive_last = take(interactive, nil)
+    if call('ZCARD', interactive) == 0 then later_taken, later_last = take(bulk, nil) end
+    bulk_taken, bulk_last = bulk_taken + later_taken, later_last or bulk_last
+
+    count('expired', expired)
+    count('queued', -removed_tokens)
+    local head = call('ZRANGE', bulk, 0, 0)[1]
+    local _, head_tokens = parse(head or '')
+    answer[2] = (head or call('ZCARD', interactive) > 0) and 1 or 0
+    if size == 0 then
+      settle()
+      local expiry = call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
+      return { 0, answer[2], expiry and tonumber(expiry) or -1 }
+    end
+    jobs[1], answer[3] = sum, sum
+    call('ZADD', leases, now + lease_ms, batch_id)
+    call('HSET', batches, batch_id, cmsgpack.pack(jobs))
+    count('leased', sum)
+    -- virtual time never goes back, though jobs that were queued again bring old tags
+    if interactive_last and tonumber(interactive_last) > tonumber(state[1] or 0) then call('HSET', meta, 'vi', interactive_last) end
+    if bulk_last and tonumber(bulk_last) > tonumber(state[2] or 0) then call('HSET', meta, 'vb', bulk_last) end
+    if head then                       -- saved up to one batch, or what the next job needs
+      local saved = math.max(credit - bulk_taken, 0) + interactive_taken / 9
+      call('HSET', meta, 'credit', math.min(saved, math.max(budget_tokens, head_tokens)))
+    elseif credit > 0 then
+      call('HDEL', meta, 'credit')
+    end
+    if ring and answer[2] == 1 then call('PUBLISH', bell, lane) end
+    return answer
+    """
+
+
+@lane_script
+async def complete(*, lane: str, bell: str, router_id: str, batch_id: str, release: bool, results: Rest) -> Reply:
+    """
+    -- results: {id, result} * n. Answers {accepted, position of an accepted result that router_id owns, ...}, from 0.
+    local ids, answer, finished, answers = {}, { 0 }, {}, {}
+    for at = results, #ARGV, 2 do ids[#ids + 1], finished[ARGV[at]] = ARGV[at], true end
+    for position, router in ipairs(finish(ids)) do
+      if router then answer[1] = answer[1] + 1 end
+      if router == router_id then
+        answer[#answer + 1] = position - 1
+      elseif router then
+        collect(answers, router, ids[position], ARGV[results + 2 * position - 1])
+      end
+    end
+    push(answers)
+    count('done', answer[1])
+    if not release then return answer end
+    local jobs, back = unlease(batch_id) or {}, false
+    for i = 2, #jobs, 2 do
+      local id = parse(jobs[i])
+      if not finished[id] and holds(jobs[i], id) then
+        requeue(jobs[i], jobs[i + 1])
+        back = true
+      end
+    end
+    if back then call('PUBLISH', bell, lane) else settle() end
+    return answer
+    """
+
+
+@lane_script
+async def renew(*, now_ms: int, lease_ms: int, batch_ids: Rest) -> Reply:
+    """
+    -- Answers for each batch {1, ids of jobs that are over}, or {0} if its lease has ended.
+    local answer, expiry = {}, clock(now_ms) + lease_ms
+    for at = batch_ids, #ARGV do
+      local packed = call('ZSCORE', leases, ARGV[at]) and call('HGET', batches, ARGV[at])
+      if packed then
+        call('ZADD', leases, 'XX', expiry, ARGV[at])
+        local jobs, gone = cmsgpack.unpack(packed), {}
+        for i = 2, #jobs, 2 do
+          local id = parse(jobs[i])
+          if not holds(jobs[i], id) then gone[#gone + 1] = id end
+        end
+        answer[#answer + 1] = { 1, gone }
+      else
+        answer[#answer + 1] = { 0 }
+      end
+    end
+    return answer
+    """
+
+
+@lane_script
+async def cancel(*, router_id: str, job_ids: Rest) -> Reply:
+    """
+    -- Answers how many jobs it ended. A job whose client now waits at another router is left alone.
+    local ids, own, cancelled = { unpack(ARGV, job_ids) }, {}, 0
+    for position, job in ipairs(lookup(ids)) do
+      if job[1] == router_id then own[#own + 1] = ids[position] end
+    end
+    for _, router in ipairs(finish(own)) do cancelled = cancelled + (router and 1 or 0) end
+    count('cancelled', cancelled)
+    settle()
+    return cancelled
+    """

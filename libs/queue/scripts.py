@@ -1,0 +1,77 @@
+"""A Redis operation as one typed function: its signature is the call's contract, its docstring is the Lua that Redis runs.
+
+Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings; a last parameter of type `Rest`
+becomes the index in ARGV of its first value. Redis forgets scripts when it restarts, so every call can load its script again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha1
+from inspect import cleandoc, signature
+from typing import Any, Generic, ParamSpec
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from libs.queue.connection import translate
+
+P = ParamSpec("P")
+Rest = Sequence[str | bytes | int | float]
+Reply = Any
+"""What Redis answers: the caller of a script decodes it at once."""
+
+_NUMBER, _TEXT = "tonumber(ARGV[{}])", "ARGV[{}]"
+_LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEXT, "bytes": _TEXT}
+
+
+class Script(Generic[P]):
+    """One Lua script. Calling it takes the client, the keys' names and the function's arguments, all by keyword."""
+
+    def __init__(self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], library: str) -> None:
+        kinds = {name: str(parameter.annotation) for name, parameter in signature(function).parameters.items()}
+        lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
+        for index, (name, kind) in enumerate(kinds.items(), 1):
+            lines.append(f"local {name} = " + ("{}" if kind == "Rest" else _LUA[kind]).format(index))
+        body = cleandoc(function.__doc__ or "")
+        self.text = "\n".join([*lines, *_needed(body, library), body])
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self._names = [name for name, kind in kinds.items() if kind != "Rest"]
+        self._rest = next((name for name, kind in kinds.items() if kind == "Rest"), None)
+        self._flags = frozenset(name for name, kind in kinds.items() if kind == "bool")
+
+    async def __call__(self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs) -> Reply:
+        """Runs the script in one round trip (three when Redis has forgotten it). NoCapacity when Redis is away."""
+        arguments = [int(values[name]) if name in self._flags else values[name] for name in self._names]  # type: ignore[call-overload]
+        rest = values[self._rest] if self._rest else ()
+        command = (len(keys), *keys, *arguments, *rest)  # type: ignore[misc]
+        try:
+            try:
+                return await redis.evalsha(self.sha, *command)
+            except NoScriptError:
+                await redis.script_load(self.text)
+                return await redis.evalsha(self.sha, *command)
+        except RedisError as error:
+            raise translate(error) from error
+
+
+def _needed(body: str, library: str) -> list[str]:
+    """The library's paragraphs that the body needs, in order: Lua makes each function anew in every call, for half a microsecond.
+
+    A paragraph defines one local function, which later ones may call; the first may define anything and is always needed.
+    """
+    first, *functions = library.split("\n\n")
+    chosen: list[str] = []
+    for paragraph in reversed(functions):
+        defined = re.match(r"\s*local function (\w+)", paragraph)
+        if defined is None:
+            raise ValueError(f"not one local function: {paragraph}")
+        if re.search(rf"\b{defined[1]}\(", "\n".join([*chosen, body])):
+            chosen.insert(0, paragraph)
+    return [first, *chosen]
+
+
+def script(*keys: str, library: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
+    """Makes a `Script` of a function. `keys` names KEYS in Lua; `library` is Lua that comes before the docstring."""
+    return lambda function: Script(function, keys, library)

@@ -1,0 +1,43 @@
+"""One redis-server for all tests of this folder, emptied for each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from libs.queue import Lanes, connect
+from tests.queue.parts import Clock, make_lanes
+from tests.support.redis import RedisServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def redis(server: RedisServer) -> AsyncIterator[Redis]:
+    client = connect(server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lanes(redis: Redis, clock: Clock) -> Lanes:
+    """The lanes of router `a`."""
+    return make_lanes(redis, clock, "a")
+
+
+@pytest.fixture
+def other(redis: Redis, clock: Clock) -> Lanes:
+    """The lanes of router `b`."""
+    return make_lanes(redis, clock, "b")

@@ -1,0 +1,100 @@
+"""What the tests of the queue share: jobs, a clock moved by hand, and a look inside a lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from libs.queue import LaneGauges, LaneKey, Lanes, Priority, Pulled, QueuedJob
+from libs.queue.keys import Keys
+
+DEAD = b"worker lost"
+LANE = LaneKey("cpu", "org/model")
+LEASE_MS = 1000
+FAR_MS = 1_800_000_000_000
+
+
+class Clock:
+    """Unix milliseconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def job(
+    job_id: str,
+    tokens: int = 10,
+    *,
+    tenant: str = "t",
+    weight: float = 1.0,
+    priority: Priority = "interactive",
+    deadline_ms: int = FAR_MS,
+) -> QueuedJob:
+    return QueuedJob(job_id, tenant, weight, tokens, deadline_ms, priority, payload(job_id))
+
+
+def payload(job_id: str) -> bytes:
+    return b"payload \0 of " + job_id.encode()
+
+
+def make_lanes(redis: Redis, clock: Clock, router_id: str) -> Lanes:
+    return Lanes(redis, router_id=router_id, dead_result=DEAD, lease_ms=LEASE_MS, clock=clock)
+
+
+async def add(lanes: Lanes, *jobs: QueuedJob, max_tokens: int = 10**9) -> bool:
+    """Enqueues the jobs as one request."""
+    (admitted,) = await lanes.enqueue(LANE, [jobs], max_tokens=max_tokens, ring=False)
+    return admitted
+
+
+async def lease(lanes: Lanes, budget_tokens: int = 10**6, budget_jobs: int = 256) -> Pulled:
+    """A pull that must find something."""
+    pulled = await lanes.pull(LANE, budget_tokens=budget_tokens, budget_jobs=budget_jobs)
+    assert isinstance(pulled, Pulled)
+    return pulled
+
+
+def ids(pulled: Pulled) -> list[str]:
+    return [leased.job_id for leased in pulled.jobs]
+
+
+async def gauges(lanes: Lanes) -> LaneGauges:
+    (only,) = await lanes.lane_gauges()
+    return only
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The structure of a lane, read past `Lanes`."""
+
+    waiting: list[str]
+    payloads: set[str]
+    owners: dict[str, str]
+    attempts: dict[str, int]
+    leases: set[str]
+    batches: set[str]
+    tenants: set[str]
+    queued_tokens: int
+
+
+async def look_inside(redis: Redis) -> Inside:
+    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_ = Keys(1).of(LANE)
+    members = [*await redis.zrange(interactive, 0, -1), *await redis.zrange(bulk, 0, -1)]
+    return Inside(
+        waiting=[member.decode().split(":", 3)[3] for member in members],
+        payloads={name.decode() for name in await redis.hkeys(payloads)},
+        owners={name.decode(): router.partition(b"\0")[0].decode() for name, router in (await redis.hgetall(owners)).items()},
+        attempts={name.decode(): int(tries) for name, tries in (await redis.hgetall(attempts)).items()},
+        leases={name.decode() for name in await redis.zrange(leases, 0, -1)},
+        batches={name.decode() for name in await redis.hkeys(batches)},
+        tenants={name.decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
+        queued_tokens=sum(int(member.split(b":")[1]) for member in members),
+    )
+
+
+NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0)
+"""What an idle lane looks like."""

@@ -1,0 +1,151 @@
+"""Redis that is wrong, away, forgetful or full; and the bells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from libs.errors import NoCapacity
+from libs.queue import Lanes, UnsuitableRedis, connect
+from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
+from tests.support.redis import RedisServer
+
+
+@pytest.fixture
+def frail() -> Iterator[RedisServer]:
+    """A server of the test's own, with AOF, that may be killed."""
+    with RedisServer(durable=True) as running:
+        yield running
+
+
+async def test_a_good_redis_passes_and_sets_the_clock(redis: Redis) -> None:
+    lanes = Lanes(redis, router_id="a", dead_result=DEAD)
+    await lanes.check()
+    seconds, _ = await redis.time()
+    assert abs(lanes.clock_ms() - seconds * 1000) < 60_000
+    await lanes.enqueue(LANE, [[job("a", deadline_ms=await lanes.now_ms() + 60_000)]], max_tokens=10, ring=False)
+    assert ids(await lease(lanes)) == ["a"]
+
+
+async def test_a_redis_that_evicts_is_refused_with_advice(redis: Redis, lanes: Lanes) -> None:
+    await redis.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(UnsuitableRedis, match="CONFIG SET maxmemory-policy noeviction"):
+            await lanes.check()
+    finally:
+        await redis.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+    await redis.script_flush()
+    await add(other, job("a"), job("b"), job("c"))
+    await redis.script_flush()
+    pulled = await lease(lanes, 20)
+    await redis.script_flush()
+    assert not (await lanes.renew(LANE, [pulled.batch_id]))[0].lost
+    await redis.script_flush()
+    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)).accepted == 2
+    await redis.script_flush()
+    assert await other.cancel(LANE, [job("c")]) == 1
+    await redis.script_flush()
+    await lanes.sweep(LANE)
+    await redis.script_flush()
+    assert await lanes.fail_all(LANE, b"x") == 0
+
+
+async def test_a_redis_that_is_away_is_no_capacity(frail: RedisServer, clock: Clock) -> None:
+    redis = connect(frail.url)
+    lanes = make_lanes(redis, clock, "a")
+    await add(lanes, job("a"), job("b"))
+    frail.kill()
+    for attempt in (
+        lambda: add(lanes, job("c")),
+        lambda: lease(lanes),
+        lambda: lanes.complete(LANE, "x", [], release=True),
+        lambda: lanes.renew(LANE, ["x"]),
+        lambda: lanes.cancel(LANE, [job("a")]),
+        lambda: lanes.missing(LANE, ["a"]),
+        lambda: lanes.take_replies(0.1),
+        lambda: lanes.lane_gauges(),
+        lambda: lanes.check(),
+    ):
+        with pytest.raises(NoCapacity):
+            await attempt()
+    frail.start()
+    assert ids(await lease(lanes)) == ["a", "b"]
+    await redis.aclose()
+
+
+async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+    await add(other, *(job(f"{number}") for number in range(100)))
+    await redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(NoCapacity, match="memory"):
+            await add(lanes, job("x"))
+        for _ in range(10):
+            pulled = await lease(lanes, budget_jobs=10)
+            await lanes.complete(LANE, pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
+        assert len(await other.take_replies(0)) == 100
+    finally:
+        await redis.config_set("maxmemory", 0)
+
+
+async def test_taking_replies_waits_for_one(lanes: Lanes, other: Lanes) -> None:
+    await add(other, job("a"))
+    waiting = asyncio.create_task(other.take_replies(60))
+    await lanes.complete(LANE, (await lease(lanes)).batch_id, [("a", b"x")], release=True)
+    assert await waiting == [("a", b"x")]
+
+
+async def test_taking_replies_ends_when_there_are_none(lanes: Lanes) -> None:
+    assert await lanes.take_replies(0.01) == []
+
+
+async def test_a_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
+    heard = [lanes.bells(), other.bells()]
+    assert [await anext(bells) for bells in heard] == [None, None]
+    await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, ring=True)
+    assert [await anext(bells) for bells in heard] == [LANE, LANE]
+    # A pull rings for what it leaves, and a release for what it brings back.
+    pulled = await lanes.pull(LANE, budget_tokens=10, budget_jobs=1, ring=True)
+    assert [await anext(bells) for bells in heard] == [LANE, LANE]
+    await lanes.complete(LANE, getattr(pulled, "batch_id", ""), [], release=True)
+    assert [await anext(bells) for bells in heard] == [LANE, LANE]
+    for bells in heard:
+        await bells.aclose()
+
+
+async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> None:
+    bells = other.bells()
+    await anext(bells)
+    await add(lanes, job("a"), job("b"))
+    await lanes.pull(LANE, budget_tokens=10, budget_jobs=1)
+    await lanes.enqueue(LANE, [[job("c")]], max_tokens=100, ring=True)
+    assert await anext(bells) == LANE
+    waiting = asyncio.ensure_future(anext(bells))
+    assert (await asyncio.wait([waiting], timeout=0.05))[1]
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clock: Clock) -> None:
+    redis = connect(frail.url)
+    lanes = make_lanes(redis, clock, "a")
+    bells = lanes.bells()
+    assert await anext(bells) is None
+    frail.kill()
+    with pytest.raises(NoCapacity):
+        await anext(bells)
+    frail.start()
+    bells = lanes.bells()
+    assert await anext(bells) is None
+    await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    assert await anext(bells) is None
+    await lanes.enqueue(LANE, [[job("a")]], max_tokens=100, ring=True)
+    assert await anext(bells) == LANE
+    await bells.aclose()
+    await redis.aclose()

@@ -1,0 +1,206 @@
+"""Out to workers and back: leases that end well, run out, or kill; every job answered exactly once."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+
+from libs.queue import Idle, Lanes, RenewedBatch
+from libs.queue.keys import Keys
+from tests.queue.parts import DEAD, FAR_MS, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside
+
+
+async def test_an_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, other: Lanes) -> None:
+    await add(lanes, job("mine"))
+    await add(other, job("theirs"))
+    pulled = await lease(lanes)
+    completed = await lanes.complete(LANE, pulled.batch_id, [("mine", b"1"), ("theirs", b"2\0\n")], release=True)
+    assert completed.accepted == 2
+    assert completed.own == [("mine", b"1")]
+    assert await lanes.take_replies(0) == []
+    assert await other.take_replies(0) == [("theirs", b"2\0\n")]
+    assert await other.take_replies(0) == []
+
+
+async def test_only_the_first_answer_counts(lanes: Lanes, other: Lanes) -> None:
+    await add(other, job("a"))
+    pulled = await lease(lanes)
+    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"first")], release=False)).accepted == 1
+    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"second"), ("unknown", b"x")], release=True)).accepted == 0
+    assert await other.take_replies(0) == [("a", b"first")]
+
+
+async def test_a_lease_that_runs_out_returns_its_jobs_to_the_head(lanes: Lanes, clock: Clock) -> None:
+    await add(lanes, *(job(name) for name in "abcd"))
+    first = await lease(lanes, 20)
+    clock.ms += LEASE_MS - 1
+    assert ids(await lease(lanes, 10)) == ["c"]
+    clock.ms += 1
+    again = await lease(lanes)
+    # A job that lost a worker is leased alone: it may have been the reason.
+    assert [(one.job_id, one.attempts) for one in again.jobs] == [("a", 1)]
+    assert ids(await lease(lanes)) == ["b"]
+    assert ids(await lease(lanes)) == ["d"]
+    assert first.batch_id not in {again.batch_id}
+
+
+async def test_a_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock: Clock) -> None:
+    await add(lanes, job("bulk", priority="bulk"))
+    await lease(lanes)
+    clock.ms += LEASE_MS
+    await add(lanes, job("a"))
+    assert ids(await lease(lanes)) == ["a"]
+    assert ids(await lease(lanes)) == ["bulk"]
+
+
+async def test_an_idle_pull_says_when_a_lease_may_run_out(lanes: Lanes, clock: Clock) -> None:
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    await add(lanes, job("a"))
+    await lease(lanes)
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(clock.ms + LEASE_MS)
+
+
+async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
+    await add(other, job("poison"))
+    for attempts in range(3):
+        assert [one.attempts for one in (await lease(lanes)).jobs] == [attempts]
+        clock.ms += LEASE_MS
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await other.take_replies(0) == [("poison", DEAD)]
+    dead_letters = Keys(1).of(LANE)[11]
+    ((_, letter),) = await redis.xrange(dead_letters)
+    assert letter == {b"lane": LANE.name.encode(), b"job": b"poison", b"attempts": b"3"}
+    assert (await gauges(lanes)).dead == 1
+    assert await look_inside(redis) == NOTHING
+
+
+async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
+    lanes = Lanes(redis, router_id="a", dead_result=DEAD, max_attempts=1, lease_ms=LEASE_MS, dead_letter_limit=100, clock=clock)
+    for number in range(10):
+        await add(lanes, *(job(f"{number} {part}") for part in range(100)))
+        await lease(lanes)
+        clock.ms += LEASE_MS
+    await lanes.pull(LANE, budget_tokens=1, budget_jobs=1)
+    assert (await gauges(lanes)).dead == 1000
+    assert await redis.xlen(Keys(1).of(LANE)[11]) <= 200
+
+
+async def test_a_late_answer_is_as_good_as_any(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
+    await add(other, job("a"), job("b"))
+    slow = await lease(lanes)
+    clock.ms += LEASE_MS
+    fast = await lease(lanes)
+    assert ids(fast) == ["a"]
+    # The first worker was only slow: its answers spare the second the work, whether leased again (a) or waiting (b).
+    assert (await lanes.complete(LANE, slow.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
+    assert await lanes.renew(LANE, [fast.batch_id]) == [RenewedBatch(fast.batch_id, lost=False, gone=["a"])]
+    assert (await lanes.complete(LANE, fast.batch_id, [("a", b"3")], release=True)).accepted == 0
+    assert sorted(await other.take_replies(0)) == [("a", b"1"), ("b", b"2")]
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await look_inside(redis) == NOTHING
+    now = await gauges(lanes)
+    assert (now.queued_tokens, now.leased_tokens, now.done) == (0, 0, 2)
+
+
+async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
+    await add(lanes, job("a"))
+    pulled = await lease(lanes)
+    for _ in range(3):
+        clock.ms += LEASE_MS - 1
+        assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=[])]
+    clock.ms += LEASE_MS
+    await lease(lanes)
+    assert await lanes.renew(LANE, [pulled.batch_id, "never"]) == [
+        RenewedBatch(pulled.batch_id, lost=True, gone=[]),
+        RenewedBatch("never", lost=True, gone=[]),
+    ]
+
+
+async def test_released_jobs_go_back_to_the_head_without_blame(lanes: Lanes, redis: Redis) -> None:
+    await add(lanes, *(job(name) for name in "abcd"))
+    pulled = await lease(lanes, 30)
+    completed = await lanes.complete(LANE, pulled.batch_id, [("b", b"x")], release=True)
+    assert completed.own == [("b", b"x")]
+    assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [("a", 0), ("c", 0), ("d", 0)]
+
+
+async def test_a_partial_answer_keeps_the_lease(lanes: Lanes) -> None:
+    await add(lanes, job("a"), job("b"))
+    pulled = await lease(lanes)
+    await lanes.complete(LANE, pulled.batch_id, [("a", b"x")], release=False)
+    assert isinstance(await lanes.pull(LANE, budget_tokens=1, budget_jobs=1), Idle)
+    assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
+
+
+async def test_a_pull_whose_answer_was_lost_is_answered_again(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    await add(lanes, job("a"), job("b"))
+    first = await lease(lanes, 10)
+    monkeypatch.setattr(lanes, "_batch_numbers", iter([1]))  # what redis-py does when the connection broke: the same command again
+    assert await lease(lanes, 10) == first
+
+
+@pytest.mark.parametrize("leased", [False, True])
+async def test_a_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -> None:
+    await add(lanes, job("a"), job("b"))
+    pulled = await lease(lanes) if leased else None
+    assert await lanes.cancel(LANE, [job("a"), job("unknown")]) == 1
+    if pulled:
+        assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
+        completed = await lanes.complete(LANE, pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)
+        assert completed.own == [("b", b"y")]
+    else:
+        assert (await gauges(lanes)).queued_tokens == 10
+        assert ids(await lease(lanes)) == ["b"]
+    assert (await gauges(lanes)).cancelled == 1
+
+
+async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) -> None:
+    jobs = [job(f"{number}") for number in range(1200)]
+    await add(lanes, *jobs)
+    assert await lanes.cancel(LANE, jobs) == 1200
+    assert await look_inside(redis) == NOTHING
+
+
+async def test_a_router_does_not_cancel_what_another_waits_for(lanes: Lanes, other: Lanes) -> None:
+    await add(lanes, job("a"))
+    await add(other, job("a"))
+    assert await lanes.cancel(LANE, [job("a")]) == 0
+    assert await other.cancel(LANE, [job("a")]) == 1
+
+
+async def test_a_cancelled_job_whose_deadline_had_changed_is_not_leased(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+    await add(lanes, job("a"))
+    await add(other, job("a", deadline_ms=FAR_MS + 1))
+    assert await other.cancel(LANE, [job("a", deadline_ms=FAR_MS + 1)]) == 1
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await look_inside(redis) == NOTHING
+
+
+async def test_expired_jobs_are_dropped_when_their_turn_comes(lanes: Lanes, clock: Clock, redis: Redis) -> None:
+    await add(lanes, *(job(f"{number}", deadline_ms=clock.ms + 10) for number in range(2500)), job("late"))
+    clock.ms += 10
+    assert ids(await lease(lanes)) == ["late"]
+    now = await gauges(lanes)
+    assert (now.expired, now.queued_tokens, now.leased_tokens) == (2500, 0, 10)
+    inside = await look_inside(redis)
+    assert inside.payloads == set(inside.owners) == {"late"}
+
+
+async def test_an_expired_suspect_is_dropped_with_its_attempts(lanes: Lanes, clock: Clock, redis: Redis) -> None:
+    await add(lanes, job("a", deadline_ms=clock.ms + LEASE_MS))
+    await lease(lanes)
+    clock.ms += LEASE_MS
+    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await look_inside(redis) == NOTHING
+
+
+async def test_an_old_lease_does_not_bring_back_what_a_retry_queued_anew(lanes: Lanes, clock: Clock, redis: Redis) -> None:
+    await add(lanes, job("a"))
+    await lease(lanes)
+    await lanes.cancel(LANE, [job("a")])
+    await add(lanes, job("a", deadline_ms=FAR_MS + 1))
+    clock.ms += LEASE_MS
+    again = await lease(lanes)
+    assert [(one.job_id, one.attempts) for one in again.jobs] == [("a", 0)]
+    assert (await look_inside(redis)).waiting == []
+    assert (await gauges(lanes)).queued_tokens == 0
