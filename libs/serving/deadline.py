@@ -1,0 +1,21 @@
+"""When an answer is no longer worth anything: made once where a call comes in, asked anywhere after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment on a monotonic clock (the event loop's), in seconds. The clock is the caller's: `now` comes in as an argument."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float, now: float) -> Deadline:
+        """The moment `seconds` from `now`."""
+        return cls(now + seconds)
+
+    def remaining(self, now: float) -> float:
+        """Seconds left, never below 0."""
+        return max(0.0, self.at - now)

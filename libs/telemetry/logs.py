@@ -1,0 +1,63 @@
+"""Logs as lines of JSON on stderr, over the standard library's logging.
+
+A message is a constant; what varies are fields: `log.info("model loaded", extra=fields({"model": name}))`. Every line written while
+an RPC is answered also carries its request id. Texts that clients sent never belong into a log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+Value = str | int | float | bool | None
+
+REQUEST_ID: ContextVar[str] = ContextVar("shoal_request_id", default="")
+"""The request that the current task works for; empty outside of requests."""
+
+MODEL: ContextVar[str] = ContextVar("shoal_model", default="")
+"""The model that the current task works with; empty if it is none."""
+
+_ATTRIBUTE = "shoal_fields"
+
+
+def fields(values: Mapping[str, Value]) -> dict[str, Mapping[str, Value]]:
+    """`values` in the form that logging's `extra=` takes."""
+    return {_ATTRIBUTE: values}
+
+
+def configure(service: str, level: str = "INFO") -> None:
+    """Sends every log record of this process to stderr as JSON; `service` is on each line. Replaces earlier handlers."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, service, logger, message, request_id, the record's fields, exception."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Value] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        if model := MODEL.get():
+            line["model"] = model
+        line.update(getattr(record, _ATTRIBUTE, {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

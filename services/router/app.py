@@ -1,0 +1,139 @@
+"""One router, put together: the whole object graph, read top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+
+from shoal.v1 import inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_pb2_grpc
+
+from libs.errors import NoCapacity, WorkerLost
+from libs.fleet import Fleet
+from libs.queue import Lanes, connect
+from libs.serving import Service, serving
+from services.router.background import Background
+from services.router.bells import Bells
+from services.router.codec import failed
+from services.router.dispatch import Dispatcher
+from services.router.mesh import MeshService
+from services.router.models import ModelService
+from services.router.pull import WorkerService
+from services.router.service import InferenceService
+from services.router.settings import Settings
+from services.router.upkeep import RECONNECT_SECONDS, Upkeep
+from services.router.view import View
+from services.router.waiters import Waiters
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 5.0
+"""How long the first look at Redis may take before the router begins to serve without it, as NOT_SERVING."""
+STOP_SECONDS = 0.5
+LOST = WorkerLost("workers died with this job as often as is allowed; it may be what kills them")
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[str]:
+    """A router that serves at the yielded address. Leaving the context drains it. Raises UnsuitableRedis, or NoCapacity if the
+    address is taken; Redis may come and go."""
+    redis = connect(settings.redis_url)
+    lanes = Lanes(
+        redis,
+        router_id=settings.router_id,
+        dead_result=failed(LOST),
+        lease_ms=settings.lease_ms,
+        max_attempts=settings.max_attempts,
+    )
+    fleet = Fleet(redis)
+    view = View(fleet)
+    background = Background()
+    waiters = Waiters()
+    bells = Bells(waiters, fleet, view, background)
+    try:
+        async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
+            workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
+            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, router_id=settings.router_id)
+            is_ready = await _first_look(upkeep)
+            services = _services(settings, lanes, fleet, view, dispatcher, workers)
+            # The loops begin before the server and end after its drain: calls in flight need them.
+            async with (
+                _looping(upkeep.take_replies(), upkeep.hear_bells(), upkeep.sweep()) as loops,
+                serving(settings.address, services, grace_seconds=settings.grace_seconds, on_drained=waiters.close) as server,
+            ):
+                await server.set_health(is_ready)
+                loops.append(upkeep.look_around(server.set_health))
+                yield server.address
+    finally:
+        await redis.aclose()
+
+
+async def _first_look(upkeep: Upkeep) -> bool:
+    """Whether Redis answered in time, so that the first health check tells the truth."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                try:
+                    await upkeep.look()
+                except NoCapacity:
+                    await asyncio.sleep(RECONNECT_SECONDS)
+                else:
+                    return True
+    except TimeoutError:
+        log.warning("starting without redis")
+        return False
+
+
+class _Loops:
+    """Supervised loops: if one of them fails, the whole router ends with its error."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def append(self, loop: Coroutine[None, None, None]) -> None:
+        self._tasks.append(self._group.create_task(loop))
+
+    async def stop(self) -> None:
+        # Asked again until they end: redis-py may swallow a cancellation that comes together with an answer.
+        while unfinished := [task for task in self._tasks if not task.done()]:
+            for task in unfinished:
+                task.cancel()
+            await asyncio.wait(unfinished, timeout=STOP_SECONDS)
+
+
+@asynccontextmanager
+async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]:
+    async with asyncio.TaskGroup() as group:
+        loops = _Loops(group)
+        for loop in first:
+            loops.append(loop)
+        try:
+            yield loops
+        finally:
+            await loops.stop()
+
+
+def _services(
+    settings: Settings, lanes: Lanes, fleet: Fleet, view: View, dispatcher: Dispatcher, workers: WorkerService
+) -> list[Service]:
+    inference = InferenceService(
+        lanes,
+        view,
+        dispatcher,
+        default_pool=settings.default_pool,
+        tenant_weights=settings.tenant_weights,
+        default_deadline_seconds=settings.default_deadline_seconds,
+    )
+    models = ModelService(
+        fleet, view, default_pool=settings.default_pool, default_deadline_seconds=settings.default_deadline_seconds
+    )
+    mesh = MeshService(lanes, view, router_id=settings.router_id, default_pool=settings.default_pool)
+    return [
+        Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)),
+        Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)),
+        Service("shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)),
+        Service("shoal.v1.WorkerService", partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, workers), is_internal=True),
+    ]

@@ -1,0 +1,225 @@
+"""Between messages and jobs. Pure: a request and its parts in, serialised jobs out; the parts' answers in, the whole answer out.
+
+Called twice on the way of a request: after `admission.py`, and when `dispatch.py` has all results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2, worker_pb2
+
+from libs.errors import InternalError, ShoalError, from_reason
+from libs.queue import LaneKey
+from services.router.admission import Part
+
+Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
+Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse
+_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
+_Message = TypeVar("_Message", tensor_pb2.Tensor, tensor_pb2.Ragged, tensor_pb2.SparseMatrix)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What all jobs of a request share. Times are Unix ms by Redis' clock."""
+
+    request_id: str
+    deadline_ms: int
+    queued_ms: int
+
+
+def job_payloads(request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp) -> list[bytes]:
+    """One serialised `Job` for each part, in order."""
+    if len(parts) == 1:
+        return [_job(request, ids[0], 0, stamp)]
+    items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
+    template = _without_items(request)
+    return [_job(_with_items(template, items[part.first : part.first + part.count]), name, part.first, stamp)
+            for part, name in zip(parts, ids, strict=True)]  # fmt: skip
+
+
+def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
+    job = worker_pb2.Job(
+        job_id=job_id,
+        request_id=stamp.request_id,
+        first_item=first,
+        deadline_unix_ms=stamp.deadline_ms,
+        queued_unix_ms=stamp.queued_ms,
+    )
+    if isinstance(request, pb.EncodeRequest):
+        job.encode.CopyFrom(request)
+    elif isinstance(request, pb.ScoreRequest):
+        job.score.CopyFrom(request)
+    else:
+        job.extract.CopyFrom(request)
+    return job.SerializeToString()
+
+
+def _without_items(request: _Request) -> _Request:
+    template = type(request)()
+    template.CopyFrom(request)
+    template.ClearField("documents" if isinstance(template, pb.ScoreRequest) else "items")
+    return template
+
+
+def _with_items(template: _Request, items: Sequence[pb.Item]) -> _Request:
+    request = type(template)()
+    request.CopyFrom(template)
+    if isinstance(request, pb.ScoreRequest):
+        request.documents.extend(items)
+    else:
+        request.items.extend(items)
+    return request
+
+
+def job_result(data: bytes) -> Response:
+    """The answer in a serialised `JobResult`. Raises the error that its failure names."""
+    result = worker_pb2.JobResult.FromString(data)
+    outcome = result.WhichOneof("outcome")
+    if outcome == "encode":
+        return result.encode
+    if outcome == "score":
+        return result.score
+    if outcome == "extract":
+        return result.extract
+    if outcome == "failure":
+        raise from_failure(result.failure)
+    raise InternalError("a worker answered a job with nothing")
+
+
+def from_failure(failure: worker_pb2.Failure) -> ShoalError:
+    return from_reason(failure.reason, failure.message, field=failure.field, retry_after=failure.retry_after_seconds)
+
+
+def failed(error: ShoalError) -> bytes:
+    """A serialised `JobResult` that says `error`."""
+    failure = worker_pb2.Failure(
+        reason=error.reason, message=error.message, field=error.field, retry_after_seconds=error.retry_after
+    )
+    return worker_pb2.JobResult(failure=failure).SerializeToString()
+
+
+def merge_encode(parts: Sequence[Response]) -> pb.EncodeResponse:
+    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do not fit together."""
+    answers = _all_of(pb.EncodeResponse, parts)
+    if len(answers) == 1:
+        return answers[0]
+    merged = pb.EncodeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    if dense := _present([answer.dense if answer.HasField("dense") else None for answer in answers]):
+        merged.dense.CopyFrom(_join_tensors(dense))
+    if sparse := _present([answer.sparse if answer.HasField("sparse") else None for answer in answers]):
+        merged.sparse.CopyFrom(_join_sparse(sparse))
+    if ragged := _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers]):
+        merged.multi_vector.CopyFrom(_join_ragged(ragged))
+    return merged
+
+
+def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
+    """As merge_encode; the ranking is over all documents."""
+    answers = _all_of(pb.ScoreResponse, parts)
+    merged = pb.ScoreResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged.scores.CopyFrom(_join_tensors([answer.scores for answer in answers]))
+    merged.ranking.extend(ranking(np.frombuffer(merged.scores.data, "<f4"), top_n))
+    return merged
+
+
+def merge_extract(parts: Sequence[Response]) -> pb.ExtractResponse:
+    """As merge_encode."""
+    answers = _all_of(pb.ExtractResponse, parts)
+    if len(answers) == 1:
+        return answers[0]
+    merged = pb.ExtractResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    for answer in answers:
+        merged.results.extend(answer.results)
+    return merged
+
+
+def ranking(scores: np.ndarray[tuple[int], np.dtype[np.float32]], top_n: int) -> list[int]:
+    """Indices of the `top_n` (0: all) highest scores, best first, equal ones in their order; not-a-number comes last."""
+    order: list[int] = np.argsort(-scores, kind="stable").tolist()
+    return order[:top_n] if top_n else order
+
+
+_Answer = TypeVar("_Answer", pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse)
+
+
+def _all_of(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:
+    answers = [part for part in parts if isinstance(part, kind)]
+    if len(answers) != len(parts) or not answers:
+        raise InternalError(f"a worker answered a job with something else than {kind.__name__}")
+    return answers
+
+
+def _present(values: Sequence[_Message | None]) -> list[_Message]:
+    present = [value for value in values if value is not None]
+    if present and len(present) != len(values):
+        raise InternalError("the jobs of a request were answered in different forms")
+    return present
+
+
+def _revision(answers: Sequence[Response]) -> str:
+    # More than one only while workers hold different revisions of a model: then the caller sees all of them.
+    return ",".join(dict.fromkeys(answer.model_revision for answer in answers))
+
+
+def _usage(answers: Sequence[Response]) -> pb.Usage:
+    return pb.Usage(input_tokens=sum(answer.usage.input_tokens for answer in answers))
+
+
+def _timings(answers: Sequence[Response]) -> pb.Timings:
+    names = [field.name for field in pb.Timings.DESCRIPTOR.fields]
+    return pb.Timings(**{name: max(getattr(answer.timings, name) for answer in answers) for name in names})
+
+
+def _join_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> tensor_pb2.Tensor:
+    """Along the first axis. BINARY pads rows, not tensors, so bytes can be joined there too."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first
+    inner = list(first.shape[1:])
+    if any(tensor.data_type != first.data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
+        raise InternalError("the jobs of a request were answered in different shapes")
+    return tensor_pb2.Tensor(
+        data_type=first.data_type,
+        shape=[sum(tensor.shape[0] for tensor in tensors), *inner],
+        data=b"".join([tensor.data for tensor in tensors]),
+        scale=b"".join([tensor.scale for tensor in tensors]),
+        offset=b"".join([tensor.offset for tensor in tensors]),
+    )
+
+
+def _join_ragged(parts: Sequence[tensor_pb2.Ragged]) -> tensor_pb2.Ragged:
+    offsets = _join_offsets([part.offsets for part in parts])
+    return tensor_pb2.Ragged(values=_join_tensors([part.values for part in parts]), offsets=offsets)
+
+
+def _join_sparse(parts: Sequence[tensor_pb2.SparseMatrix]) -> tensor_pb2.SparseMatrix:
+    if len({part.columns for part in parts}) != 1:
+        raise InternalError("the jobs of a request were answered in different widths")
+    return tensor_pb2.SparseMatrix(
+        columns=parts[0].columns,
+        offsets=_join_offsets([part.offsets for part in parts]),
+        indices=b"".join([part.indices for part in parts]),
+        values=_join_tensors([part.values for part in parts]),
+    )
+
+
+def _join_offsets(parts: Sequence[Sequence[int]]) -> list[int]:
+    """Each part begins at 0: shifted so that they follow each other, the repeated boundaries left out."""
+    joined, end = [0], 0
+    for part in parts:
+        joined.extend(end + offset for offset in part[1:])
+        end = joined[-1]
+    return joined
+
+
+def to_lane(lane: worker_pb2.Lane) -> LaneKey:
+    return LaneKey(lane.pool, lane.model, lane.adapter)
+
+
+def from_lane(lane: LaneKey) -> worker_pb2.Lane:
+    return worker_pb2.Lane(pool=lane.pool, model=lane.model, adapter=lane.adapter)

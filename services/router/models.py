@@ -1,0 +1,130 @@
+"""ModelService: which models there are, and orders to the workers that hold them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import grpc
+from shoal.v1 import models_pb2 as pb
+from shoal.v1 import models_pb2_grpc, worker_pb2
+
+from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
+from libs.fleet import Fleet, WorkerRecord
+from libs.telemetry.logs import fields
+from services.router.codec import from_failure
+from services.router.view import View, describe, is_known, known_models
+
+log = logging.getLogger(__name__)
+
+
+class ModelService(models_pb2_grpc.ModelServiceServicer):
+    """Shows and steers models. Orders reach a worker with its next heartbeat."""
+
+    def __init__(self, fleet: Fleet, view: View, *, default_pool: str, default_deadline_seconds: float) -> None:
+        self._fleet = fleet
+        self._view = view
+        self._default_pool = default_pool
+        self._default_deadline_seconds = default_deadline_seconds
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=known_models(self._view.snapshot, self._view.gauges))
+
+    async def GetModel(
+        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
+    ) -> pb.GetModelResponse:
+        self._require_known(request.model)
+        return pb.GetModelResponse(model=self._describe(request.model))
+
+    async def LoadModel(
+        self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
+    ) -> pb.LoadModelResponse:
+        _require(request.model)
+        pool = request.pool or self._default_pool
+        seconds = context.time_remaining()
+        try:
+            async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
+                await self._load(request.model, pool)
+        except TimeoutError:
+            raise DeadlinePassed(f"the deadline passed before {request.model} was loaded; the order stands") from None
+        return pb.LoadModelResponse(model=self._describe(request.model))
+
+    async def EvictModel(
+        self, request: pb.EvictModelRequest, context: grpc.aio.ServicerContext[pb.EvictModelRequest, pb.EvictModelResponse]
+    ) -> pb.EvictModelResponse:
+        self._require_known(request.model)
+        holders = self._view.snapshot.resident_on(request.model)
+        for worker in holders:
+            await self._order(worker, worker_pb2.Directive(evict_model=request.model))
+        return pb.EvictModelResponse(worker_ids=sorted(worker.worker_id for worker in holders))
+
+    async def PinModel(
+        self, request: pb.PinModelRequest, context: grpc.aio.ServicerContext[pb.PinModelRequest, pb.PinModelResponse]
+    ) -> pb.PinModelResponse:
+        self._require_known(request.model)
+        for worker in self._view.snapshot.resident_on(request.model):
+            await self._order(worker, _pin(request.model, request.pinned))
+        return pb.PinModelResponse(model=self._describe(request.model))
+
+    def _describe(self, model: str) -> pb.Model:
+        return describe(model, self._view.snapshot, self._view.gauges)
+
+    def _require_known(self, model: str) -> None:
+        _require(model)
+        if not is_known(model, self._view.snapshot):
+            raise ModelNotFound(f"no worker knows {model}", field="model")
+
+    async def _load(self, model: str, pool: str) -> None:
+        workers = self._view.snapshot.in_pool(pool)
+        if not workers:
+            raise NoCapacity(f"there is no worker in pool {pool}", field="pool")
+        place = self._place(model, workers)
+        if place is not None:
+            await self._order(place, worker_pb2.Directive(load_model=model))
+        # Where no worker is left to hold one more copy, those that are on their way are waited for.
+        loading = [worker for worker in workers if worker.state(model) == pb.MODEL_STATE_LOADING]
+        for worker in [place] if place is not None else loading:
+            await self._resident(model, worker)
+
+    def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
+        """The worker to load one more copy: the one with most room. None if all of them hold the model, or will soon."""
+        failed = self._view.snapshot.failures.get(model, {})
+        held = (pb.MODEL_STATE_LOADING, pb.MODEL_STATE_RESIDENT)
+        free = [worker for worker in workers if worker.state(model) not in held]
+        return max(
+            free,
+            key=lambda worker: (worker.worker_id not in failed, worker.memory_bytes - worker.used_bytes, worker.worker_id),
+            default=None,
+        )
+
+    async def _order(self, worker: WorkerRecord, directive: worker_pb2.Directive) -> None:
+        number = await self._fleet.order(worker.worker_id, worker.epoch, directive)
+        order = directive.WhichOneof("order") or ""
+        log.info("worker ordered", extra=fields({"worker": worker.worker_id, "order": order, "seq": number}))
+
+    async def _resident(self, model: str, worker: WorkerRecord) -> None:
+        """Returns when the worker holds the model. Raises what kept it from loading, or NoCapacity if it is gone."""
+        earlier = self._view.snapshot.failures.get(model, {}).get(worker.worker_id)
+        while True:
+            snapshot = self._view.snapshot
+            now = snapshot.workers.get(worker.worker_id)
+            if now is None or now.epoch != worker.epoch:
+                raise NoCapacity(f"worker {worker.worker_id} has gone while it was to load {model}")
+            if now.state(model) == pb.MODEL_STATE_RESIDENT:
+                return
+            failure = snapshot.failures.get(model, {}).get(worker.worker_id)
+            if failure is not None and failure is not earlier and now.state(model) == pb.MODEL_STATE_FAILED:
+                raise from_failure(failure)
+            await self._view.changed()
+
+
+def _require(model: str) -> None:
+    if not model:
+        raise InvalidInput("model is required", field="model")
+
+
+def _pin(model: str, pinned: bool) -> worker_pb2.Directive:
+    return worker_pb2.Directive(pin_model=model) if pinned else worker_pb2.Directive(unpin_model=model)

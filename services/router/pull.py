@@ -1,0 +1,203 @@
+"""WorkerService: hands jobs to workers, takes their answers and reports. On the way of a request: out to the worker and back.
+
+A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for lanes that may have work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
+
+from libs.errors import InvalidInput
+from libs.fleet import Fleet
+from libs.queue import Idle, LaneKey, Lanes, Pulled
+from libs.telemetry.logs import fields
+from services.router import codec
+from services.router.background import Background
+from services.router.bells import Bells
+from services.router.dispatch import Dispatcher
+from services.router.view import View
+from services.router.waiters import Waiter
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT_SECONDS: Final = 10.0
+MOST_JOBS: Final = 256
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """What workers call. Any router answers any worker."""
+
+    def __init__(
+        self, lanes: Lanes, fleet: Fleet, view: View, bells: Bells, dispatcher: Dispatcher, background: Background
+    ) -> None:
+        self._lanes = lanes
+        self._fleet = fleet
+        self._view = view
+        self._bells = bells
+        self._waiters = bells.waiters
+        self._dispatcher = dispatcher
+        self._background = background
+
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
+    ) -> worker_pb2.PullResponse:
+        _check_pull(request)
+        lanes = [codec.to_lane(lane) for lane in request.lanes]
+        waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load)
+        end = asyncio.get_running_loop().time() + min(request.wait_seconds, LONGEST_WAIT_SECONDS)
+        self._waiters.add(waiter)
+        self._bells.arrived(waiter)
+        claimed = None
+        try:
+            response = await self._answer(waiter, request, end)
+            claimed = response.load_model
+            return response
+        finally:
+            self._waiters.remove(waiter)
+            if waiter.load_lane and not claimed:
+                self._bells.abandon(waiter.load_lane, waiter.worker_id)
+
+    async def Complete(
+        self,
+        request: worker_pb2.CompleteRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
+    ) -> worker_pb2.CompleteResponse:
+        results = [(job.job_id, job.result) for job in request.jobs]
+        lane = codec.to_lane(request.lane)
+        completed = await self._lanes.complete(lane, request.batch_id, results, release=request.release)
+        for job_id, result in completed.own:
+            self._dispatcher.deliver(job_id, result)
+        return worker_pb2.CompleteResponse(accepted=completed.accepted)
+
+    async def Heartbeat(
+        self,
+        request: worker_pb2.HeartbeatRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse],
+    ) -> worker_pb2.HeartbeatResponse:
+        _require(request.worker_id, "worker_id")
+        _require(request.pool, "pool")
+        cancelled = await self._renew(request.batches)
+        before = self._view.snapshot.failures
+        await self._fleet.report(request)
+        self._view.notify()
+        for model in request.models:
+            failed = model.state == models_pb2.MODEL_STATE_FAILED
+            if failed and request.worker_id not in before.get(model.model, {}):
+                await self._load_failed(LaneKey(request.pool, model.model), request.worker_id)
+        directives = await self._fleet.orders(request.worker_id, request.epoch, request.directive_seq)
+        return worker_pb2.HeartbeatResponse(directives=directives, cancelled=cancelled)
+
+    async def fail_lanes_of_broken_models(self) -> None:
+        """Answers work that no worker of its pool can do, however it came into the lane."""
+        for lane, gauges in list(self._view.gauges.items()):
+            if gauges.queued_jobs:
+                await self._fail_if_broken(lane)
+
+    async def _answer(self, waiter: Waiter, request: worker_pb2.PullRequest, end: float) -> worker_pb2.PullResponse:
+        while True:
+            while (lane := self._waiters.next_lane(waiter)) is not None:
+                pulled = await self._look(waiter, lane, request)
+                if pulled is not None:
+                    return worker_pb2.PullResponse(
+                        lane=codec.from_lane(lane),
+                        batch_id=pulled.batch_id,
+                        jobs=[job.payload for job in pulled.jobs],
+                        lease_ms=self._lanes.lease_ms,
+                    )
+            if waiter.load_lane is not None:
+                log.info("model claimed", extra=fields({"model": waiter.load_lane.model, "worker": waiter.worker_id}))
+                return worker_pb2.PullResponse(load_model=waiter.load_lane.model)
+            waiter.event.clear()
+            if self._waiters.is_closed or not await _happens(waiter.event, end):
+                return worker_pb2.PullResponse()
+
+    async def _look(self, waiter: Waiter, lane: LaneKey, request: worker_pb2.PullRequest) -> Pulled | None:
+        share = waiter.rung.pop(lane, 0)
+        budget_jobs = min(request.budget_jobs, share or MOST_JOBS, MOST_JOBS)
+        rings = self._waiters.rings(lane)
+        waiter.is_looking = True
+        try:
+            found = await self._pull(lane, request.budget_tokens, budget_jobs, ring=not self._waiters.free_count(lane))
+        finally:
+            waiter.is_looking = False
+        if isinstance(found, Idle):
+            self._bells.found_empty(lane, rings, found.next_expiry_ms)
+            return None
+        if found.more:
+            waiter.is_looking = True  # it has its jobs: the rest is for others
+            self._bells.ring(lane)
+        else:
+            self._bells.found_empty(lane, rings)
+        return found
+
+    async def _pull(self, lane: LaneKey, budget_tokens: int, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
+        """Leases a batch. Should the worker go away meanwhile, the batch goes back to the lane, no fault counted."""
+        pulling = asyncio.ensure_future(self._lanes.pull(lane, budget_tokens=budget_tokens, budget_jobs=budget_jobs, ring=ring))
+        try:
+            return await asyncio.shield(pulling)
+        except asyncio.CancelledError:
+            self._background.spawn(self._hand_back(lane, pulling))
+            raise
+
+    async def _hand_back(self, lane: LaneKey, pulling: asyncio.Future[Pulled | Idle]) -> None:
+        found = await pulling
+        if isinstance(found, Pulled):
+            await self._lanes.complete(lane, found.batch_id, [], release=True)
+
+    async def _renew(self, batches: Sequence[worker_pb2.HeldBatch]) -> list[worker_pb2.CancelledJobs]:
+        by_lane: dict[LaneKey, list[str]] = defaultdict(list)
+        for batch in batches:
+            by_lane[codec.to_lane(batch.lane)].append(batch.batch_id)
+        cancelled: list[worker_pb2.CancelledJobs] = []
+        for lane, ids in by_lane.items():
+            stale = [renewed for renewed in await self._lanes.renew(lane, ids) if renewed.lost or renewed.gone]
+            cancelled += [worker_pb2.CancelledJobs(batch_id=old.batch_id, job_ids=old.gone, lost=old.lost) for old in stale]
+        return cancelled
+
+    async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:
+        log.warning("model failed to load", extra=fields({"model": lane.model, "worker": worker_id}))
+        if not await self._fail_if_broken(lane):
+            self._bells.abandon(lane, worker_id)
+
+    async def _fail_if_broken(self, lane: LaneKey) -> bool:
+        failure = self._view.snapshot.verdict(lane.model, lane.pool)
+        if failure is None:
+            return False
+        failed = await self._lanes.fail_all(lane, codec.failed(codec.from_failure(failure)))
+        if failed:
+            log.warning("model given up", extra=fields({"lane": lane.name, "reason": failure.reason, "jobs": failed}))
+        return True
+
+
+async def _happens(event: asyncio.Event, end: float) -> bool:
+    """False if `end` (the loop's clock) comes first."""
+    try:
+        async with asyncio.timeout_at(end):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _check_pull(request: worker_pb2.PullRequest) -> None:
+    _require(request.worker_id, "worker_id")
+    _require(request.pool, "pool")
+    if request.budget_tokens < 1:
+        raise InvalidInput("budget_tokens must be at least 1", field="budget_tokens")
+    if request.budget_jobs < 1:
+        raise InvalidInput("budget_jobs must be in 1..256", field="budget_jobs")
+    if math.isnan(request.wait_seconds) or request.wait_seconds < 0:
+        raise InvalidInput("wait_seconds must be in 0..10", field="wait_seconds")
+
+
+def _require(value: str, field: str) -> None:
+    if not value:
+        raise InvalidInput(f"{field} is required", field=field)

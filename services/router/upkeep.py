@@ -1,0 +1,116 @@
+"""What a router does beside answering calls: takes replies, hears bells, looks around once a second, sweeps.
+
+Redis may come and go. Each loop ends only when it is cancelled; anything else than Redis being away is a bug and stops the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from libs.errors import NoCapacity
+from libs.fleet import Fleet
+from libs.queue import Lanes
+from libs.telemetry.logs import fields
+from services.router.bells import Bells
+from services.router.dispatch import Dispatcher
+from services.router.pull import WorkerService
+from services.router.view import View
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 1.0
+SWEEP_SECONDS: Final = 30.0
+REPLY_WAIT_SECONDS: Final = 2.0
+RECONNECT_SECONDS: Final = 0.2
+
+SetHealth = Callable[[bool], Awaitable[None]]
+
+
+class Upkeep:
+    """The loops, and what they look after."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        fleet: Fleet,
+        view: View,
+        bells: Bells,
+        dispatcher: Dispatcher,
+        workers: WorkerService,
+        *,
+        router_id: str,
+    ) -> None:
+        self._lanes = lanes
+        self._fleet = fleet
+        self._view = view
+        self._bells = bells
+        self._dispatcher = dispatcher
+        self._workers = workers
+        self._router_id = router_id
+        # The state: whether Redis was found fit; it is asked once.
+        self._is_checked = False
+
+    async def take_replies(self) -> None:
+        """Answers to this router's jobs that came in at other routers."""
+        while True:
+            try:
+                for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
+                    self._dispatcher.deliver(job_id, result)
+            except NoCapacity:
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def hear_bells(self) -> None:
+        """Rings of other routers."""
+        while True:
+            try:
+                async for lane in self._lanes.bells():
+                    if lane is None:
+                        self._bells.ring_all()
+                    else:
+                        self._bells.ring(lane)
+            except NoCapacity:
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def look_around(self, set_health: SetHealth) -> None:
+        """Keeps the view fresh and what depends on it right. `set_health` is told after each look whether Redis answers."""
+        was_away = False
+        while True:
+            try:
+                await self.look()
+            except NoCapacity as error:
+                if not was_away:
+                    log.warning("redis is away", extra=fields({"error": error.message}))
+                was_away = True
+            else:
+                if was_away:
+                    log.info("redis is back")
+                was_away = False
+            await set_health(not was_away)
+            await asyncio.sleep(RECONNECT_SECONDS if was_away else TICK_SECONDS)
+
+    async def look(self) -> None:
+        """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
+        if not self._is_checked:
+            await self._lanes.check()
+            self._is_checked = True
+        await self._fleet.refresh()
+        self._view.update(await self._lanes.lane_gauges())
+        for router_id in await self._fleet.beat(self._router_id):
+            log.info("router lost", extra=fields({"router": router_id}))
+            await self._lanes.drop_replies(router_id)
+        self._bells.remind(self._view.gauges.values(), self._lanes.clock_ms())
+        await self._workers.fail_lanes_of_broken_models()
+        await self._dispatcher.reconcile()
+
+    async def sweep(self) -> None:
+        """Sets gauges right that a crash left wrong, and drops what expired where nobody pulls."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                for lane in list(self._view.gauges):
+                    await self._lanes.sweep(lane)
+            except NoCapacity:
+                continue  # the next round comes soon enough

@@ -1,0 +1,231 @@
+"""Does a request keep its contract (protos/shoal/v1/inference.proto)? Pure: the message and the model's card in, sizes out.
+
+First stop of a request in the router. Everything is refused here that can be told without a tokenizer, with the path of the field
+at fault; what depends on the model is checked when its card is known, and by the worker otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from libs.errors import InvalidInput, TaskNotSupported
+
+MAX_ITEMS: Final = 10_000
+MAX_LABELS: Final = 256
+IMAGE_BYTES: Final = 1000
+"""What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
+
+_MODEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
+_EMPTY_ITEM_BYTES: Final = 2
+"""An item whose content is set and empty: tag and length."""
+
+Card = models_pb2.ModelCard
+Task = models_pb2.Task
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of text that each item brings, and that every job of the request brings once and once for each item."""
+
+    items: list[int]
+    each: int = 0
+    once: int = 0
+
+
+class _Enum(Protocol):
+    """What of a generated enum is read here."""
+
+    def values(self) -> Sequence[int]: ...
+    def keys(self) -> Sequence[str]: ...
+
+
+def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_model(request.model, request.adapter)
+    _check_enum(request.role, pb.Role, "role")
+    _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
+    _check_common(request.truncation, request.priority)
+    for index, form in enumerate(request.representations):
+        field = f"representations[{index}]"
+        _check_enum(form, pb.Representation, field)
+        _refuse(form == pb.REPRESENTATION_UNSPECIFIED, f"{field} must name a representation", field)
+    if card is not None:
+        _check_task(card, models_pb2.TASK_ENCODE, "model")
+    _check_forms(request, card)
+    return Sizes(_check_items(request.items, "items", card), each=len(request.instruction))
+
+
+def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_model(request.model, request.adapter)
+    _check_enum(request.scale, pb.ScoreScale, "scale")
+    _check_common(request.truncation, request.priority)
+    _refuse(not request.HasField("query"), "query is required", "query")
+    if card is not None:
+        _check_task(card, models_pb2.TASK_SCORE, "model")
+        only_multi = list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
+        no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
+        _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
+    query = _item_bytes(request.query, "query", card) + len(request.instruction)
+    documents = _check_items(request.documents, "documents", card)
+    # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
+    reads_pairs = card is None or not card.representations
+    return Sizes(documents, each=query) if reads_pairs else Sizes(documents, once=query)
+
+
+def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_model(request.model, request.adapter)
+    _check_common(request.truncation, request.priority)
+    task = request.WhichOneof("task")
+    if task is None:
+        raise InvalidInput("one task is required: entities, classify, relations, regions or text", field="task")
+    if card is not None:
+        _check_task(card, Task.Value(f"TASK_{task.upper()}"), task)
+    labels: Sequence[str] = ()
+    if task == "entities":
+        labels = _check_entities(request.entities, card)
+    elif task == "classify":
+        labels = _check_classify(request.classify, card)
+    elif task == "relations":
+        labels = _check_labels(request.relations.labels, "relations.labels", None, required=True)
+    elif task == "regions":
+        labels = _check_labels(request.regions.labels, "regions.labels", None, required=True)
+        _check_threshold(request.regions, "regions", 0.0)
+    else:
+        _check_text(request.text)
+    return Sizes(_check_items(request.items, "items", card), once=sum(map(len, labels)))
+
+
+def _check_model(model: str, adapter: str) -> None:
+    _refuse(not model, "model is required, such as `org/name`", "model")
+    _refuse(len(model) > 256, f"model has {len(model)} characters; at most 256 are allowed", "model")
+    _refuse(not _MODEL.fullmatch(model), "model must have the form `org/name` or `org/name@revision`", "model")
+    _refuse(bool(adapter), "the model has no adapter of that name", "adapter")
+
+
+def _check_common(truncation: int, priority: int) -> None:
+    _check_enum(truncation, pb.Truncation, "truncation")
+    _check_enum(priority, pb.Priority, "priority")
+
+
+def _check_enum(value: int, kind: _Enum, field: str) -> None:
+    # proto3 enums are open: a number that no version of the contract knows arrives as it is.
+    if value not in kind.values():
+        raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
+
+
+def _check_items(items: Sequence[pb.Item], field: str, card: Card | None) -> list[int]:
+    _refuse(not items, f"{field} is empty: 1..{MAX_ITEMS:,} are allowed", field)
+    _refuse(len(items) > MAX_ITEMS, f"{field} has {len(items):,} entries: 1..{MAX_ITEMS:,} are allowed", field)
+    sizes = []
+    for index, item in enumerate(items):
+        size = item.ByteSize()
+        if size <= _EMPTY_ITEM_BYTES or item.WhichOneof("content") != "text":
+            size = _item_bytes(item, f"{field}[{index}]", card)
+        sizes.append(size)
+    return sizes
+
+
+def _item_bytes(item: pb.Item, path: str, card: Card | None) -> int:
+    content = item.WhichOneof("content")
+    if content is None:
+        raise InvalidInput(f"{path} must have text or an image", field=path)
+    if content == "text":
+        _refuse(not item.text, f"{path}.text is empty", f"{path}.text")
+        return item.ByteSize()
+    if card is not None and not {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks):
+        raise TaskNotSupported(f"{card.model} takes no pictures", field=f"{path}.image")
+    _refuse(not item.image.data, f"{path}.image.data is empty", f"{path}.image.data")
+    return IMAGE_BYTES
+
+
+def _check_task(card: Card, task: int, field: str) -> None:
+    if task in card.tasks:
+        return
+    able = ", ".join(_task_name(known) for known in card.tasks) or "nothing"
+    raise TaskNotSupported(f"{card.model} cannot {_task_name(task)}; it can: {able}", field=field)
+
+
+def _task_name(task: int) -> str:
+    if task not in Task.values():
+        return f"task {task}"
+    return Task.Name(models_pb2.Task.ValueType(task)).removeprefix("TASK_").lower()
+
+
+def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
+    """Representations, data type and dimensions, as far as they depend on each other and on the model."""
+    forms = list(request.representations)
+    if card is not None:
+        for index, form in enumerate(forms):
+            if form not in card.representations:
+                able = ", ".join(_form_name(known) for known in card.representations)
+                field = f"representations[{index}]"
+                raise TaskNotSupported(f"{card.model} has no {_form_name(form)} form; it has: {able}", field=field)
+        _check_dimensions(request.dimensions, card)
+    default = [pb.REPRESENTATION_DENSE] if card is None else list(card.representations)[:1]
+    quantised = request.data_type in {tensor_pb2.DATA_TYPE_INT8, tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
+    only_dense = set(forms or default) <= {pb.REPRESENTATION_DENSE}
+    _refuse(quantised and not only_dense, "INT8, UINT8 and BINARY are for dense vectors only", "data_type")
+
+
+def _check_dimensions(dimensions: int, card: Card) -> None:
+    _refuse(dimensions > 0 and not card.dimensions, f"{card.model} has no dense vectors to shorten", "dimensions")
+    message = f"dimensions is {dimensions}; {card.model} has {card.dimensions}"
+    _refuse(dimensions > card.dimensions, message, "dimensions")
+
+
+def _form_name(form: int) -> str:
+    return pb.Representation.Name(pb.Representation.ValueType(form)).removeprefix("REPRESENTATION_").lower()
+
+
+def _check_entities(task: pb.EntitiesTask, card: Card | None) -> Sequence[str]:
+    _check_enum(task.aggregation, pb.Aggregation, "entities.aggregation")
+    _check_threshold(task, "entities", 0.0)
+    return _check_labels(task.labels, "entities.labels", card)
+
+
+def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
+    embeds = card is None or models_pb2.TASK_ENCODE in card.tasks
+    _check_threshold(task, "classify", -1.0 if embeds else 0.0)
+    no_place = bool(task.hypothesis) and "{}" not in task.hypothesis
+    _refuse(no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis")
+    labels = _check_labels(task.labels, "classify.labels", card)
+    each = len(task.hypothesis) * len(labels)
+    return labels if not each else [*labels, task.hypothesis * len(labels)]
+
+
+def _check_text(task: pb.TextTask) -> None:
+    _check_enum(task.kind, pb.TextTask.Kind, "text.kind")
+    _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
+
+
+def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:
+    needed = required or (card is not None and not card.labels)
+    _refuse(needed and not labels, f"{field} is empty: name 1..{MAX_LABELS} labels", field)
+    _refuse(len(labels) > MAX_LABELS, f"{field} has {len(labels)} entries; at most {MAX_LABELS} are allowed", field)
+    fixed = frozenset(card.labels) if card is not None else frozenset()
+    for index, label in enumerate(labels):
+        path = f"{field}[{index}]"
+        _refuse(not label, f"{path} is empty", path)
+        _refuse(bool(fixed) and label not in fixed, f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", path)
+    return labels
+
+
+def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RegionsTask, name: str, lowest: float) -> None:
+    if not task.HasField("threshold"):
+        return
+    value, field = task.threshold, f"{name}.threshold"
+    _refuse(math.isnan(value) or not lowest <= value <= 1.0, f"{field} is {value:g}; it must be in {lowest:g}..1", field)
+
+
+def _refuse(wrong: bool, message: str, field: str) -> None:
+    if wrong:
+        raise InvalidInput(message, field=field)

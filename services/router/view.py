@@ -1,0 +1,101 @@
+"""What this router sees of the mesh: workers from `libs/fleet`, lanes from `libs/queue`, both at most a second or so old."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from shoal.v1 import models_pb2
+
+from libs.fleet import Fleet, FleetSnapshot
+from libs.queue import LaneGauges, LaneKey
+
+# The nearest state counts for the mesh: one worker that holds a model is enough.
+_NEARNESS: Final = (
+    models_pb2.MODEL_STATE_RESIDENT,
+    models_pb2.MODEL_STATE_LOADING,
+    models_pb2.MODEL_STATE_WARM,
+    models_pb2.MODEL_STATE_COLD,
+    models_pb2.MODEL_STATE_FAILED,
+)
+
+
+class View:
+    """The latest snapshot and gauges, and an event for those who wait for them to change."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        # The state: gauges of all lanes in use, and the event that the next change sets.
+        self._gauges: dict[LaneKey, LaneGauges] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        return self._fleet.snapshot
+
+    @property
+    def gauges(self) -> Mapping[LaneKey, LaneGauges]:
+        return self._gauges
+
+    def gauges_of(self, lane: LaneKey) -> LaneGauges:
+        """All zero for a lane that nobody has used."""
+        return self._gauges.get(lane) or LaneGauges(lane, *[0] * 8)
+
+    def update(self, gauges: Iterable[LaneGauges]) -> None:
+        self._gauges = {gauge.lane: gauge for gauge in gauges}
+        self.notify()
+
+    def notify(self) -> None:
+        """The snapshot or the gauges are new."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Returns at the next change."""
+        await self._changed.wait()
+
+
+def known_models(snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> list[models_pb2.Model]:
+    """Every model that a worker names or failed to load, by id."""
+    names = {name for worker in snapshot.workers.values() for name in worker.models} | set(snapshot.failures)
+    return [describe(name, snapshot, gauges) for name in sorted(names)]
+
+
+def is_known(model: str, snapshot: FleetSnapshot) -> bool:
+    return model in snapshot.failures or any(model in worker.models for worker in snapshot.workers.values())
+
+
+def describe(model: str, snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> models_pb2.Model:
+    """One model as clients see it."""
+    places = _places(model, snapshot)
+    states = {place.state for place in places}
+    errors = [place.last_error for place in places if place.last_error]
+    return models_pb2.Model(
+        model=model,
+        state=next((state for state in _NEARNESS if state in states), models_pb2.MODEL_STATE_ABSENT),
+        card=snapshot.card(model),
+        places=places,
+        queued_tokens=sum(gauge.queued_tokens for lane, gauge in gauges.items() if lane.model == model),
+        last_error=errors[-1] if errors else "",
+    )
+
+
+def _places(model: str, snapshot: FleetSnapshot) -> list[models_pb2.ModelPlace]:
+    failures = snapshot.failures.get(model, {})
+    places = []
+    for worker_id, worker in sorted(snapshot.workers.items()):
+        record = worker.models.get(model)
+        failure = failures.get(worker_id)
+        if record is None and failure is None:
+            continue
+        place = models_pb2.ModelPlace(worker_id=worker_id, state=models_pb2.MODEL_STATE_FAILED)
+        if record is not None:
+            place.state = record.state
+            place.bytes = record.bytes
+            place.load_seconds = record.load_seconds
+            place.tokens_per_second = record.tokens_per_second
+            place.pinned = record.pinned
+        place.last_error = failure.message if failure is not None else ""
+        places.append(place)
+    return places

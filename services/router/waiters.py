@@ -1,0 +1,120 @@
+"""The pulls that wait at this router, and what is known of lanes without asking Redis. No I/O: this decides, `pull.py` acts.
+
+A lane is known to be empty after a pull found nothing there, until its bell rings. A bell wakes as many waiting pulls as there are
+jobs, those first that want the lane most; a pull that was woken and leaves without having looked passes the bell on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from libs.queue import LaneKey
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One pull. `lanes`: most wanted first. The rest is what it does and what it was woken for."""
+
+    worker_id: str
+    pool: str
+    lanes: Sequence[LaneKey]
+    can_load: bool
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    rung: dict[LaneKey, int] = field(default_factory=dict)
+    """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
+    load_lane: LaneKey | None = None
+    """A lane that was claimed for this worker, whose model it must load."""
+    is_looking: bool = False
+    """It asks Redis about a lane."""
+    is_reserved: bool = False
+    """A claim is being made for it."""
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.rung or self.is_looking or self.is_reserved or self.load_lane)
+
+
+class Waiters:
+    """All waiting pulls of this router."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        # The state: pulls in order of arrival, by lane with their preference; lanes known to be empty; how often each was rung.
+        self._all: dict[Waiter, None] = {}
+        self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
+        self._empty: set[LaneKey] = set()
+        self._rings: dict[LaneKey, int] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        self._all[waiter] = None
+        for rank, lane in enumerate(waiter.lanes):
+            self._by_lane.setdefault(lane, {})[waiter] = rank
+
+    def remove(self, waiter: Waiter) -> None:
+        """The pull ends. Bells that it was woken for and did not follow go to others."""
+        del self._all[waiter]
+        for lane in waiter.lanes:
+            at_lane = self._by_lane.get(lane, {})
+            at_lane.pop(waiter, None)
+            if not at_lane:
+                self._by_lane.pop(lane, None)
+        for lane, jobs in waiter.rung.items():
+            self.ring(lane, max(1, jobs))
+
+    def is_waiting(self, waiter: Waiter) -> bool:
+        return waiter in self._all
+
+    def ring(self, lane: LaneKey, jobs: int = 1) -> int:
+        """There are `jobs` new jobs in the lane. Returns how many pulls were woken for them."""
+        self._empty.discard(lane)
+        self._rings[lane] = self._rings.get(lane, 0) + 1
+        woken = self._free(lane)[:jobs]
+        for waiter in woken:
+            waiter.rung[lane] = -(-jobs // len(woken)) if len(woken) > 1 else 0
+            waiter.event.set()
+        return len(woken)
+
+    def ring_all(self) -> None:
+        """Bells may have been missed: nothing is known any more, and every pull looks at its lanes."""
+        self._empty.clear()
+        for waiter in self._all:
+            waiter.event.set()
+
+    def close(self) -> None:
+        """All pulls end with what they have, and so do those that come after."""
+        self.is_closed = True
+        for waiter in self._all:
+            waiter.event.set()
+
+    def free_count(self, lane: LaneKey) -> int:
+        """How many pulls a bell of the lane could wake."""
+        return sum(waiter.is_free for waiter in self._by_lane.get(lane, ()))
+
+    def loaders(self, pool: str) -> list[Waiter]:
+        """Free pulls of the pool whose workers have room for one more model."""
+        return [waiter for waiter in self._all if waiter.can_load and waiter.pool == pool and waiter.is_free]
+
+    def next_lane(self, waiter: Waiter) -> LaneKey | None:
+        """The lane most wanted by this pull that may have jobs."""
+        return next((lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None)
+
+    def rings(self, lane: LaneKey) -> int:
+        """To be read before a look into the lane, and given to `found_empty` after it."""
+        return self._rings.get(lane, 0)
+
+    def found_empty(self, lane: LaneKey, rings: int) -> None:
+        """A look into the lane left nothing there; it is known to be empty unless its bell rang meanwhile."""
+        if self.rings(lane) == rings:
+            self._empty.add(lane)
+
+    def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
+        """Drops what is known of lanes that neither hold anything nor are waited for: clients can make up any number of them."""
+        self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
+        self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
+
+    def _free(self, lane: LaneKey) -> list[Waiter]:
+        at_lane = self._by_lane.get(lane, {})
+        return sorted((waiter for waiter in at_lane if waiter.is_free), key=lambda waiter: at_lane[waiter])

@@ -1,0 +1,219 @@
+"""Every request that breaks its contract gets its code, reason and field path, and the next good one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import grpc
+import pytest
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
+
+from tests.router.parts import MODEL, Client, FakeWorker, card, changed, encode_request, refused, router, until, vector
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+BINARY = int(tensor_pb2.DATA_TYPE_BINARY)
+TEXT = pb.Item(text="a")
+
+ENCODE = {
+    "no model": (pb.EncodeRequest(items=[TEXT]), "model"),
+    "malformed model": (pb.EncodeRequest(model="../../etc/passwd", items=[TEXT]), "model"),
+    "model too long": (pb.EncodeRequest(model="a/" + "b" * 300, items=[TEXT]), "model"),
+    "empty list": (encode_request(), "items"),
+    "empty text": (encode_request("a", "", "b"), "items[1].text"),
+    "item without content": (pb.EncodeRequest(model=MODEL, items=[TEXT, pb.Item()]), "items[1]"),
+    "10,001 items": (encode_request(*["a"] * 10_001), "items"),
+    "unknown role": (changed(encode_request("a"), role=77), "role"),
+    "unknown data type": (changed(encode_request("a"), data_type=99), "data_type"),
+    "unknown truncation": (changed(encode_request("a"), truncation=-1), "truncation"),
+    "unknown priority": (changed(encode_request("a"), priority=9), "priority"),
+    "unknown representation": (changed(encode_request("a"), representations=[1, 42]), "representations[1]"),
+    "unspecified representation": (changed(encode_request("a"), representations=[0]), "representations[0]"),
+    "dimensions above the model's": (changed(encode_request("a"), dimensions=5), "dimensions"),
+    "unknown adapter": (changed(encode_request("a"), adapter="mine"), "adapter"),
+    "sparse bits": (changed(encode_request("a"), representations=[2], data_type=BINARY, model="t/cold"), "data_type"),
+}  # fmt: skip
+
+EXTRACT = {
+    "no task": (pb.ExtractRequest(), "task"),
+    "threshold is no number": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=float("nan"))), "entities.threshold"),
+    "threshold above 1": (pb.ExtractRequest(classify=pb.ClassifyTask(threshold=1.5)), "classify.threshold"),
+    "threshold below 0": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=-0.1)), "entities.threshold"),
+    "unknown aggregation": (pb.ExtractRequest(entities=changed(pb.EntitiesTask(), aggregation=9)), "entities.aggregation"),
+    "empty label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", ""])), "entities.labels[1]"),
+    "257 labels": (pb.ExtractRequest(classify=pb.ClassifyTask(labels=["a"] * 257)), "classify.labels"),
+    "hypothesis without place": (pb.ExtractRequest(classify=pb.ClassifyTask(hypothesis="it is")), "classify.hypothesis"),
+    "relations without labels": (pb.ExtractRequest(relations=pb.RelationsTask()), "relations.labels"),
+    "unknown kind of text": (pb.ExtractRequest(text=changed(pb.TextTask(), kind=9)), "text.kind"),
+    "too much text": (pb.ExtractRequest(text=pb.TextTask(max_tokens=5000)), "text.max_tokens"),
+}
+
+SCORE = {
+    "no query": (pb.ScoreRequest(documents=[TEXT]), "query"),
+    "query without content": (pb.ScoreRequest(query=pb.Item(), documents=[TEXT]), "query"),
+    "empty query": (pb.ScoreRequest(query=pb.Item(text=""), documents=[TEXT]), "query.text"),
+    "no documents": (pb.ScoreRequest(query=TEXT), "documents"),
+    "empty document": (pb.ScoreRequest(query=TEXT, documents=[TEXT, pb.Item(text="")]), "documents[1].text"),
+    "unknown scale": (changed(pb.ScoreRequest(query=TEXT, documents=[TEXT]), scale=9), "scale"),
+}
+
+
+async def test_each_broken_contract_names_its_field(redis_url: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
+        calls: dict[str, tuple[Awaitable[object], str]] = {}
+        for name, (encode, field) in ENCODE.items():
+            calls[name] = (client.inference.Encode(encode), field)
+        for name, (extract, field) in EXTRACT.items():
+            extract.MergeFrom(pb.ExtractRequest(model="tests/cold", items=[TEXT]))
+            calls[name] = (client.inference.Extract(extract), field)
+        for name, (score, field) in SCORE.items():
+            calls[name] = (client.inference.Score(changed(score, model=MODEL)), field)
+        for name, (call, field) in calls.items():
+            refusal = await refused(call)
+            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field), name
+            assert len(refusal.infos) == 1, name
+            assert refusal.infos[0].domain == "shoal", name
+            assert refusal.infos[0].metadata["request_id"] == refusal.request_id != "", name
+            assert refusal.retry_seconds == 0, name
+        await still_answers(client)
+
+
+async def still_answers(client: Client) -> None:
+    assert (await client.encode("good")).dense.data == vector("good")
+
+
+TASKS = {
+    "entities of an embedder": (
+        "Extract",
+        pb.ExtractRequest(model=MODEL, items=[TEXT], entities=pb.EntitiesTask(labels=["a"])),
+        "entities",
+    ),
+    "vectors of a classifier": ("Encode", changed(encode_request("a"), model="tests/labels"), "model"),
+    "scores of a classifier": ("Score", pb.ScoreRequest(model="tests/labels", query=TEXT, documents=[TEXT]), "model"),
+    "sparse vectors of a dense model": ("Encode", changed(encode_request("a"), representations=[2]), "representations[0]"),
+    "pictures for a text model": (
+        "Encode",
+        pb.EncodeRequest(model=MODEL, items=[TEXT, pb.Item(image=pb.Image(data=b"x"))]),
+        "items[1].image",
+    ),
+}
+
+
+async def test_a_model_is_only_asked_for_what_its_card_names(redis_url: str) -> None:
+    labels = card("tests/labels", labels=["yes", "no"], tasks=[models_pb2.TASK_CLASSIFY])
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), labels]).working():
+        for name, (method, request, field) in TASKS.items():
+            refusal = await refused(getattr(client.inference, method)(request))
+            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "TASK_NOT_SUPPORTED", field), name
+        unknown = pb.ExtractRequest(model="tests/labels", items=[TEXT], classify=pb.ClassifyTask(labels=["yes", "maybe"]))
+        refusal = await refused(client.inference.Extract(unknown))
+        assert (refusal.reason, refusal.field) == ("INVALID_INPUT", "classify.labels[1]")
+        await still_answers(client)
+
+
+async def test_a_request_of_100_megabytes_is_refused_in_words(redis_url: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
+        refusal = await refused(client.inference.Encode(encode_request("x" * 100_000_000)))
+        assert (refusal.code, refusal.reason) == (INVALID, "INVALID_INPUT")
+        assert "67,108,864" in refusal.message
+        assert "100,000," in refusal.message
+        await still_answers(client)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"\x0a\x01\xff", "model"),
+        (encode_request("a", "b").SerializeToString() + b"\x12\x04\x0a\x02\xc3\x28", "items[2].text"),
+        (encode_request("a").SerializeToString() + b"\x42\x01\xfe", "instruction"),
+        (b"\xff\xff\xff", ""),
+        (b"\x12\x7f\x0a", ""),
+    ],
+)
+async def test_bytes_that_are_no_request_name_the_bad_text(redis_url: str, body: bytes, field: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
+        raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary("/shoal.v1.InferenceService/Encode")
+        refusal = await refused(raw(body))
+        assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field)
+        if not field:
+            assert "shoal.v1.EncodeRequest" in refusal.message
+        await still_answers(client)
+
+
+async def test_metadata_is_checked_and_the_request_id_comes_back(redis_url: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
+        refusal = await refused(client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "x" * 200),)))
+        assert (refusal.code, refusal.field) == (INVALID, "x-request-id")
+        call = client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "mine"),))
+        await call
+        assert ("x-request-id", "mine") in list(await call.trailing_metadata())
+
+
+async def test_a_model_that_no_worker_finds_is_not_found(redis_url: str) -> None:
+    failure = worker_pb2.Failure(reason="MODEL_NOT_FOUND", message="tests/none is in none of the model directories", field="model")
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()], can_load=True, failure=failure).working() as worker,
+    ):
+        for _ in range(2):  # the first waits for the worker's word, the second is refused at once
+            refusal = await refused(client.encode("a", model="tests/none"))
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert not worker.jobs
+        await still_answers(client)
+
+
+async def test_a_model_that_cannot_be_loaded_fails_its_requests_everywhere(redis_url: str) -> None:
+    failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="model.safetensors: tensor pooler.bias is missing")
+    async with (
+        router(redis_url, "a") as a,
+        router(redis_url, "b") as b,
+        FakeWorker(a.address, "w1", can_load=True, failure=failure).working(),
+        FakeWorker(b.address, "w2", can_load=True, failure=failure).working(),
+    ):
+        await b.sees("w1", "w2")
+        refusals = await asyncio.gather(*(refused(client.encode("a")) for client in (a, b)))
+        for refusal in refusals:
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_LOAD_FAILED")
+            assert "pooler.bias" in refusal.message
+        listed = (await a.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model
+        assert "pooler.bias" in listed.last_error
+
+
+async def test_a_full_lane_says_when_to_come_back(redis_url: str) -> None:
+    async with router(redis_url, max_queued_tokens=100) as client:
+        refusal = await refused(client.encode("x" * 1000))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert refusal.retry_seconds > 0
+        assert (await client.lane()).enqueued_jobs == 0
+
+
+async def test_a_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> None:
+    async with router(redis_url, max_queued_tokens=10_000) as client:
+        refusal = await refused(client.encode(*["x" * 3000] * 40))
+        assert refusal.reason == "QUEUE_FULL"
+        async with FakeWorker(client.address, models=[card()]).working() as worker:
+            await still_answers(client)
+            assert [item.text for job in worker.jobs for item in job.encode.items] == ["good"]
+
+
+async def test_a_wait_beyond_the_deadline_is_refused_where_the_speed_is_known(redis_url: str) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()], tokens_per_second=100.0).working() as worker,
+    ):
+        worker.hold()
+        ahead = asyncio.create_task(client.encode(*["x" * 1500] * 20))
+        await until(lambda: has_queued(client, 8000), "the work to be seen")
+        refusal = await refused(client.encode("late", timeout=5.0))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert refusal.retry_seconds > 1
+        patient = asyncio.create_task(client.encode("patient", timeout=500))
+        worker.resume()
+        await ahead
+        assert (await patient).dense.data == vector("patient")
+
+
+async def has_queued(client: Client, tokens: int) -> bool:
+    lane = await client.lane()
+    return lane.queued_tokens + lane.leased_tokens >= tokens

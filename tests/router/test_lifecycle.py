@@ -1,0 +1,215 @@
+"""Redis that goes and comes, routers that drain, health, reflection, and the services for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
+from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
+
+from services.local.settings import free_port
+from tests.router.parts import MODEL, Client, FakeWorker, card, changed, health, refused, router, until, vector, worker_stub
+from tests.support.redis import RedisServer
+
+ROOT = Path(__file__).parents[2]
+SERVICES = [f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh", "Worker")]
+
+
+async def is_serving(client: Client) -> bool:
+    return await health(client.channel) == "SERVING"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_redis_may_be_killed_and_come_back(durable: bool) -> None:
+    with RedisServer(durable=durable) as server:
+        async with router(server.url) as client:
+            waiting = asyncio.create_task(client.encode("before", timeout=30))
+            await until(lambda: has_jobs(client), "the job to be queued")
+            server.kill()
+            await until(lambda: not_serving(client), "health to turn")
+            refusal = await refused(client.encode("during"))
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY")
+            assert refusal.retry_seconds > 0
+            server.start()
+            await until(lambda: is_serving(client), "health to turn back")
+            async with FakeWorker(client.address, models=[card()]).working():
+                assert (await waiting).dense.data == vector("before")
+                assert (await client.encode("after")).dense.data == vector("after")
+
+
+async def has_jobs(client: Client) -> bool:
+    return (await client.lane()).enqueued_jobs > 0
+
+
+async def not_serving(client: Client) -> bool:
+    return not await is_serving(client)
+
+
+async def test_health_is_told_for_each_service(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        for service in ["", *SERVICES]:
+            assert await health(client.channel, service) == "SERVING"
+        refusal = await refused(health(client.channel, "shoal.v1.Nothing"))
+        assert refusal.code == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        ask: grpc.aio.StreamStreamMultiCallable[Asked, Told] = client.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            Asked.SerializeToString,
+            Told.FromString,
+        )
+        call = ask(iter([Asked(list_services="")]))
+        listed = [service.name async for response in call for service in response.list_services_response.service]
+        assert set(SERVICES) | {"grpc.health.v1.Health"} <= set(listed)
+
+
+async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}",
+        "SHOAL_ADDRESS": address,
+        "SHOAL_REDIS_URL": redis_url,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.router", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    client = Client(address)
+    try:
+        await asyncio.wait_for(client.channel.channel_ready(), 20)
+        async with FakeWorker(address, models=[card()]).working() as worker:
+            worker.hold()
+            waiting = asyncio.create_task(client.encode("in flight"))
+            await until(lambda: worker.jobs, "the worker to hold the job")
+            process.terminate()
+            await until(lambda: not_serving(client), "health to turn")
+            refusal = await refused(client.encode("too late"))
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+            assert refusal.retry_seconds > 0
+            worker.resume()
+            assert (await waiting).dense.data == vector("in flight")
+            _, log = await asyncio.wait_for(process.communicate(), 20)
+            assert process.returncode == 0
+            lines = [json.loads(line) for line in log.decode().splitlines()]
+            assert [line["outcome"] for line in lines if line["message"] == "call"].count("OK") == 1
+            assert "in flight" not in log.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await client.close()
+
+
+async def test_a_taken_address_is_named(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}",
+            "SHOAL_ADDRESS": client.address,
+            "SHOAL_REDIS_URL": redis_url,
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.router", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        _, log = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 2
+        assert client.address in log.decode().splitlines()[-1]
+
+
+async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, on_disk=[card()]).working() as worker:
+        listed = (await client.models.ListModels(models_pb2.ListModelsRequest())).models
+        assert [(model.model, model.state) for model in listed] == [(MODEL, models_pb2.MODEL_STATE_COLD)]
+        loaded = (await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10)).model
+        assert loaded.state == models_pb2.MODEL_STATE_RESIDENT
+        assert [place.worker_id for place in loaded.places] == ["w1"]
+        assert loaded.card.dimensions == 4
+        await client.models.PinModel(models_pb2.PinModelRequest(model=MODEL, pinned=True))
+        evicted = await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
+        assert list(evicted.worker_ids) == ["w1"]
+        orders = ["load_model", "pin_model", "evict_model"]
+        await until(lambda: [directive.WhichOneof("order") for directive in worker.directives] == orders, "the orders")
+
+        async def is_cold() -> bool:
+            return (
+                await client.models.GetModel(models_pb2.GetModelRequest(model=MODEL))
+            ).model.state == models_pb2.MODEL_STATE_COLD
+
+        await until(is_cold, "the model to be cold")
+
+
+async def test_operators_hear_what_is_wrong(redis_url: str) -> None:
+    failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no safetensors")
+    async with router(redis_url) as client:
+        refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL)))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY")
+        refusal = await refused(client.models.GetModel(models_pb2.GetModelRequest(model=MODEL)))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        refusal = await refused(client.models.GetModel(models_pb2.GetModelRequest()))
+        assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
+        async with FakeWorker(client.address, on_disk=[card()], failure=failure).working():
+            refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10))
+            assert (refusal.code, refusal.message) == (grpc.StatusCode.FAILED_PRECONDITION, "no safetensors")
+
+
+async def test_the_mesh_is_shown_and_explained(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        assert "no worker" in explained.summary
+        async with FakeWorker(client.address, models=[card()]).working() as worker:
+            mesh = (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
+            assert [(found.worker_id, list(found.resident)) for found in mesh.workers] == [("w1", [MODEL])]
+            assert mesh.router_id == "a"
+            explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+            assert [(reason.worker_id, reason.eligible) for reason in explained.workers] == [("w1", True)]
+            watched = client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2))
+            seen: list[str] = []
+            async for response in watched:
+                seen.append(response.mesh.router_id)
+                if len(seen) == 2:
+                    break
+            assert seen == ["a", "a"]
+            watched.cancel()
+            await worker.beat(leaving=True)
+        refusal = await refused(client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=float("nan"))).read())
+        assert refusal.field == "interval_seconds"
+
+
+async def test_a_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        stub = worker_stub(client.channel)
+        good = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1)
+        assert not (await stub.Pull(good)).batch_id
+        wrong: dict[str, int | float | str] = {
+            "worker_id": "",
+            "pool": "",
+            "budget_tokens": 0,
+            "budget_jobs": 0,
+            "wait_seconds": float("nan"),
+        }
+        for field, value in wrong.items():
+            request = changed(worker_pb2.PullRequest.FromString(good.SerializeToString()), **{field: value})
+            refusal = await refused(stub.Pull(request))
+            assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+
+
+async def test_a_long_pull_that_is_given_up_loses_no_job(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        stub = worker_stub(client.channel)
+        lane = worker_pb2.Lane(pool="cpu", model=MODEL)
+        pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], wait_seconds=10)
+        given_up = [stub.Pull(pull) for _ in range(5)]
+        call = asyncio.create_task(client.encode("a"))
+        for pulled in given_up:
+            pulled.cancel()
+        async with FakeWorker(client.address, models=[card()]).working():
+            assert (await call).dense.data == vector("a")

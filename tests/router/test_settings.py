@@ -1,0 +1,45 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.errors import InvalidInput
+from services.router.settings import Settings
+
+
+def test_defaults() -> None:
+    settings = Settings.from_env({})
+    assert settings.address == "127.0.0.1:50051"
+    assert settings.redis_url == "redis://127.0.0.1:6379/0"
+    assert settings.default_deadline_seconds == 60.0
+    assert settings.router_id != Settings.from_env({}).router_id
+
+
+def test_tenants_have_weights() -> None:
+    assert Settings.from_env({"SHOAL_TENANT_WEIGHTS": "a=1, b=2.5"}).tenant_weights == {"a": 1.0, "b": 2.5}
+
+
+def test_the_password_of_redis_is_not_told() -> None:
+    settings = Settings.from_env({"SHOAL_REDIS_URL": "redis://user:hunter2@redis.example:6379/1"})
+    assert "hunter2" not in str(settings.describe())
+    assert "redis.example" in str(settings.describe())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHOAL_TENANT_WEIGHTS", "a"),
+        ("SHOAL_TENANT_WEIGHTS", "a=0"),
+        ("SHOAL_TENANT_WEIGHTS", "a=nan"),
+        ("SHOAL_MAX_QUEUED_TOKENS", "many"),
+        ("SHOAL_DEADLINE_SECONDS", "0"),
+        ("SHOAL_REDIS_URL", "http://redis"),
+        ("SHOAL_ROUTER_ID", "a b"),
+        ("SHOAL_LOG_LEVEL", "LOUD"),
+    ],
+)
+def test_what_cannot_be_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        Settings.from_env({name: value})
+    assert refusal.value.field == name

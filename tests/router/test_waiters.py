@@ -1,0 +1,87 @@
+"""Which pull a bell wakes, and what is known of lanes."""
+
+from __future__ import annotations
+
+from libs.queue import LaneKey
+from services.router.waiters import Waiter, Waiters
+
+A, B = LaneKey("cpu", "a/a"), LaneKey("cpu", "b/b")
+
+
+def waiter(*lanes: LaneKey, can_load: bool = False) -> Waiter:
+    return Waiter("w", "cpu", lanes, can_load)
+
+
+async def test_a_bell_wakes_the_pull_that_wants_the_lane_most() -> None:
+    waiters = Waiters()
+    second, first = waiter(B, A), waiter(A, B)
+    waiters.add(second)
+    waiters.add(first)
+    assert waiters.ring(A) == 1
+    assert first.event.is_set()
+    assert not second.event.is_set()
+    assert waiters.free_count(A) == 1
+
+
+async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
+    waiters = Waiters()
+    pulls = [waiter(A) for _ in range(3)]
+    for pull in pulls:
+        waiters.add(pull)
+    assert waiters.ring(A, 8) == 3
+    assert [pull.rung[A] for pull in pulls] == [3, 3, 3]
+    assert waiters.ring(A, 8) == 0
+
+
+async def test_a_pull_that_leaves_passes_its_bell_on() -> None:
+    waiters = Waiters()
+    first, second = waiter(A), waiter(A)
+    waiters.add(first)
+    waiters.add(second)
+    waiters.ring(A)
+    waiters.remove(first)
+    assert second.rung == {A: 0}
+
+
+async def test_a_lane_is_known_to_be_empty_until_it_rings() -> None:
+    waiters = Waiters()
+    pull = waiter(A, B)
+    assert waiters.next_lane(pull) == A
+    waiters.found_empty(A, waiters.rings(A))
+    assert waiters.next_lane(pull) == B
+    waiters.found_empty(B, waiters.rings(B))
+    assert waiters.next_lane(pull) is None
+    before = waiters.rings(B)
+    waiters.ring(B)
+    assert waiters.next_lane(pull) == B
+    waiters.found_empty(B, before)  # the bell rang while it was looked into
+    assert waiters.next_lane(pull) == B
+
+
+async def test_after_a_gap_nothing_is_known() -> None:
+    waiters = Waiters()
+    pull = waiter(A)
+    waiters.add(pull)
+    waiters.found_empty(A, 0)
+    waiters.ring_all()
+    assert pull.event.is_set()
+    assert waiters.next_lane(pull) == A
+
+
+async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
+    waiters = Waiters()
+    full, roomy, looking = waiter(A), waiter(A, can_load=True), waiter(A, can_load=True)
+    looking.is_looking = True
+    for pull in (full, roomy, looking):
+        waiters.add(pull)
+    assert waiters.loaders("cpu") == [roomy]
+    assert waiters.loaders("l4") == []
+
+
+async def test_lanes_that_nobody_uses_are_forgotten() -> None:
+    waiters = Waiters()
+    waiters.ring(A)
+    waiters.found_empty(B, 0)
+    waiters.forget_lanes({A})
+    assert waiters.rings(A) == 1
+    assert waiters.next_lane(waiter(B)) == B

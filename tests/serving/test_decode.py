@@ -1,0 +1,68 @@
+"""Bytes to requests, and the place of what is wrong in them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.v1 import inference_pb2 as pb
+
+from libs.errors import InvalidInput
+from libs.serving.decode import MAX_REQUEST_BYTES, find_invalid_text, parse, request_type
+
+LABELS = b"\x1a\x07\x0a\x01a\x0a\x02\xc3\x28"
+"""entities {labels: ["a", bad]}"""
+
+
+def place(kind: type[Message], data: bytes) -> str:
+    return find_invalid_text(cast(Descriptor, kind.DESCRIPTOR), data)
+
+
+def test_methods_know_their_requests() -> None:
+    assert request_type("/shoal.v1.InferenceService/Encode") is pb.EncodeRequest
+    assert request_type("/shoal.v1.InferenceService/Nothing") is None
+
+
+def test_the_place_of_bad_text_is_found_below_a_repeated_field() -> None:
+    assert place(pb.ExtractRequest, LABELS) == "entities.labels[1]"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_either_a_request_or_refused(data: bytes) -> None:
+    try:
+        pb.EncodeRequest.FromString(data)
+        is_valid = True
+    except DecodeError:
+        is_valid = False
+    if is_valid:
+        assert parse(pb.EncodeRequest, data).SerializeToString() is not None
+    else:
+        with pytest.raises(InvalidInput):
+            parse(pb.EncodeRequest, data)
+
+
+@given(st.integers(0, 30), st.binary(min_size=1, max_size=8))
+def test_bad_text_is_found_at_its_index(index: int, text: bytes) -> None:
+    items = b"".join(b"\x12\x03\x0a\x01x" for _ in range(index))
+    data = items + b"\x12" + bytes([len(text) + 2]) + b"\x0a" + bytes([len(text)]) + text
+    try:
+        text.decode()
+        expected = ""
+    except UnicodeDecodeError:
+        expected = f"items[{index}].text"
+    assert place(pb.EncodeRequest, data) == expected
+
+
+def test_a_request_beyond_the_limit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidInput, match=r"67,108,865 bytes.*67,108,864"):
+        parse(pb.EncodeRequest, bytes(MAX_REQUEST_BYTES + 1))
+
+
+def test_the_search_for_bad_text_ends_early_in_a_flood_of_fields() -> None:
+    data = b"\x12\x00" * 1_000_000 + b"\x0a\x01\xff"
+    with pytest.raises(InvalidInput, match=r"not a valid shoal\.v1\.EncodeRequest"):
+        parse(pb.EncodeRequest, data)
