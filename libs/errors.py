@@ -22,7 +22,7 @@ Status = Literal[
 
 
 class ShoalError(Exception):
-    """What went wrong, where (`field`, a path in the request) and when a retry may help (`retry_after`, seconds; 0: it does not)."""
+    """What went wrong, where (`field`, a path in the request), and when a retry may help (`retry_after`, seconds; 0: never)."""
 
     status: ClassVar[Status] = "INTERNAL"
     reason: ClassVar[str] = "INTERNAL"

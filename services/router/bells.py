@@ -35,9 +35,9 @@ class Bells:
         """More jobs than pulls that wait here: the other routers' pulls must hear of them."""
         return self.waiters.free_count(lane) < jobs
 
-    def ring(self, lane: LaneKey, jobs: int = 1) -> None:
-        """The lane has new jobs."""
-        if self.waiters.ring(lane, jobs):
+    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> None:
+        """The lane has new jobs. `early`: the pull that was woken for them while they were on their way."""
+        if self.waiters.ring(lane, jobs, early):
             return
         self._unplaced[lane] = None
         if self.waiters.loaders(lane.pool):

@@ -229,6 +229,7 @@ class Dispatcher:
     async def _send_groups(self, lane: LaneKey, groups: Sequence[_Group]) -> None:
         jobs = sum(len(group) for group, _ in groups)
         ring = self._bells.needs_others(lane, jobs)
+        early = self._bells.waiters.ring_early(lane, jobs, groups[0][0][0].job_id)
         refusal: ShoalError | None = InternalError("a request could not be enqueued")
         try:
             admitted = await self._lanes.enqueue(
@@ -241,7 +242,7 @@ class Dispatcher:
         finally:
             if refusal is not None:
                 _refuse(groups, refusal)
-        self._bells.ring(lane, jobs)
+        self._bells.ring(lane, jobs, early)
         for (group, future), flag in zip(groups, admitted, strict=True):
             self._sent(lane, group, future, flag)
 

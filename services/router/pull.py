@@ -123,16 +123,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         share = waiter.rung.pop(lane, 0)
         budget_jobs = min(request.budget_jobs, share or MOST_JOBS, MOST_JOBS)
         rings = self._waiters.rings(lane)
-        waiter.is_looking = True
+        waiter.looking_at = lane
         try:
             found = await self._pull(lane, request.budget_tokens, budget_jobs, ring=not self._waiters.free_count(lane))
         finally:
-            waiter.is_looking = False
+            waiter.looking_at = None
+        promised, waiter.promised = waiter.promised, ""
         if isinstance(found, Idle):
             self._bells.found_empty(lane, rings, found.next_expiry_ms)
             return None
-        if found.more:
-            waiter.is_looking = True  # it has its jobs: the rest is for others
+        if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
+            waiter.looking_at = lane  # it has its jobs: the rest is for others
             self._bells.ring(lane)
         else:
             self._bells.found_empty(lane, rings)

@@ -16,7 +16,7 @@ from services.worker.models import TextModel
 from services.worker.models.registry import default_dtype
 from services.worker.settings import Settings
 
-_CPU_BATCH_TOKENS = 4096
+_CPU_BATCH_TOKENS = 2048
 _ACCELERATOR_BATCH_TOKENS = 16384
 _CPU_SHARE = 0.6
 _ACCELERATOR_SHARE = 0.8

@@ -211,7 +211,7 @@ class Intake:
             else:
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
         self._runner.add([held for held in ready if not held.is_complete])
-        self._finisher.finished([held for held in ready if held.is_complete])
+        self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
         self._loop.call_soon_threadsafe(self._prepared, ready, failures, estimated_tokens)
 
     def _prepare_one(self, held: HeldJob) -> ShoalError | None:

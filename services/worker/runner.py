@@ -28,7 +28,8 @@ _Forward = Callable[[list[Sequence]], list[Output]]
 class Outcomes(Protocol):
     """Told by the device thread what became of jobs; must return at once."""
 
-    def finished(self, jobs: list[HeldJob]) -> None: ...
+    def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
+        """`is_idle`: no batch waits for this thread."""
 
     def failed(self, job: HeldJob, error: ShoalError) -> None: ...
 
@@ -167,10 +168,11 @@ class Runner:
             if self._stopping:
                 return
             self._forget([*broken, *finished])
+            is_idle = not self._room.tokens
         for held, error in broken.items():
             self._outcomes.failed(held, error)
         if finished:
-            self._outcomes.finished(finished)
+            self._outcomes.finished(finished, is_idle=is_idle)
 
     def _forward_apart(self, forward: _Forward, sequences: list[Sequence]) -> list[Output | ShoalError]:
         """Run a batch; if it fails, run its halves, until what fails is a single sequence."""

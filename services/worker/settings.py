@@ -35,7 +35,7 @@ class Settings:
     dtype: DtypeChoice = "auto"
     threads: int = 1
     batch_tokens: int = 0
-    """Token budget of one forward pass. 0: 4096 on a CPU, 16384 on an accelerator."""
+    """Token budget of one forward pass. 0: 2048 on a CPU, 16384 on an accelerator."""
     batch_items: int = 512
     max_age_seconds: float = 0.5
     """A sequence that has waited longer is served strictly in its turn, however badly it fits."""

@@ -71,7 +71,7 @@ async def test_after_a_gap_nothing_is_known() -> None:
 async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
     waiters = Waiters()
     full, roomy, looking = waiter(A), waiter(A, can_load=True), waiter(A, can_load=True)
-    looking.is_looking = True
+    looking.looking_at = A
     for pull in (full, roomy, looking):
         waiters.add(pull)
     assert waiters.loaders("cpu") == [roomy]
@@ -85,3 +85,36 @@ async def test_lanes_that_nobody_uses_are_forgotten() -> None:
     waiters.forget_lanes({A})
     assert waiters.rings(A) == 1
     assert waiters.next_lane(waiter(B)) == B
+
+
+async def test_a_pull_that_was_woken_early_counts_as_woken() -> None:
+    """Its look into the lane is under way when the jobs are queued: one more wake-up would find nothing."""
+    waiters = Waiters()
+    first, second = waiter(A), waiter(A)
+    waiters.add(first)
+    waiters.add(second)
+    assert waiters.ring_early(A, 1, "job") is first
+    assert first.event.is_set()
+    first.rung.clear()
+    first.looking_at = A
+    assert waiters.ring(A, 1, first) == 1
+    assert not second.event.is_set()
+    assert waiters.ring(A, 2, first) == 2
+    assert second.event.is_set()
+
+
+async def test_a_pull_that_looked_too_early_is_woken_again() -> None:
+    waiters = Waiters()
+    early = waiter(A)
+    waiters.add(early)
+    waiters.ring_early(A, 1, "job")
+    early.rung.clear()
+    early.event.clear()
+    assert waiters.ring(A, 1, early) == 1
+    assert early.event.is_set()
+
+
+async def test_nobody_is_woken_early_where_nobody_waits() -> None:
+    waiters = Waiters()
+    assert waiters.ring_early(A, 1, "job") is None
+    assert waiters.ring(A, 1, None) == 0

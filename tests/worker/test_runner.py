@@ -27,7 +27,7 @@ class Told:
         self.done: list[HeldJob] = []
         self.broken: dict[HeldJob, ShoalError] = {}
 
-    def finished(self, jobs: list[HeldJob]) -> None:
+    def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
         self.done.extend(jobs)
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
