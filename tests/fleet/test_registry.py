@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
@@ -17,12 +19,12 @@ NOT_FOUND = worker_pb2.Failure(reason="MODEL_NOT_FOUND", message="no such direct
 
 
 def heartbeat(
-    worker_id: str = "w", *models: worker_pb2.WorkerModel, epoch: str = "1", **fields: object
+    worker_id: str = "w", *models: worker_pb2.WorkerModel, epoch: str = "1", **fields: Any
 ) -> worker_pb2.HeartbeatRequest:
     return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch=epoch, pool="cpu", models=models, **fields)
 
 
-def holds(state: models_pb2.ModelState, model: str = "org/model", **fields: object) -> worker_pb2.WorkerModel:
+def holds(state: models_pb2.ModelState, model: str = "org/model", **fields: Any) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(model=model, state=state, **fields)
 
 
@@ -106,7 +108,7 @@ async def test_failures_last_for_minutes(fleet: Fleet, redis: Redis) -> None:
     seconds, _ = await redis.time()
     await fleet.record_failure("org/broken", "w", BROKEN)
     await fleet.record_failure("org/absent", "w", NOT_FOUND)
-    fields = await redis.hgetall("v1:{fleet}:failures")
+    fields = cast(dict[bytes, bytes], await redis.hgetall("v1:{fleet}:failures"))
     left = {field.split()[0]: int(value.split(b" ")[0]) / 1000 - seconds for field, value in fields.items()}
     assert 14 * 60 < left[b"org/broken"] <= 15 * 60 + 30
     assert 50 < left[b"org/absent"] <= 60 + 30

@@ -37,6 +37,10 @@ def sequences(t: Tensor, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
     return list(t.cpu().split(lengths))
 
 
+def by_sequence(q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return list(zip(sequences(q), sequences(k), sequences(v), strict=True))
+
+
 def inputs(heads: int, shared: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Views of one fused projection, as in an encoder."""
     generator = torch.Generator().manual_seed(heads * 100 + dim)
@@ -72,9 +76,7 @@ def test_float32_equals_the_definition(heads: int, shared: int, causal: bool, wi
         q, k, v = inputs(heads, shared, dim, torch.float32)
         bias = torch.randn(heads, 2 * REACH + 1, generator=torch.Generator().manual_seed(1)) if biased else None
         got = ours(q, k, v, 0.3, causal=causal, window=window, bias=bias)
-        wanted = [
-            naive(*parts, 0.3, causal=causal, window=window, bias=bias) for parts in zip(*map(sequences, (q, k, v)), strict=True)
-        ]
+        wanted = [naive(*part, 0.3, causal=causal, window=window, bias=bias) for part in by_sequence(q, k, v)]
         assert worst_error(got, wanted) < 1e-5
 
 
@@ -82,7 +84,7 @@ def test_float32_equals_the_definition(heads: int, shared: int, causal: bool, wi
 def test_bfloat16_is_as_close_as_plain_torch(heads: int, shared: int) -> None:
     """Rounding errors stay below 3 times those of the definition computed in bfloat16 throughout."""
     q, k, v = inputs(heads, shared, 32, torch.bfloat16)
-    parts = list(zip(*map(sequences, (q, k, v)), strict=True))
+    parts = by_sequence(q, k, v)
     wanted = [naive(*part, 0.2, causal=False, window=None, bias=None) for part in parts]
     plain = []
     for a, b, c in parts:
@@ -111,9 +113,9 @@ def test_order_and_neighbours_do_not_matter() -> None:
     q, k, v = inputs(4, 4, 32, torch.float32)
     order = [7, 2, 0, 5, 3, 6, 1, 4]
     shuffled = tuple(LENGTHS[i] for i in order)
-    parts = [torch.cat([sequences(t)[i] for i in order]) for t in (q, k, v)]
+    a, b, c = (torch.cat([sequences(t)[i] for i in order]) for t in (q, k, v))
     groups = equal_length_groups(shuffled)
-    out = varlen_attention(*parts, cumulated(shuffled), max(shuffled), groups=groups, scale=0.3)
+    out = varlen_attention(a, b, c, cumulated(shuffled), max(shuffled), groups=groups, scale=0.3)
     straight = ours(q, k, v, 0.3, causal=False, window=None, bias=None)
     assert worst_error(sequences(out, shuffled), [straight[i] for i in order]) < 1e-6
 
@@ -125,6 +127,5 @@ def test_order_and_neighbours_do_not_matter() -> None:
 def test_the_accelerator_equals_the_definition(heads: int, shared: int, causal: bool, window: int | None) -> None:
     q, k, v = inputs(heads, shared, 32, torch.bfloat16, "cuda")
     got = ours(q, k, v, 0.3, causal=causal, window=window, bias=None)
-    parts = zip(*map(sequences, (q, k, v)), strict=True)
-    wanted = [naive(*part, 0.3, causal=causal, window=window, bias=None) for part in parts]
+    wanted = [naive(*part, 0.3, causal=causal, window=window, bias=None) for part in by_sequence(q, k, v)]
     assert worst_error(got, wanted) < 0.03

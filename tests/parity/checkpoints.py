@@ -68,7 +68,7 @@ def write_checkpoint(
         kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
         vocabulary=vocabulary, config=config,
     )  # fmt: skip
-    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[arg-type]  # Its wrapper hides `self`.
     _write_tokenizer(kind, directory, vocabulary, positions)
     if sentence is not None:
         write_sentence_files(directory, sentence, hidden=hidden, seed=seed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -110,9 +110,9 @@ def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None
 )  # fmt: skip
 def test_pooling_and_dense_layers(tmp_path: Path, modes: str | tuple[str, ...], projected: int, normalized: bool) -> None:
     write_checkpoint("bert", tmp_path / "base")
-    layers: list[torch.nn.Module] = [Transformer(str(tmp_path / "base"))]
-    layers.append(Pooling(64, pooling_mode=modes))
-    width = layers[-1].pooling_output_dimension
+    pooling = Pooling(64, pooling_mode=modes)
+    layers: list[torch.nn.Module] = [Transformer(str(tmp_path / "base")), pooling]
+    width = pooling.pooling_output_dimension
     if projected:
         layers.append(Dense(width, projected, activation_function=torch.nn.Tanh()))
     if normalized:
@@ -225,7 +225,8 @@ def test_sequence_classification_equals_the_pipeline(tmp_path: Path, kind: Kind,
     write_checkpoint(kind, tmp_path, head="sequence_classification", labels=labels, config={"problem_type": problem})
     model = load(tmp_path)
     pipeline = transformers.pipeline("text-classification", str(tmp_path), device="cpu")
-    theirs = pipeline(TEXTS, top_k=None, truncation=True, max_length=model.max_tokens)
+    # With `top_k` given, even as None, a text's labels are a list, which transformers does not type.
+    theirs = cast(list[list[dict[str, Any]]], pipeline(TEXTS, top_k=None, truncation=True, max_length=model.max_tokens))
     result = run(model, ClassifyWork(TEXTS))[0]
     assert isinstance(result, ExtractResult)
     for ours, expected in zip(result.items, theirs, strict=True):
@@ -244,7 +245,9 @@ def test_entities_equal_the_pipeline(tmp_path: Path, kind: Kind) -> None:
         assert_same_entities(result, pipeline(TEXTS, aggregation_strategy=aggregation), aggregation)
 
 
-def assert_same_entities(result: ExtractResult, reference: list[list[dict[str, object]]], aggregation: Aggregation) -> None:
+def assert_same_entities(
+    result: ExtractResult, reference: Sequence[Sequence[Mapping[str, object]]], aggregation: Aggregation
+) -> None:
     name = "entity" if aggregation == "none" else "entity_group"
     for text, ours, theirs in zip(TEXTS, result.items, reference, strict=True):
         assert [(item.label, item.start, item.end) for item in ours.entities] == [(e[name], e["start"], e["end"]) for e in theirs]

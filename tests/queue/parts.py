@@ -81,17 +81,25 @@ class Inside:
     queued_tokens: int
 
 
+def raw(reply: object) -> bytes:
+    """What a connection that decodes nothing gets, which redis types as text too."""
+    assert isinstance(reply, bytes)
+    return reply
+
+
 async def look_inside(redis: Redis) -> Inside:
     interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_ = Keys(1).of(LANE)
-    members = [*await redis.zrange(interactive, 0, -1), *await redis.zrange(bulk, 0, -1)]
+    members = [raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)]
     return Inside(
         waiting=[member.decode().split(":", 3)[3] for member in members],
-        payloads={name.decode() for name in await redis.hkeys(payloads)},
-        owners={name.decode(): router.partition(b"\0")[0].decode() for name, router in (await redis.hgetall(owners)).items()},
-        attempts={name.decode(): int(tries) for name, tries in (await redis.hgetall(attempts)).items()},
-        leases={name.decode() for name in await redis.zrange(leases, 0, -1)},
-        batches={name.decode() for name in await redis.hkeys(batches)},
-        tenants={name.decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
+        payloads={raw(name).decode() for name in await redis.hkeys(payloads)},
+        owners={
+            raw(name).decode(): raw(router).partition(b"\0")[0].decode() for name, router in (await redis.hgetall(owners)).items()
+        },
+        attempts={raw(name).decode(): int(tries) for name, tries in (await redis.hgetall(attempts)).items()},
+        leases={raw(name).decode() for name in await redis.zrange(leases, 0, -1)},
+        batches={raw(name).decode() for name in await redis.hkeys(batches)},
+        tenants={raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
         queued_tokens=sum(int(member.split(b":")[1]) for member in members),
     )
 

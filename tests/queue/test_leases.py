@@ -68,7 +68,9 @@ async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, o
     assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await other.take_replies(0) == [("poison", DEAD)]
     dead_letters = Keys(1).of(LANE)[11]
-    ((_, letter),) = await redis.xrange(dead_letters)
+    letters = await redis.xrange(dead_letters)
+    assert letters is not None
+    ((_, letter),) = letters
     assert letter == {b"lane": LANE.name.encode(), b"job": b"poison", b"attempts": b"3"}
     assert (await gauges(lanes)).dead == 1
     assert await look_inside(redis) == NOTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from libs.queue import LaneKey, Pulled, QueuedJob, connect
+from libs.queue import LaneKey, Priority, Pulled, QueuedJob, connect
 from libs.queue.keys import Keys
 from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, gauges, job, look_inside, make_lanes
 from tests.support.redis import RedisServer
@@ -41,7 +41,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.replies: Counter[str] = Counter()
         self.accepted = self.cancelled = self.expired = self.dead = 0
 
-    def run(self, action: Coroutine[None, None, T]) -> T:
+    def run(self, action: Awaitable[T]) -> T:
         return self.loop.run_until_complete(action)
 
     @initialize()
@@ -57,7 +57,9 @@ class LaneMachine(RuleBasedStateMachine):
         patience_ms=st.sampled_from([1, 500, 5000, 10**9]),
         max_tokens=st.sampled_from([60, 10**9]),
     )
-    def enqueue(self, router: str, names: list[int], tokens: int, tenant: str, priority, patience_ms: int, max_tokens: int) -> None:
+    def enqueue(
+        self, router: str, names: list[int], tokens: int, tenant: str, priority: Priority, patience_ms: int, max_tokens: int
+    ) -> None:
         deadline_ms = self.clock.ms + patience_ms
         group = [job(f"{name}", tokens, tenant=tenant, priority=priority, deadline_ms=deadline_ms) for name in names]
         new = {one.job_id: one for one in group if one.job_id not in self.alive}

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
 from libs.queue.keys import Keys
-from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside
+from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside, raw
 
 
 async def test_gauges_count_every_job_once(lanes: Lanes, clock: Clock) -> None:
@@ -149,5 +149,5 @@ async def test_slots_keep_lanes_apart_and_replies_come_from_all(redis: Redis, cl
         await b.complete(lane, pulled.batch_id, [(lane.model, b"x")], release=True)
     assert {one.lane for one in await a.lane_gauges()} == set(many)
     assert {job_id for job_id, _ in await a.take_replies(1)} == {lane.model for lane in many}
-    tags = {key.split(b"}")[0] for key in await redis.keys("v1:*")}
+    tags = {raw(key).split(b"}")[0] for key in await redis.keys("v1:*")}
     assert len(tags) > 1

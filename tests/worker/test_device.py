@@ -12,7 +12,7 @@ from services.worker.settings import Settings
 
 def test_a_cpu_has_defaults_for_what_is_not_set() -> None:
     device = open_device(Settings("w", device="cpu", dtype="float32"))
-    assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 4096)
+    assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 2048)
     assert device.memory_bytes > 2**20
     device.recover()
     device.trim()
