@@ -9,10 +9,10 @@ PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=prot
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos bench clean
+.PHONY: help demo test check protos bench bench-infinity clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python examples/demo.py
@@ -37,6 +37,9 @@ protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 from protos/
 
 bench: $(VENV)/.dev ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
 	$(BIN)/python -m benchmarks.mesh $(ARGS)
+
+bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
+	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build libs/api/build *.egg-info libs/api/*.egg-info

@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 from urllib.parse import quote, unquote
 
 BELL = "v1:bell"
+_MOST_LANES = 65_536
+"""Whose keys are kept: clients can make up any number of models."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Keys:
         """A lane's keys in the order of `library.KEYS`."""
         keys = self._lanes.get(lane)
         if keys is None:
+            if len(self._lanes) == _MOST_LANES:
+                self._lanes.clear()
             keys = self._lanes[lane] = self._make(lane)
         return keys
 

@@ -26,8 +26,8 @@ MAX_JOBS: Final = 250
 MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more in handling than another worker wins."""
 DEFAULT_JOB_TOKENS: Final = 4096
-JOBS_PER_WORKER: Final = 2
-"""So that a worker prepares the second job while it computes the first."""
+JOBS_PER_WORKER: Final = 16
+"""Jobs are what workers share at the end of a large request: the finer, the less one of them computes alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,15 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import shoal
 from numpy.typing import NDArray
+from redis.asyncio import Redis
 
 from libs.queue import LaneGauges, Lanes, connect
 from tests.support.cluster import Cluster
@@ -86,16 +89,31 @@ async def kill_at_random(cluster: Cluster, generator: random.Random, stop: async
             tally.kills[kind] += 1
 
 
-def is_idle(gauges: LaneGauges) -> bool:
-    return gauges.queued_jobs == gauges.queued_tokens == gauges.leased_tokens == 0
+def is_idle(lane: LaneGauges) -> bool:
+    """I4, and I3 with no payload left: every job that was ever queued ended in exactly one way."""
+    ended = lane.done + lane.expired + lane.dead + lane.cancelled
+    return lane.queued_jobs == lane.queued_tokens == lane.leased_tokens == 0 and lane.enqueued == ended
+
+
+@asynccontextmanager
+async def redis_of(cluster: Cluster) -> AsyncIterator[Redis]:
+    redis = connect(cluster.redis_url)
+    try:
+        yield redis
+    finally:
+        await redis.aclose()
 
 
 async def gauges(cluster: Cluster) -> list[LaneGauges]:
-    redis = await connect(cluster.redis_url)
-    try:
+    async with redis_of(cluster) as redis:
         return await Lanes(redis, router_id="observer", dead_result=b"").lane_gauges()
-    finally:
-        await redis.aclose()
+
+
+async def keys_of_jobs(cluster: Cluster) -> list[str]:
+    """Keys of unfinished work: payloads, owners, attempts, queues, leases, batches."""
+    async with redis_of(cluster) as redis:
+        names = [name.decode() for name in await redis.keys("*")]
+    return [name for name in names if name.rsplit(":", 1)[-1] in ("i", "b", "pay", "own", "att", "lease", "batch")]
 
 
 async def test_nothing_is_lost_and_nothing_answered_twice(tmp_path: Path, checkpoints: Path) -> None:
@@ -110,13 +128,16 @@ async def test_nothing_is_lost_and_nothing_answered_twice(tmp_path: Path, checkp
             stop.set()
             await killer
         left = await wait_for_idle(cluster)
+        keys = await keys_of_jobs(cluster)
     print(f"seed {SEED}: {len(tally.answers)} of {REQUESTS} answered, kills {dict(tally.kills)}, lanes {left}")
     assert tally.errors == []
     assert tally.wrong == []
     assert len(tally.answers) == REQUESTS
     assert set(tally.answers.values()) == {1}
     assert set(tally.kills) == {"worker", "router", "redis"}
+    assert left
     assert all(is_idle(lane) for lane in left)
+    assert keys == []
 
 
 async def wait_for_idle(cluster: Cluster) -> list[LaneGauges]:

@@ -18,6 +18,8 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+transformers.logging.disable_progress_bar()
+
 Kind = Literal["bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra"]
 Head = Literal["base", "masked_lm", "sequence_classification", "token_classification"]
 

@@ -32,20 +32,20 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv = PackedLinear(spec.hidden, 3 * spec.hidden)
         self.out = PackedLinear(spec.hidden, spec.hidden)
-        self._shape = (-1, 3, spec.heads, spec.head_size)
-        self._scale = spec.head_size**-0.5
+        self.shape = (-1, 3, spec.heads, spec.head_size)
+        self.scale = spec.head_size**-0.5
 
     def forward(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        q, k, v = self.qkv.forward(x).view(self._shape).unbind(1)  # [tokens, heads, head_size] each
-        mixed = varlen_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self._scale, bias=bias)
+        q, k, v = self.qkv.forward(x).view(self.shape).unbind(1)  # [tokens, heads, head_size] each
+        mixed = varlen_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self.scale, bias=bias)
         return mixed.flatten(1)
 
     def of_rows(self, x: Tensor, batch: Packed, rows: Tensor) -> Tensor:
         """The same for one row of each sequence only: [tokens, hidden] -> [sequences, hidden]"""
-        q, k, v = self.qkv.forward(x).view(self._shape).unbind(1)
+        q, k, v = self.qkv.forward(x).view(self.shape).unbind(1)
         q = q.index_select(0, rows)
-        return row_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self._scale).flatten(1)
+        return row_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self.scale).flatten(1)
 
 
 class FeedForward(nn.Module):
@@ -74,26 +74,26 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        return self._rest(x, self.attn.forward(self._before(x), batch, bias))
+        return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, bias))
 
     def of_rows(self, x: Tensor, batch: Packed, rows: Tensor) -> Tensor:
         """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
-        return self._rest(x.index_select(0, rows), self.attn.of_rows(self._before(x), batch, rows))
+        return self.after_attention(x.index_select(0, rows), self.attn.of_rows(self.before_attention(x), batch, rows))
 
-    def _before(self, x: Tensor) -> Tensor:
+    def before_attention(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _rest(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         raise NotImplementedError
 
 
 class PostNormLayer(Layer):
     """BERT: norm after each residual add."""
 
-    def _before(self, x: Tensor) -> Tensor:
+    def before_attention(self, x: Tensor) -> Tensor:
         return x
 
-    def _rest(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         normed: Tensor = self.attn_norm(self.attn.out.add(mixed, x))
         out: Tensor = self.ffn_norm(self.ffn.down.add(self.ffn.forward(normed), normed))
         return out
@@ -102,11 +102,11 @@ class PostNormLayer(Layer):
 class PreNormLayer(Layer):
     """Norm before each block; the residual stream itself is not normalised."""
 
-    def _before(self, x: Tensor) -> Tensor:
+    def before_attention(self, x: Tensor) -> Tensor:
         normed: Tensor = self.attn_norm(x)
         return normed
 
-    def _rest(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = self.attn.out.add(mixed, x)
         return self.ffn.down.add(self.ffn.forward(self.ffn_norm(x)), x)
 

@@ -26,7 +26,7 @@ def forward_looking(encoder: TextEncoder, batch: Packed, seen: Sequence[int]) ->
     bias = None if encoder.relative is None else encoder.relative.table
     x = encoder.embed.forward(batch)
     for layer in encoder.stack:
-        x = layer._rest(x, _attend(layer.attn, layer._before(x), groups, bias))
+        x = layer.after_attention(x, _attend(layer.attn, layer.before_attention(x), groups, bias))
     norm = encoder.norm
     return x if norm is None else F.layer_norm(x, (encoder.hidden_size,), norm.weight, norm.bias, norm.eps)
 
@@ -43,14 +43,14 @@ def _groups(lengths: Sequence[int], seen: Sequence[int]) -> list[Group]:
 
 def _attend(attention: Attention, x: Tensor, groups: Sequence[Group], bias: Tensor | None) -> Tensor:
     """[tokens, hidden] -> [tokens, hidden], up to the output projection."""
-    q, k, v = attention.qkv.forward(x).view(attention._shape).unbind(1)  # [tokens, heads, dim] each
+    q, k, v = attention.qkv.forward(x).view(attention.shape).unbind(1)  # [tokens, heads, dim] each
     out = torch.empty_like(q)
     for start, count, length, visible in groups:
         rows = slice(start, start + count * length)
         query, key, value = (part[rows].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
         added = None if bias is None else _by_distance(bias, length, visible)
         mixed = F.scaled_dot_product_attention(
-            query, key[:, :, :visible], value[:, :, :visible], attn_mask=added, scale=attention._scale
+            query, key[:, :, :visible], value[:, :, :visible], attn_mask=added, scale=attention.scale
         )
         out[rows] = mixed.transpose(1, 2).flatten(0, 1)
     return out.flatten(1)
