@@ -112,7 +112,7 @@ async def gauges(cluster: Cluster) -> list[LaneGauges]:
 async def keys_of_jobs(cluster: Cluster) -> list[str]:
     """Keys of unfinished work: payloads, owners, attempts, queues, leases, batches."""
     async with redis_of(cluster) as redis:
-        names = [name.decode() for name in await redis.keys("*")]
+        names = [bytes(name).decode() for name in await redis.keys("*") if isinstance(name, bytes)]
     return [name for name in names if name.rsplit(":", 1)[-1] in ("i", "b", "pay", "own", "att", "lease", "batch")]
 
 
