@@ -26,10 +26,8 @@ MAX_JOBS: Final = 250
 MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more in handling than another worker wins."""
 DEFAULT_JOB_TOKENS: Final = 4096
-JOBS_ALONE: Final = 2
-"""For a single worker: so that it prepares the second job while it computes the first."""
-JOBS_PER_WORKER: Final = 16
-"""Jobs are what several workers share at the end of a large request: the finer, the less one of them computes alone."""
+JOBS_PER_WORKER: Final = 2
+"""So that a worker prepares the second job while it computes the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
     """Tokens to aim at for one job: small enough that all workers with the model get some, not so small that it costs."""
     workers = [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool and not worker.draining]
     largest = min((worker.batch_tokens for worker in workers if worker.batch_tokens), default=DEFAULT_JOB_TOKENS)
-    spread = -(-total // (len(workers) * JOBS_PER_WORKER if len(workers) > 1 else JOBS_ALONE))
+    spread = -(-total // (max(1, len(workers)) * JOBS_PER_WORKER))
     fewest = -(-2 * total // MAX_JOBS)
     return max(min(max(spread, MIN_JOB_TOKENS), largest), fewest)
 
