@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import shoal
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from services.local.settings import MINILM, packaged_minilm
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
@@ -33,7 +37,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_checkpoint(kind, root / "random" / f"{kind}-rank", head="sequence_classification", labels=("LABEL_0",))
         write_checkpoint(kind, root / "random" / f"{kind}-classes", head="sequence_classification", labels=CLASSES)
         write_checkpoint(kind, root / "random" / f"{kind}-entities", head="token_classification", labels=LABELS)
+    write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
     return root
+
+
+def write_late_interaction(directory: Path, base: Path) -> None:
+    """A ColBERT as sentence-transformers saves it: [MASK]-expanded queries, a linear layer to 16, a skip list of punctuation."""
+    layers = [
+        Transformer(str(write_checkpoint("bert", base)), query_expansion={"strategy": "fixed", "length": 20}, document_length=30),
+        Dense(64, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+        MultiVectorMask(skiplist_words=list("!,.;()")),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    MultiVectorEncoder(modules=layers, device="cpu", prompts={"query": "q: ", "document": "d: "}).save(str(directory))
 
 
 @pytest.fixture(scope="session")
