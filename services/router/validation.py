@@ -151,7 +151,7 @@ def _check_task(card: Card, task: int, field: str) -> None:
     if task in card.tasks:
         return
     able = ", ".join(_task_name(known) for known in card.tasks) or "nothing"
-    raise TaskNotSupported(f"{card.model} cannot {_task_name(task)}; it can: {able}", field=field)
+    raise TaskNotSupported(f"{card.model} has no task {_task_name(task)}; it has: {able}", field=field)
 
 
 def _task_name(task: int) -> str:

@@ -16,7 +16,7 @@ LONG = "copying distribution and modification " * 20
 @pytest.mark.parametrize(
     ("work", "error", "field"),
     [
-        (EntitiesWork(["a"]), TaskNotSupported, "model"),
+        (EntitiesWork(["a"]), TaskNotSupported, "entities"),
         (EncodeWork(["a"], representations=("dense", "multi_vector")), TaskNotSupported, "representations[1]"),
         (EncodeWork(["a"], representations=("sparse",)), TaskNotSupported, "representations[0]"),
         (EncodeWork(["a"], dimensions=65), InvalidInput, "dimensions"),

@@ -113,7 +113,9 @@ class Preparer:
     def _need(self, task: Task) -> None:
         if task not in self._card.tasks:
             tasks = ", ".join(self._card.tasks) or "nothing that is served"
-            raise TaskNotSupported(f"{self._card.model} cannot {_VERBS[task]}; it can be asked for: {tasks}", field="model")
+            # as the router's path, which looks first where it knows the card
+            field = task if task in ("entities", "classify") else "model"
+            raise TaskNotSupported(f"{self._card.model} cannot {_VERBS[task]}; it can be asked for: {tasks}", field=field)
 
     def _known(self, labels: Many[str], path: str) -> None:
         for number, label in enumerate(labels):
