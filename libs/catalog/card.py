@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Task = Literal["encode", "score", "entities", "classify"]
-Representation = Literal["dense", "multi_vector"]
+Task = Literal["encode", "score", "entities", "classify", "relations"]
+Representation = Literal["dense", "sparse", "multi_vector"]
 Kind = Literal["dense", "multi_vector", "sequence_labels", "token_labels"]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "silu"]
@@ -72,6 +72,9 @@ class Card:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""  # a key of prompts, or empty
     encoder_folder: str = ""  # where config.json, the tokenizer and the encoder's tensors lie, from the checkpoint's root
+    encoder_file: str = "config.json"  # there: what describes the encoder
+    encoder_keys: tuple[str, ...] = ()  # within that file: the keys that lead to it
+    encoder_prefix: str = ""  # of the encoder's tensors, before the family's own; all others are the head's
     lowercase: bool = False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
     pooling: tuple[PoolingMode, ...] = ()  # concatenated in this order
     pool_prompt: bool = True  # False: the prompt's tokens are left out of pooling

@@ -6,43 +6,23 @@ Read by workers before a model is loaded, so that a mesh knows its cold models. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog import late
-from libs.catalog.card import Activation, Card, DenseModule, Kind, Problem, Scoring, Task
+from libs.catalog.card import Card, DenseModule, Kind
+from libs.catalog.checkpoint import Checkpoint
 from libs.catalog.files import Config, digest, need_config, read_config, tensor_files, tensor_shape
-from libs.catalog.modules import Modules, activation, read_modules, sentence_settings
+from libs.catalog.labels import sequence_labels, token_labels
+from libs.catalog.modules import read_modules, sentence_settings
 from libs.errors import ModelBroken
 
 # Families whose position table begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model")
-_PROBLEMS: dict[str, Problem] = {
-    "single_label_classification": "single_label",
-    "multi_label_classification": "multi_label",
-    "regression": "regression",
-}
-_POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 _STANFORD = "HF_ColBERT"
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT")
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The parsed files of a checkpoint."""
-
-    directory: Path
-    config: Config  # config.json beside the encoder
-    top: Config  # config_sentence_transformers.json
-    modules: Modules
-    sentence: Config  # sentence_bert_config.json
-    tensors: list[str]  # the encoder's
-
-    @property
-    def architecture(self) -> str:
-        return next(iter(self.config.texts("architectures")), "")
 
 
 def read_card(directory: Path, model: str) -> Card:
@@ -52,16 +32,10 @@ def read_card(directory: Path, model: str) -> Card:
     """
     files = _read(directory)
     kind = _kind(files)
-    if kind == "sequence_labels":
-        return _sequence_labels(files, _common(files, model, kind))
-    if kind == "token_labels":
-        return _token_labels(files, _common(files, model, kind))
-    if kind == "multi_vector":
-        return _multi_vector(files, _common(files, model, kind))
-    return _dense(files, _common(files, model, kind))
+    return _READERS[kind](files, _common(files, model, kind))
 
 
-def _read(directory: Path) -> _Files:
+def _read(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise ModelBroken(f"{directory}: not a directory")
     modules = read_modules(directory)
@@ -76,10 +50,10 @@ def _read(directory: Path) -> _Files:
     top = read_config(directory, "config_sentence_transformers.json") or Config("config_sentence_transformers.json", {})
     if top.text("model_type") not in _SERVED_TYPES:
         raise top.broken("model_type", f"is {top.text('model_type')!r}, which is not served: {', '.join(_SERVED_TYPES[1:])} are")
-    return _Files(directory, config, top, modules, sentence_settings(directory, folder), tensor_files(directory, folder))
+    return Checkpoint(directory, config, top, modules, sentence_settings(directory, folder), tensor_files(directory, folder))
 
 
-def _kind(files: _Files) -> Kind:
+def _kind(files: Checkpoint) -> Kind:
     """What stands after the encoder. modules.json and sentence-transformers' model_type speak before the architecture."""
     if files.top.text("model_type") in ("MultiVectorEncoder", "ColBERT") or files.modules.token_level:
         return "multi_vector"
@@ -92,7 +66,7 @@ def _kind(files: _Files) -> Kind:
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
-def _common(files: _Files, model: str, kind: Kind) -> Card:
+def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
     """What every kind of card has."""
     prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
     default = files.top.text("default_prompt_name")
@@ -113,7 +87,7 @@ def _common(files: _Files, model: str, kind: Kind) -> Card:
     )
 
 
-def _revision(files: _Files) -> str:
+def _revision(files: Checkpoint) -> str:
     parts = [module.folder for module in files.modules.dense]
     configs = [f"{folder}/config.json" for folder in parts]
     configs += [
@@ -128,7 +102,7 @@ def _revision(files: _Files) -> str:
     return digest(files.directory, configs, files.tensors + tensors)
 
 
-def _max_tokens(files: _Files) -> int:
+def _max_tokens(files: Checkpoint) -> int:
     """sentence-transformers' limit, else the tokenizer's, but never more than there are positions."""
     name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
     tokenizer = read_config(files.directory, name) or Config(name, {})
@@ -158,7 +132,7 @@ def _dimensions(modules: Sequence[DenseModule], size: int) -> int:
     return size
 
 
-def _dense(files: _Files, card: Card) -> Card:
+def _dense(files: Checkpoint, card: Card) -> Card:
     if files.modules.listed and not files.modules.pooling:
         raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
     pooling = files.modules.pooling or ("mean",)
@@ -175,7 +149,7 @@ def _dense(files: _Files, card: Card) -> Card:
     )
 
 
-def _multi_vector(files: _Files, card: Card) -> Card:
+def _multi_vector(files: Checkpoint, card: Card) -> Card:
     """Token vectors are always normalised but in native checkpoints, which say it by a Normalize module."""
     prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
     if files.architecture == _STANFORD and not modules:
@@ -200,80 +174,16 @@ def _multi_vector(files: _Files, card: Card) -> Card:
     )
 
 
-def _stanford_projection(files: _Files) -> DenseModule:
+def _stanford_projection(files: Checkpoint) -> DenseModule:
     shape = tensor_shape(files.directory, files.tensors, "linear.weight")
     if shape is None or len(shape) != 2:
         raise ModelBroken(f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs")
     return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
 
 
-def _classes(config: Config) -> tuple[str, ...]:
-    """id2label in the order of the logits; as transformers does, LABEL_0 ... where the names are missing."""
-    names = config.part("id2label").values
-    if not names:
-        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2)))
-    wanted = [str(number) for number in range(len(names))]
-    if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
-        raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")
-    return tuple(str(names[number]) for number in wanted)
-
-
-def _sequence_labels(files: _Files, card: Card) -> Card:
-    classes, problem = _classes(files.config), _problem(files.config)
-    positive = _positive(classes)
-    tasks: list[Task] = []
-    # A regression's answer is no share of 0..1, and one class without a name of its own is a reranker's.
-    if problem != "regression" and classes != ("LABEL_0",):
-        tasks.append("classify")
-    if positive is not None:
-        tasks.append("score")
-    scoring: Scoring = "classifier" if positive is not None else ""
-    return replace(
-        card,
-        tasks=tuple(tasks),
-        labels=classes if "classify" in tasks else (),
-        classes=classes,
-        problem=problem,
-        scoring=scoring,
-        positive=positive or 0,
-        score_activation=_score_activation(files),
-    )
-
-
-def _problem(config: Config) -> Problem:
-    name = config.text("problem_type")
-    if name and name not in _PROBLEMS:
-        raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
-    return _PROBLEMS.get(name, "single_label")
-
-
-def _positive(classes: tuple[str, ...]) -> int | None:
-    """The class that says a document answers: the only one, "entailment", one named like "positive", else the second of two."""
-    lower = [name.lower() for name in classes]
-    if len(lower) == 1:
-        return 0
-    named = [number for number, name in enumerate(lower) if name.startswith("entail")]
-    named += [number for number, name in enumerate(lower) if name in _POSITIVE_NAMES]
-    if named:
-        return named[0]
-    return 1 if len(lower) == 2 else None
-
-
-def _score_activation(files: _Files) -> Activation:
-    """Where sentence-transformers 6, 4 and 3 keep a cross-encoder's activation, in that order. Nowhere: the logit itself."""
-    if files.top.text("activation_fn"):
-        return activation(files.top, "activation_fn", "identity")
-    if files.config.part("sentence_transformers").text("activation_fn"):
-        return activation(files.config.part("sentence_transformers"), "activation_fn", "identity")
-    return activation(files.config, "sbert_ce_default_activation_function", "identity")
-
-
-def _token_labels(files: _Files, card: Card) -> Card:
-    classes = _classes(files.config)
-    kinds = dict.fromkeys(entity_kind(name) for name in classes if name != "O")
-    return replace(card, tasks=("entities",), labels=tuple(kinds), classes=classes)
-
-
-def entity_kind(name: str) -> str:
-    """The entity that a token's class speaks of, as transformers cuts it: `B-PER` and `I-PER` are PER."""
-    return name.split("-", 1)[-1]
+_READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {
+    "dense": _dense,
+    "multi_vector": _multi_vector,
+    "sequence_labels": sequence_labels,
+    "token_labels": token_labels,
+}

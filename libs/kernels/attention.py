@@ -3,23 +3,21 @@
 Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel. Elsewhere, and for what those
 kernels do not take (float32, a position bias), runs of equally long sequences are viewed as one dense batch: no padding, no masks
 and no copy of the whole. Nothing here reads a tensor's value on the host: what the host must know comes as plain numbers
-(`groups`, `max_seqlen`).
+(`layout.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Group = tuple[int, int, int]
-"""A run of neighbours of equal length: (row of its first token, number of sequences, length of each)."""
+from libs.kernels.layout import Layout, Run
 
 # Below and above these sizes torch's fused kernel beats softmax between two matrix products (measured on AVX512-BF16 cores, torch
 # 2.13).
@@ -30,62 +28,34 @@ _HALF = (torch.bfloat16, torch.float16)
 _CudaKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, tuple[int, int]], Tensor]
 
 
-def equal_length_groups(lengths: Sequence[int]) -> tuple[Group, ...]:
-    """The runs of equal neighbours in `lengths`, which are packed in this order."""
-    groups: list[Group] = []
-    start = 0
-    for length, run in groupby(lengths):
-        count = sum(1 for _ in run)
-        groups.append((start, count, length))
-        start += count * length
-    return tuple(groups)
-
-
 def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
+    layout: Layout,
     *,
-    groups: Sequence[Group],
     scale: float,
     causal: bool = False,
     window: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k' * scale + bias) v within each sequence.
+    """softmax(q k' * scale + bias) v within each sequence of `layout`.
 
-    q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], where kv_heads divides heads. `window`: tokens visible on each side of
-    the query. `bias` [heads, 2 * reach + 1]: added to the scores by distance, column `reach + key - query`; `reach` is at
-    least max_seqlen - 1. Returns [tokens, heads, dim].
+    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's place among the keys is its row
+    plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the scores by
+    distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim].
     """
-    if q.is_cuda and q.dtype in _HALF and bias is None:
+    masked = causal or window is not None
+    if q.is_cuda and q.dtype in _HALF and bias is None and (layout.ends_align or not masked):
         sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
-        return _cuda_kernel()(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale, sides)
+        ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
+        return _cuda_kernel()(q, k, v, *ends, scale, sides)
     out = q.new_empty(q.shape)
-    for start, count, length in groups:
-        rows = slice(start, start + count * length)
-        added = _added_scores(length, causal, window, bias, q)
-        out[rows] = _dense(q[rows], k[rows], v[rows], count, scale, added)
-    return out
-
-
-def row_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, groups: Sequence[Group], scale: float
-) -> Tensor:
-    """Attention of one query a sequence, which sees the whole of its sequence. q: [sequences, heads, dim]; returns the same
-    shape.
-    """
-    if q.is_cuda and q.dtype in _HALF:
-        starts = torch.arange(q.shape[0] + 1, device=q.device, dtype=torch.int32)
-        return _cuda_kernel()(q, k, v, starts, cu_seqlens, 1, max_seqlen, scale, (-1, -1))
-    out = q.new_empty(q.shape)
-    first = 0
-    for start, count, length in groups:
-        rows = slice(start, start + count * length)
-        out[first : first + count] = _dense(q[first : first + count], k[rows], v[rows], count, scale, None)
-        first += count
+    for run in layout.runs:
+        queries = slice(run.query, run.query + run.count * run.queries)
+        keys = slice(run.key, run.key + run.count * run.keys)
+        added = _added_scores(run, causal, window, bias, q)
+        out[queries] = _dense(q[queries], k[keys], v[keys], run.count, scale, added)
     return out
 
 
@@ -116,19 +86,14 @@ def _prefers_fused(dtype: torch.dtype, count: int, length: int) -> bool:
     return length >= _SDPA_FROM_LENGTH_FP32
 
 
-def _added_scores(length: int, causal: bool, window: int | None, bias: Tensor | None, like: Tensor) -> Tensor | None:
-    """What is added to one sequence's scores: [1 or heads, length, length] in the type of `like`, or None."""
-    if bias is not None:
-        reach = bias.shape[1] // 2
-        # Row i of the score matrix is the stretch of the table that begins at reach - i: overlapping views, reversed.
-        added = bias.unfold(1, length, 1)[:, reach - length + 1 : reach + 1].flip(1)
-    elif causal or window is not None:
-        added = like.new_zeros(1, length, length)
-    else:
+def _added_scores(run: Run, causal: bool, window: int | None, bias: Tensor | None, like: Tensor) -> Tensor | None:
+    """What is added to the scores of each sequence of a run: [1 or heads, queries, keys] in the type of `like`, or None."""
+    if bias is None and not causal and window is None:
         return None
+    query = torch.arange(run.offset, run.offset + run.queries, device=like.device)
+    distance = torch.arange(run.keys, device=like.device) - query[:, None]
+    added = like.new_zeros(1, run.queries, run.keys) if bias is None else bias[:, distance + bias.shape[1] // 2]
     if causal or window is not None:
-        position = torch.arange(length, device=like.device)
-        distance = position - position[:, None]
         unseen = distance > (0 if causal else window or 0)
         if window is not None:
             unseen |= distance < -window

@@ -7,6 +7,7 @@ bfloat16 batches; the plain weight is then released. The operators for that are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
@@ -19,10 +20,22 @@ _ROWS_HINT = 2048
 
 
 class PackedLinear(nn.Module):
-    """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so."""
+    """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, activation: Literal["none", "gelu"] = "none") -> None:
+    `slots`: for several projections in one, the outputs of each; they add up to `outputs`.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = True,
+        activation: Literal["none", "gelu"] = "none",
+        slots: Sequence[int] = (),
+    ) -> None:
         super().__init__()
+        self.slots = tuple(slots) or (outputs,)
         self.weight: Tensor = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.activation = activation

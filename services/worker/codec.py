@@ -22,8 +22,10 @@ from services.worker.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
+    Entity,
     Extraction,
     ExtractResult,
+    RelationsWork,
     Representation,
     Result,
     Role,
@@ -89,9 +91,11 @@ _TASKS: dict[str, models_pb2.Task] = {
     "score": models_pb2.TASK_SCORE,
     "entities": models_pb2.TASK_ENTITIES,
     "classify": models_pb2.TASK_CLASSIFY,
+    "relations": models_pb2.TASK_RELATIONS,
 }
 _FORMS: dict[str, inference_pb2.Representation] = {
     "dense": inference_pb2.REPRESENTATION_DENSE,
+    "sparse": inference_pb2.REPRESENTATION_SPARSE,
     "multi_vector": inference_pb2.REPRESENTATION_MULTI_VECTOR,
 }
 
@@ -223,7 +227,7 @@ def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
     )
 
 
-def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork:
+def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork | RelationsWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
         case "entities":
@@ -244,6 +248,15 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
                 multi_label=classify.multi_label if classify.HasField("multi_label") else None,
                 threshold=classify.threshold if classify.HasField("threshold") else None,
                 hypothesis=classify.hypothesis,
+                truncation=truncation,
+            )
+        case "relations":
+            relations = request.relations
+            return RelationsWork(
+                texts=_texts(request.items, "items"),
+                labels=tuple(relations.labels),
+                entity_labels=tuple(relations.entity_labels),
+                threshold=relations.threshold if relations.HasField("threshold") else None,
                 truncation=truncation,
             )
         case None:
@@ -280,9 +293,15 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
     response = inference_pb2.EncodeResponse()
     if result.dense is not None:
         response.dense.CopyFrom(_tensor(result.dense))
+    if result.sparse is not None:
+        sparse = result.sparse
+        rows = np.ascontiguousarray(sparse.indices, dtype="<u4").tobytes()
+        response.sparse.CopyFrom(
+            tensor_pb2.SparseMatrix(columns=sparse.columns, offsets=sparse.offsets, indices=rows, values=_tensor(sparse.values))
+        )
     if result.multi_vector is not None:
-        rows = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
-        response.multi_vector.CopyFrom(rows)
+        ragged = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
+        response.multi_vector.CopyFrom(ragged)
     return response
 
 
@@ -303,9 +322,14 @@ def _scores(result: ScoreResult) -> tensor_pb2.Tensor:
 
 def _extraction(item: Extraction) -> inference_pb2.Extraction:
     return inference_pb2.Extraction(
-        entities=[
-            inference_pb2.Entity(start=found.start, end=found.end, label=found.label, score=found.score, text=found.text)
-            for found in item.entities
-        ],
+        entities=[_entity(found) for found in item.entities],
         labels=[inference_pb2.LabelScore(label=one.label, score=one.score) for one in item.labels],
+        relations=[
+            inference_pb2.Relation(head=_entity(one.head), tail=_entity(one.tail), label=one.label, score=one.score)
+            for one in item.relations
+        ],
     )
+
+
+def _entity(found: Entity) -> inference_pb2.Entity:
+    return inference_pb2.Entity(start=found.start, end=found.end, label=found.label, score=found.score, text=found.text)

@@ -10,14 +10,13 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-
 from libs.errors import InternalError, ShoalError
 from libs.telemetry.logs import fields
 from services.worker import codec
 from services.worker.codec import Timings
 from services.worker.delivery import Delivery
 from services.worker.held import HeldJob
+from services.worker.models import is_finite
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def _answer(held: HeldJob) -> bytes:
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
     try:
-        if not all(np.isfinite(output).all() for output in outputs):
+        if not all(is_finite(output) for output in outputs):
             raise InternalError(f"{held.resident.name} gave numbers that are not finite for this input")
         result = model.finish(held.ready, outputs)
         timings = _timings(held, started, time.monotonic())

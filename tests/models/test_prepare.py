@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import numpy as np
 import pytest
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from services.worker.models import ClassifyWork, EncodeWork, EntitiesWork, ScoreWork, TextModel, Work
+from services.worker.models.processing.text import Spans
 
 LONG = "copying distribution and modification " * 20
 
@@ -109,5 +111,5 @@ def test_threads_do_not_disturb_each_other(embedder: TextModel) -> None:
 def test_tokens_are_counted_exactly(embedder: TextModel, tagger: TextModel) -> None:
     prepared = embedder.prepare(ClassifyWork(["a", LONG], labels=("a", "b")))
     assert prepared.tokens == 3 + 16 + 3 + 3
-    spans = tagger.prepare(EntitiesWork(["a b c", LONG])).spans
+    spans = cast("list[Spans]", tagger.prepare(EntitiesWork(["a b c", LONG])).notes)
     assert [len(item.rows) for item in spans] == [3, 22]

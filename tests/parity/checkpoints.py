@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.parity.recipes import RECIPES, Size
+from tests.parity.tokenizers import tokenizer_of
 
 transformers.logging.disable_progress_bar()
 
-Kind = Literal["bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra"]
+Kind = str
+"""A key of RECIPES."""
+
 Head = Literal["base", "masked_lm", "sequence_classification", "token_classification"]
 
-_CORPUS = Path("/usr/share/common-licenses/GPL-3")
-_FALLBACK_TEXT = "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and label every sentence."
 _AUTO_CLASSES = {
     "base": transformers.AutoModel,
     "masked_lm": transformers.AutoModelForMaskedLM,
@@ -91,7 +92,9 @@ def random_model(
     config: Mapping[str, object] | None = None,
 ) -> transformers.PreTrainedModel:
     """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn from `seed`."""
-    settings = transformers.AutoConfig.for_model(kind, **_config(kind, hidden, layers, heads, positions, vocabulary))
+    recipe = RECIPES[kind]
+    size = Size(len(tokenizer_of(recipe.tokenizer, vocabulary).get_vocab()), hidden, layers, heads, positions)
+    settings = transformers.AutoConfig.for_model(kind, **recipe.config(size))
     if head in ("sequence_classification", "token_classification"):
         settings.id2label = dict(enumerate(labels))
         settings.label2id = {name: number for number, name in enumerate(labels)}
@@ -107,89 +110,15 @@ def random_model(
     return model
 
 
-def _config(kind: Kind, hidden: int, layers: int, heads: int, positions: int, vocabulary: int) -> dict[str, object]:
-    size = len(_tokenizer(kind, vocabulary).get_vocab())
-    if kind == "distilbert":
-        return {
-            "vocab_size": size, "dim": hidden, "hidden_dim": hidden * 2, "n_layers": layers, "n_heads": heads,
-            "max_position_embeddings": positions,
-        }  # fmt: skip
-    common: dict[str, object] = {
-        "vocab_size": size, "hidden_size": hidden, "intermediate_size": hidden * 2, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "max_position_embeddings": positions,
-    }  # fmt: skip
-    if kind == "electra":
-        return common | {"embedding_size": hidden // 2}
-    if kind == "bert":
-        return common
-    # RoBERTa's kin keep the first rows of the position table for padding.
-    offset: dict[str, object] = {"max_position_embeddings": positions + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-    return common | offset | ({} if kind == "mpnet" else {"type_vocab_size": 1})
-
-
-@lru_cache
-def _tokenizer(kind: Kind, vocabulary: int) -> Tokenizer:
-    text = _CORPUS.read_text() if _CORPUS.exists() else _FALLBACK_TEXT * 50
-    lines = text.splitlines()[:300]
-    if kind in ("bert", "distilbert", "electra"):
-        return _wordpiece(lines, vocabulary, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]", "$B:1 [SEP]:1")
-    if kind == "mpnet":
-        return _wordpiece(lines, vocabulary, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"], "<s>", "</s>", "</s> $B </s>")
-    if kind in ("roberta", "roberta-prelayernorm"):
-        return _byte_pairs(lines, vocabulary)
-    return _unigram(lines, vocabulary)
-
-
-def _wordpiece(lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    _frame(tokenizer, start, end, second)
-    return tokenizer
-
-
-def _byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    _frame(tokenizer, "<s>", "</s>", "</s> $B </s>")
-    return tokenizer
-
-
-def _unigram(lines: list[str], vocabulary: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.UnigramTrainer(vocab_size=vocabulary, special_tokens=special, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    _frame(tokenizer, "<s>", "</s>", "</s> $B </s>")
-    return tokenizer
-
-
-def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
-    tokens = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
-    single = f"{start} $A {end}"
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=f"{single} {second}", special_tokens=tokens)
-
-
 def _write_tokenizer(kind: Kind, directory: Path, vocabulary: int, positions: int) -> None:
-    tokenizer = _tokenizer(kind, vocabulary)
+    tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "pad_token": ("[PAD]", "<pad>"),
         "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
     }  # fmt: skip
     special = {role: next(token for token in candidates if token in names) for role, candidates in roles.items()}
-    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind in ("bert", "electra") else [])
+    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if RECIPES[kind].segmented else [])
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=positions, model_input_names=inputs, **special
     )

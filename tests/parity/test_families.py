@@ -1,6 +1,6 @@
 """Every family against transformers on random weights: equal, the same alone as among others, and as good in bfloat16.
 
-A new architecture is a row of FAMILIES.
+A new architecture is a row of RECIPES.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import transformers
 from torch import Tensor
 
 from services.worker.models.encoder import TextEncoder
-from services.worker.models.packed import Packed
+from services.worker.models.packed import Packed, Rows
 from services.worker.models.registry import build_encoder, default_dtype, empty_encoder, model_types, prepare
 from services.worker.models.spec import Config
 from services.worker.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
+from tests.parity.recipes import RECIPES
 
-FAMILIES: tuple[Kind, ...] = (
-    "bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra",
-)  # fmt: skip
-SEGMENTED: tuple[Kind, ...] = ("bert", "electra")
+FAMILIES = tuple(RECIPES)
+SEGMENTED = tuple(kind for kind, recipe in RECIPES.items() if recipe.segmented)
 
 # One token, runs of equal length, both of attention's paths in either type, and the longest there is.
 LENGTHS = (1, 1, 6, 6, 6, 17, 33, 60, 128)
@@ -103,9 +102,10 @@ def test_one_row_a_sequence_equals_that_row_of_all(kind: Kind, dtype: torch.dtyp
     encoder = load(write_checkpoint(kind, tmp_path), dtype)
     batch = Packed.of(random_ids())
     whole = encoder(batch).float()
-    for rows in (batch.first_rows(), batch.last_rows()):
+    both: tuple[Rows, ...] = ("first", "last")
+    for rows in both:
         got = encoder(batch, rows=rows).float()
-        assert worst([got], [whole[rows]]) <= (1e-5 if dtype is torch.float32 else 0.05)
+        assert worst([got], [whole[batch.rows(rows)]]) <= (1e-5 if dtype is torch.float32 else 0.05)
 
 
 @pytest.mark.parametrize("kind", SEGMENTED)
@@ -139,7 +139,7 @@ def test_a_forward_reads_no_tensor_on_the_host() -> None:
         prepare(encoder)
         batch = Packed.of(random_ids(), device="meta")
         assert encoder(batch).shape == (sum(LENGTHS), 64)
-        assert encoder(batch, rows=batch.last_rows()).shape == (len(LENGTHS), 64)
+        assert encoder(batch, rows="last").shape == (len(LENGTHS), 64)
 
 
 def test_real_weights(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the mesh says of itself: models, workers and lanes, as frozen dataclasses (protos models.proto and mesh.proto).
 
-`state` is one of "absent", "cold" (on a worker's disk), "loading", "warm" (in host memory), "resident" (on the device), "failed".
+`state` is one of "absent", "downloading" (from a store to a worker's disk), "cold" (there), "loading", "warm" (in host memory),
+"resident" (on the device), "failed".
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class ModelPlace:
     tokens_per_second: float
     last_error: str
     pinned: bool
+    downloaded_bytes: int
+    """In state "downloading", of `download_bytes` in all; both are 0 in any other."""
+    download_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,12 @@ class Model:
     places: tuple[ModelPlace, ...]
     queued_tokens: int
     last_error: str
+
+    @property
+    def downloaded(self) -> float | None:
+        """How much of the model the furthest download has on disk, 0..1; None while no worker downloads it."""
+        shares = [place.downloaded_bytes / place.download_bytes for place in self.places if place.download_bytes]
+        return max(shares, default=0.0 if self.state == "downloading" else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from services.worker.models.results import (
     ExtractResult,
     LabelScore,
     RaggedRows,
+    Relation,
     Result,
     ScoreResult,
+    SparseRows,
     Stored,
 )
-from services.worker.models.text_model import Output, TextModel
+from services.worker.models.text_model import TextModel
 from services.worker.models.work import (
     Aggregation,
     ClassifyWork,
@@ -22,14 +24,18 @@ from services.worker.models.work import (
     EncodeWork,
     EntitiesWork,
     Head,
+    Output,
     Prepared,
+    RelationsWork,
     Representation,
     Role,
     Scale,
     ScoreWork,
     Sequence,
+    SparseRow,
     Truncation,
     Work,
+    is_finite,
 )
 
 __all__ = [
@@ -47,6 +53,8 @@ __all__ = [
     "Output",
     "Prepared",
     "RaggedRows",
+    "Relation",
+    "RelationsWork",
     "Representation",
     "Result",
     "Role",
@@ -54,8 +62,11 @@ __all__ = [
     "ScoreResult",
     "ScoreWork",
     "Sequence",
+    "SparseRow",
+    "SparseRows",
     "Stored",
     "TextModel",
     "Truncation",
     "Work",
+    "is_finite",
 ]

@@ -23,9 +23,10 @@ class Table(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """The sum of token, position and, where the family has them, segment vectors; normalised, and widened to the encoder's size.
+    """The sum of token and, where the family has them, position and segment vectors; normalised, and widened to the encoder's size.
 
-    `offset`: rows at the start of the position table that stand for padding (RoBERTa's kin).
+    `positions`: the longest sequence, and the rows of the position table; `offset` of these rows stand for padding (RoBERTa's kin).
+    `table` False: positions are told otherwise (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: what the sum is multiplied by.
     """
 
     def __init__(
@@ -34,33 +35,43 @@ class TokenEmbedding(nn.Module):
         size: int,
         *,
         positions: int,
-        norm_eps: float,
+        norm_eps: float | None,
+        norm_bias: bool = True,
+        table: bool = True,
         offset: int = 0,
         segments: int = 0,
+        scale: float = 1.0,
         hidden: int | None = None,
     ) -> None:
         super().__init__()
         self.token = Table(vocabulary, size)
-        self.position = Table(positions, size)
+        self.position = Table(positions, size) if table else None
         self.segment = Table(segments, size) if segments else None
-        self.norm = nn.LayerNorm(size, eps=norm_eps)
+        self.norm = None if norm_eps is None else nn.LayerNorm(size, eps=norm_eps, bias=norm_bias)
         self.project = PackedLinear(size, hidden) if hidden is not None and hidden != size else None
         self.max_positions = positions - offset
-        self._offset = offset
-        self.places: Tensor
-        self.register_buffer("places", torch.empty(0, size), persistent=False)
+        self._offset, self._scale = offset, scale
+        self.places: Tensor | None
+        self.register_buffer("places", None, persistent=False)
 
     def prepare(self) -> None:
         """Once loaded: add the offset and segment 0, which is nearly every token's, to the position table for good."""
-        places = self.position.weight[self._offset :]
-        self.places = places if self.segment is None else places + self.segment.weight[0]
+        if self.position is not None:
+            places = self.position.weight[self._offset :]
+            self.places = places if self.segment is None else places + self.segment.weight[0]
 
     def forward(self, batch: Packed) -> Tensor:
         """[tokens, hidden]"""
-        x = self.token(batch.ids)
-        if self.segment is None or batch.type_ids is None:
+        x = self.token.forward(batch.ids)
+        if self.places is not None and (self.segment is None or batch.type_ids is None):
             x = x + F.embedding(batch.positions, self.places)
         else:
-            x = x + self.segment(batch.type_ids) + self.position(batch.positions + self._offset)
-        x = self.norm(x)
+            if self.segment is not None:
+                x = x + (self.segment.weight[0] if batch.type_ids is None else self.segment.forward(batch.type_ids))
+            if self.position is not None:
+                x = x + self.position.forward(batch.positions + self._offset)
+        if self._scale != 1.0:
+            x = x * self._scale
+        if self.norm is not None:
+            x = self.norm(x)
         return x if self.project is None else self.project.forward(x)

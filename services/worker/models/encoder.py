@@ -7,81 +7,149 @@ and never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kernels.attention import row_attention, varlen_attention
+from libs.kernels.attention import varlen_attention
+from libs.kernels.layout import Layout
 from libs.kernels.linear import PackedLinear
+from libs.kernels.norms import layer_norm, rms_norm
+from libs.kernels.rope import angles, rotate
 from services.worker.models.embeddings import TokenEmbedding
-from services.worker.models.packed import Packed
-from services.worker.models.spec import Activation, EncoderSpec
+from services.worker.models.packed import Packed, Rows
+from services.worker.models.spec import Activation, EncoderSpec, LayerSpec, Rope
 
 _FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
 
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin, [tokens, pairs] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all layers of one forward use: the rotation for each Rope, and the bias on attention scores by distance."""
+
+    rotations: dict[Rope, Rotation]
+    bias: Tensor | None
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm, as the spec says."""
+
+    def __init__(self, spec: EncoderSpec, size: int | None = None) -> None:
+        super().__init__()
+        size = spec.hidden if size is None else size
+        self.weight: Tensor = nn.Parameter(torch.empty(size), requires_grad=False)
+        has_bias = spec.norm_kind == "layer" and spec.norm_bias
+        self.bias: Tensor | None = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
+        self._eps, self._shift, self._rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same"""
+        if self._rms:
+            return rms_norm(x, self.weight, self._eps, shift=self._shift)
+        return layer_norm(x, self.weight, self.bias, self._eps)
+
 
 class Attention(nn.Module):
-    """Self-attention up to, and without, its output projection: that belongs to the layer, which fuses the residual into it."""
+    """Self-attention up to, and without, its output projection: that belongs to the layer, which fuses the residual into it.
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    A family with an attention of its own gives TextEncoder a subclass that overrides `mix`.
+    """
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__()
-        self.qkv = PackedLinear(spec.hidden, 3 * spec.hidden)
-        self.out = PackedLinear(spec.hidden, spec.hidden)
-        self.shape = (-1, 3, spec.heads, spec.head_size)
-        self.scale = spec.head_size**-0.5
+        size = spec.head_size
+        self.parts = (spec.heads, spec.shared, spec.shared)
+        self.qkv = PackedLinear(spec.hidden, sum(self.parts) * size, bias=spec.qkv_bias, slots=[part * size for part in self.parts])
+        self.out = PackedLinear(spec.heads * size, spec.hidden, bias=spec.out_bias)
+        self.q_norm = Norm(spec, size) if spec.qk_norm else None
+        self.k_norm = Norm(spec, size) if spec.qk_norm else None
+        self.head_size = size
+        self.scale = size**-0.5 if spec.scale is None else spec.scale
+        self.causal, self.window, self.rope = spec.causal, layer.window, layer.rope
 
-    def forward(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        q, k, v = self.qkv.forward(x).view(self.shape).unbind(1)  # [tokens, heads, head_size] each
-        mixed = varlen_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self.scale, bias=bias)
+    def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
+        """[tokens, hidden] -> [tokens, heads * head_size]"""
+        q, k, v = self._project(x, shared)
+        return self.mix(q, k, v, batch, batch.layout, shared)
+
+    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads * head_size]"""
+        q, k, v = self._project(x, shared)
+        return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+        """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads * head_size]"""
+        if batch.key_rows is not None:
+            k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
+        mixed = varlen_attention(q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias)
         return mixed.flatten(1)
 
-    def of_rows(self, x: Tensor, batch: Packed, rows: Tensor) -> Tensor:
-        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, hidden]"""
-        q, k, v = self.qkv.forward(x).view(self.shape).unbind(1)
-        q = q.index_select(0, rows)
-        return row_attention(q, k, v, batch.cu_seqlens, batch.max_seqlen, groups=batch.groups, scale=self.scale).flatten(1)
+    def _project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size).split_with_sizes(self.parts, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.forward(q), self.k_norm.forward(k)
+        if self.rope is not None:
+            cos, sin = shared.rotations[self.rope]
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return q, k, v
 
 
 class FeedForward(nn.Module):
-    """up, activation; `down` is applied by the layer, which fuses the residual into it."""
+    """up (and gate), activation; `down` is applied by the layer, which fuses the residual into it."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
-        self.up = PackedLinear(spec.hidden, spec.ffn, activation="gelu" if spec.activation == "gelu" else "none")
-        self.down = PackedLinear(spec.ffn, spec.hidden)
-        self._function = _FUNCTIONS.get(spec.activation)
+        fused = spec.activation == "gelu" and not spec.gated
+        parts = [spec.ffn] * (2 if spec.gated else 1)  # the gate first
+        self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
+        self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
+        self._gated = spec.gated
+        self._function = None if fused else _FUNCTIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, ffn]"""
         x = self.up.forward(x)
-        return x if self._function is None else self._function(x)
+        if self._function is None:
+            return x
+        if self._gated:
+            gate, up = x.chunk(2, dim=-1)
+            return self._function(gate) * up
+        return self._function(x)
+
+
+AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
 
 
 class Layer(nn.Module):
     """One transformer layer: attention and feed-forward, each with its residual. Subclasses place the norms."""
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
-        self.attn, self.ffn = Attention(spec), FeedForward(spec)
-        self.attn_norm = nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
-        self.ffn_norm = nn.LayerNorm(spec.hidden, eps=spec.norm_eps)
+        self.attn, self.ffn = attention(spec, layer), FeedForward(spec)
+        self.attn_norm = Norm(spec) if layer.attention_norm else None
+        self.ffn_norm = Norm(spec)
 
-    def forward(self, x: Tensor, batch: Packed, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, bias))
+        return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
-    def of_rows(self, x: Tensor, batch: Packed, rows: Tensor) -> Tensor:
+    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
         """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
-        return self.after_attention(x.index_select(0, rows), self.attn.of_rows(self.before_attention(x), batch, rows))
+        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
+        return self.after_attention(x.index_select(0, rows), mixed)
 
     def before_attention(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        return x if self.attn_norm is None else self.attn_norm.forward(x)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         raise NotImplementedError
@@ -94,21 +162,33 @@ class PostNormLayer(Layer):
         return x
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        normed: Tensor = self.attn_norm(self.attn.out.add(mixed, x))
-        out: Tensor = self.ffn_norm(self.ffn.down.add(self.ffn.forward(normed), normed))
-        return out
+        x = self.attn.out.add(mixed, x)
+        normed = x if self.attn_norm is None else self.attn_norm.forward(x)
+        return self.ffn_norm.forward(self.ffn.down.add(self.ffn.forward(normed), normed))
 
 
 class PreNormLayer(Layer):
     """Norm before each block; the residual stream itself is not normalised."""
 
-    def before_attention(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.attn_norm(x)
-        return normed
-
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = self.attn.out.add(mixed, x)
-        return self.ffn.down.add(self.ffn.forward(self.ffn_norm(x)), x)
+        return self.ffn.down.add(self.ffn.forward(self.ffn_norm.forward(x)), x)
+
+
+class SandwichLayer(Layer):
+    """Gemma: norm before each block, and of the block's answer before it is added."""
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
+        super().__init__(spec, layer, attention)
+        self.attn_out_norm, self.ffn_out_norm = Norm(spec), Norm(spec)
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.attn_out_norm.forward(self.attn.out.forward(mixed))
+        out = self.ffn.down.forward(self.ffn.forward(self.ffn_norm.forward(x)))
+        return x + self.ffn_out_norm.forward(out)
+
+
+_LAYERS: dict[str, type[Layer]] = {"post": PostNormLayer, "pre": PreNormLayer, "sandwich": SandwichLayer}
 
 
 class PositionBias(nn.Module):
@@ -120,16 +200,33 @@ class PositionBias(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Packed token ids to hidden states. `max_positions`: the longest sequence that the position table has rows for."""
+    """Packed token ids to hidden states. `max_positions`: the longest sequence it takes."""
 
-    def __init__(self, spec: EncoderSpec, embed: TokenEmbedding, relative: PositionBias | None = None) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        embed: TokenEmbedding,
+        *,
+        relative: PositionBias | None = None,
+        attention: AttentionType = Attention,
+    ) -> None:
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.embed, self.relative = embed, relative
-        kind = PostNormLayer if spec.norm == "post" else PreNormLayer
-        self.stack = tuple(kind(spec) for _ in range(spec.layers))
+        kind = _LAYERS[spec.norm]
+        self.stack = tuple(kind(spec, layer, attention) for layer in spec.layers)
         self.layers = nn.ModuleList(self.stack)
-        self.norm = nn.LayerNorm(spec.hidden, eps=spec.norm_eps) if spec.norm == "pre" else None
+        self.norm = None if spec.norm == "post" else Norm(spec)
+        self._ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
+        self._frequencies: dict[Rope, Tensor] = {}
+        # A first token's row alone has its keys behind it, where masks and biases by distance do not look for them.
+        plain = not spec.causal and spec.layers[-1].window is None and relative is None
+        self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",)
+
+    def prepare(self) -> None:
+        """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
+        device = self.embed.token.weight.device
+        self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=device) for rope in self._ropes}
 
     @property
     def token_weight(self) -> Tensor:
@@ -137,26 +234,34 @@ class TextEncoder(nn.Module):
         return self.embed.token.weight
 
     @property
+    def segments(self) -> int:
+        """How many kinds of text it tells apart in a sequence; 0 or 1: none."""
+        return 0 if self.embed.segment is None else self.embed.segment.weight.shape[0]
+
+    @property
     def bytes(self) -> int:
         """Memory of all weights, in whichever layout they are."""
         return resident_bytes(self)
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, rows: Tensor | None = None) -> Tensor:
+    def forward(self, batch: Packed, rows: Rows | None = None) -> Tensor:
         """Hidden states [tokens, hidden] in the encoder's type.
 
-        With `rows`, one row of each sequence in their order (`batch.first_rows()`, `batch.last_rows()`): only those, [sequences,
-        hidden], for which most of the last layer is left out.
+        With `rows`, one row of each sequence in their order: only those, [sequences, hidden], for which most of the last layer is
+        left out where the family allows it.
         """
-        bias = None if self.relative is None else self.relative.table
-        whole = self.stack if rows is None or bias is not None else self.stack[:-1]
+        shared = Shared(
+            rotations={rope: angles(batch.positions, self._frequencies[rope], rope.factor) for rope in self._ropes},
+            bias=None if self.relative is None else self.relative.table,
+        )
+        short = rows in self._short
         x = self.embed.forward(batch)
-        for layer in whole:
-            x = layer.forward(x, batch, bias)
+        for layer in self.stack[:-1] if short else self.stack:
+            x = layer.forward(x, batch, shared)
         if rows is not None:
-            # A row's place in its sequence is not known on the host, so a position bias needs the whole last layer.
-            x = x.index_select(0, rows) if whole is self.stack else self.stack[-1].of_rows(x, batch, rows)
-        return x if self.norm is None else F.layer_norm(x, (self.hidden_size,), self.norm.weight, self.norm.bias, self.norm.eps)
+            chosen = batch.rows(rows)
+            x = self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout()) if short else x.index_select(0, chosen)
+        return x if self.norm is None else self.norm.forward(x)
 
 
 def resident_bytes(module: nn.Module) -> int:

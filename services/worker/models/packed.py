@@ -1,68 +1,101 @@
 """The batch a model's forward sees: sequences laid end to end, without padding.
 
 Stands between `prepare` (token ids in host memory) and the encoder: everything the host must know during a forward (lengths,
-groups) is kept on the host here, so that a forward never asks the device for a number.
+runs) is kept on the host here, so that a forward never asks the device for a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from libs.kernels.attention import Group, equal_length_groups
+from libs.kernels.layout import Layout, to_device
 
 Ids = npt.NDArray[np.int32]
+Rows = Literal["first", "last"]
+"""One row of each sequence: of its first token ([CLS], <s>) or of its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Sequences in the order in which they were given, each of at least one token.
 
-    `groups` are the runs of neighbours of equal length: the CPU's attention handles a run at once, so sort by length before
-    packing.
+    The CPU's attention handles a run of equally long neighbours at once, so sort by length before packing.
     """
 
     ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int32, each sequence counted from 0
+    positions: Tensor  # [tokens] int32, each sequence counted from 0, or from the end of the one that stands before it
     type_ids: Tensor | None  # [tokens] int32; None: all of segment 0
-    cu_seqlens: Tensor  # [sequences + 1] int32
-    max_seqlen: int
     lengths: tuple[int, ...]
-    groups: tuple[Group, ...]
+    layout: Layout  # every token is a query
+    key_rows: Tensor | None  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
+    keys: tuple[int, ...]  # how many keys each sequence has
 
     @staticmethod
-    def of(sequences: Sequence[Ids], type_ids: Sequence[Ids | None] | None = None, device: torch.device | str = "cpu") -> Packed:
-        """Pack token ids; where only some sequences have type ids, the others count as segment 0."""
+    def of(
+        sequences: Sequence[Ids],
+        type_ids: Sequence[Ids | None] | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        seen: Sequence[int] | None = None,
+        before: Sequence[int | None] | None = None,
+    ) -> Packed:
+        """Pack token ids; where only some sequences have type ids, the others count as segment 0.
+
+        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the number of another sequence
+        of this batch, all of whose tokens stand before sequence i's and are seen by them (None: nothing does).
+        """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
         if type_ids is not None and any(types is not None for types in type_ids):
             segments = np.concatenate([np.zeros(n, np.int32) if t is None else t for n, t in zip(lengths, type_ids, strict=True)])
+        starts = np.cumsum((0, *lengths))
+        prefixes = [0 if number is None else lengths[number] for number in before or (None,) * len(lengths)]
+        key_rows = None
+        keys = lengths
+        if any(seen or ()) or any(prefixes):
+            chosen = [_key_rows(i, starts, lengths, seen, before) for i in range(len(lengths))]
+            keys = tuple(len(rows) for rows in chosen)
+            key_rows = to_device(np.concatenate(chosen), device)
         return Packed(
-            ids=_to_device(np.concatenate(sequences), device),
-            positions=_to_device(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]), device),
-            type_ids=None if segments is None else _to_device(segments, device),
-            cu_seqlens=_to_device(np.cumsum((0, *lengths), dtype=np.int32), device),
-            max_seqlen=max(lengths),
+            ids=to_device(np.concatenate(sequences), device),
+            positions=to_device(np.concatenate([np.arange(n, n + m) for n, m in zip(prefixes, lengths, strict=True)]), device),
+            type_ids=None if segments is None else to_device(segments, device),
             lengths=lengths,
-            groups=equal_length_groups(lengths),
+            layout=Layout.of(lengths, keys, device),
+            key_rows=key_rows,
+            keys=keys,
         )
 
-    def first_rows(self) -> Tensor:
-        """The row of each sequence's first token ([CLS], <s>): [sequences] int32."""
-        return self.cu_seqlens[:-1]
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence begins, and the end of the last: [sequences + 1] int32."""
+        return self.layout.cu_queries
 
-    def last_rows(self) -> Tensor:
-        """The row of each sequence's last token: [sequences] int32."""
-        return self.cu_seqlens[1:] - 1
+    def rows(self, which: Rows) -> Tensor:
+        """[sequences] int32"""
+        return self.cu_seqlens[:-1] if which == "first" else self.cu_seqlens[1:] - 1
+
+    def row_layout(self) -> Layout:
+        """One query a sequence, which sees the sequence's keys."""
+        return Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
 
 
-def _to_device(array: Ids, device: torch.device | str) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
-    if torch.device(device).type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _key_rows(
+    number: int,
+    starts: npt.NDArray[np.int64],
+    lengths: Sequence[int],
+    seen: Sequence[int] | None,
+    before: Sequence[int | None] | None,
+) -> Ids:
+    own = np.arange(starts[number], starts[number] + (seen[number] if seen and seen[number] else lengths[number]))
+    other = before[number] if before else None
+    if other is None:
+        return own.astype(np.int32)
+    return np.concatenate([np.arange(starts[other], starts[other] + lengths[other]), own]).astype(np.int32)

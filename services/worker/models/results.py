@@ -35,10 +35,21 @@ class RaggedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A matrix by its non-zero numbers (CSR). Row i has the columns `indices[offsets[i]:offsets[i + 1]]`, rising."""
+
+    columns: int
+    offsets: list[int]
+    indices: NDArray[np.uint32]
+    values: Stored
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeResult:
     """Row i for text i; what was not asked for is None."""
 
     dense: Stored | None = None  # [texts, dimensions]
+    sparse: SparseRows | None = None
     multi_vector: RaggedRows | None = None
 
 
@@ -69,11 +80,22 @@ class LabelScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Relation:
+    """`head` stands in the relation `label` to `tail`; score 0..1."""
+
+    head: Entity
+    tail: Entity
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one text: entities by their start, labels best first."""
+    """What was found in one text: entities by their start, labels and relations best first."""
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()
+    relations: tuple[Relation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

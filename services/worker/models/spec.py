@@ -22,20 +22,57 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: radians a token for each pair of numbers of a head, and what cos and sin are multiplied by."""
+
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ from one layer to the next. `window`: tokens visible on each side; None: the whole sequence."""
+
+    rope: Rope | None = None
+    window: int | None = None
+    attention_norm: bool = True  # ModernBERT's first layer has none before its attention
+    experts: int = 0  # of a mixture; 0: one feed-forward
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """A stack of equal layers. `norm`: LayerNorm after each residual add, or before each block and once at the end."""
+    """A stack of transformer layers.
+
+    `norm`: after each residual add (post), before each block and once at the end (pre), or both before and after each block, the
+    residual left out (sandwich). `norm_shift`: what RMSNorm adds to its weights. `gated`: activation(gate) * up. `scale` of
+    attention scores None: head_size ** -0.5.
+    """
 
     hidden: int
     heads: int
+    head_size: int
     ffn: int
-    layers: int
-    norm: Literal["post", "pre"]
+    layers: tuple[LayerSpec, ...]
+    norm: Literal["post", "pre", "sandwich"]
     norm_eps: float
     activation: Activation
+    kv_heads: int | None = None  # None: as many as heads
+    norm_kind: Literal["layer", "rms"] = "layer"
+    norm_bias: bool = True
+    norm_shift: float = 0.0
+    qk_norm: bool = False  # RMSNorm of each head's queries and keys
+    gated: bool = False
+    causal: bool = False
+    scale: float | None = None
+    qkv_bias: bool = True
+    out_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
 
     @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads
+    def shared(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
 
 class Config:

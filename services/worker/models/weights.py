@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.errors import ModelBroken
+from libs.kernels.linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ class TensorFile:
                 "transformers' save_pretrained, and put it beside config.json"
             )
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
+
+    def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
+        """The tensors that begin with a prefix, without it, and all others."""
+        own = {name.removeprefix(prefix): entry for name, entry in self._entries.items() if name.startswith(prefix)}
+        rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
+        return TensorFile(self.source, own), TensorFile(self.source, rest)
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -203,6 +210,7 @@ def _fill(
 ) -> None:
     """Give every parameter its tensors, taking their names out of `left`."""
     state: dict[str, Tensor] = {}
+    slots = {name: module.slots for name, module in model.named_modules() if isinstance(module, PackedLinear)}
     for ours, parameter in model.state_dict().items():
         stem, _, ending = ours.rpartition(".")
         pattern, number = _numbered(stem)
@@ -211,16 +219,17 @@ def _fill(
         if missing is not None:
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
         stored = [left.pop(name) for name in wanted]
-        _check_shapes(tensors, stored, tuple(parameter.shape))
+        _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem))
         parts = [tensors.read(name).to(device=device, dtype=dtype) for name in stored]
         state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     model.load_state_dict(state, strict=True, assign=True)
 
 
-def _check_shapes(tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...]) -> None:
-    """Parts of a fused weight are equal slices of its first dimension."""
-    wanted = (whole[0] // len(stored), *whole[1:])
-    for name in stored:
+def _check_shapes(tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...], slots: tuple[int, ...] | None) -> None:
+    """Parts of a fused weight are slices of its first dimension, each of its slot's size."""
+    sizes = whole[:1] if slots is None or len(stored) == 1 else slots
+    for name, size in zip(stored, sizes, strict=True):
+        wanted = (size, *whole[1:])
         shape = tensors.shape(name)
         if shape != wanted:
             place = f"{tensors.file_of(name)}: tensor {name!r}"

@@ -6,7 +6,7 @@ in errors (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,8 @@ DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Truncation = Literal["none", "end", "start"]
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-Head = Literal["dense", "multi_vector", "logits", "token_logits"]
+Head = str
+"""The name of what a forward is to answer, one of the model's heads, or several joined by "+" (`dense+sparse`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,21 @@ class ClassifyWork:
     truncation: Truncation = "end"
 
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork
+@dataclass(frozen=True, slots=True)
+class RelationsWork:
+    """Pairs of entities in texts that stand in one of the relations `labels`.
+
+    `entity_labels`: what counts as an entity (empty: as the model has it). `threshold` None: the model's own.
+    """
+
+    texts: list[str]
+    labels: tuple[str, ...]
+    entity_labels: tuple[str, ...] = ()
+    threshold: float | None = None
+    truncation: Truncation = "end"
+
+
+Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +96,58 @@ class Sequence:
     """One row of a packed batch. int32 [tokens] each; no type ids: all of segment 0.
 
     `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt. `seen`: leading tokens that the
-    sequence's tokens attend to (0: all); the tokens after them only look, as a ColBERT query's mask tokens do.
+    sequence's tokens attend to (0: all); the tokens after them only look, as a ColBERT query's mask tokens do. `before`: tokens
+    that stand before these and are computed once for all sequences of a batch that hold the same array, causal models only.
+    `input`: what the model's head must know of this sequence besides (places of words or labels); None for most.
     """
 
     ids: NDArray[np.int32]
     type_ids: NDArray[np.int32] | None = None
     skip: int = 0
     seen: int = 0
+    before: NDArray[np.int32] | None = None
+    input: object | None = None
 
     @property
     def tokens(self) -> int:
+        """Its own, without what stands before it."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Where the tokens of one text lie in it, special tokens left out. All [text tokens]."""
+class SparseRow:
+    """Weights of the vocabulary entries that matter: `indices` rising, int32; `values` float32 of the same length."""
 
-    rows: NDArray[np.int32]  # of the token in its sequence
-    starts: NDArray[np.int32]  # code points
-    ends: NDArray[np.int32]  # code points, exclusive
-    continues: NDArray[np.bool_]  # the token continues the word of the token before it
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+
+Output = NDArray[np.float32] | SparseRow | tuple["Output", ...]
+"""What a head gives for one sequence; a tuple for several heads, in the order of their names."""
+
+
+def is_finite(output: Output) -> bool:
+    """Whether every number of an output is finite."""
+    if isinstance(output, tuple):
+        return all(is_finite(part) for part in output)
+    values = output.values if isinstance(output, SparseRow) else output
+    return bool(np.isfinite(values).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with one output a sequence.
 
-    For `finish` alone: `spans` of token labels, and `kept`, which token vectors of a sequence are answered (None: all).
+    `notes`: what the processor that prepared it wants to know again in `finish`.
     """
 
     work: Work
     head: Head
     sequences: list[Sequence]
-    spans: list[Spans] = field(default_factory=list)
-    kept: list[NDArray[np.bool_] | None] = field(default_factory=list)
+    notes: object | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens that go through the model, special tokens, prompts and labels included."""
-        return sum(sequence.tokens for sequence in self.sequences)
+        shared = {id(sequence.before): len(sequence.before) for sequence in self.sequences if sequence.before is not None}
+        return sum(sequence.tokens for sequence in self.sequences) + sum(shared.values())

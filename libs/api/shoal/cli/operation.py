@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.cli.console import emit, note, show, size, table
 from shoal.cli.options import Json, Reach, connected, take_parameters
-from shoal.status import LaneStatus, Model, WorkerStatus
+from shoal.status import LaneStatus, Model, ModelPlace, WorkerStatus
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
 
@@ -159,7 +159,7 @@ def _models(models: list[Model] | tuple[Model, ...]) -> Table:
         card = model.card
         made.add_row(
             model.model,
-            model.state,
+            _state(model),
             ", ".join(card.tasks) if card else "",
             str(card.dimensions or card.multi_vector_dimensions or "") if card else "",
             f"{card.max_tokens:,}" if card else "",
@@ -167,14 +167,23 @@ def _models(models: list[Model] | tuple[Model, ...]) -> Table:
             f"{model.queued_tokens:,}",
             Text(model.last_error, style="red")
             if model.state == "failed"
-            else ", ".join(place.worker_id for place in model.places if place.state in ("resident", "loading")),
+            else ", ".join(place.worker_id for place in model.places if place.state in ("resident", "loading", "downloading")),
         )
     return made
 
 
+def _state(model: Model) -> str:
+    return f"downloading {model.downloaded:.0%}" if model.state == "downloading" and model.downloaded is not None else model.state
+
+
+def _progress(place: ModelPlace) -> str:
+    """Of a download, once its size is known."""
+    return f"downloading {size(place.downloaded_bytes)} of {size(place.download_bytes)}" if place.download_bytes else ""
+
+
 def _describe(model: Model) -> None:
     facts = Table(show_header=False, box=None, title=model.model, title_justify="left", title_style="bold")
-    facts.add_row("state", model.state)
+    facts.add_row("state", _state(model))
     if model.card is not None:
         card = model.card
         for name, value in (
@@ -205,7 +214,7 @@ def _places(model: Model) -> Table:
     for place in model.places:
         made.add_row(
             place.worker_id + (" (pinned)" if place.pinned else ""),
-            place.state,
+            _progress(place) or place.state,
             size(place.bytes),
             f"{place.load_seconds:.2f} s" if place.load_seconds else "",
             f"{place.tokens_per_second:,.0f}" if place.tokens_per_second else "",

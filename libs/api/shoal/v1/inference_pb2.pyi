@@ -210,10 +210,14 @@ class ClassifyTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., multi_label: bool = ..., threshold: _Optional[float] = ..., hypothesis: _Optional[str] = ...) -> None: ...
 
 class RelationsTask(_message.Message):
-    __slots__ = ("labels",)
+    __slots__ = ("labels", "entity_labels", "threshold")
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    ENTITY_LABELS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    entity_labels: _containers.RepeatedScalarFieldContainer[str]
+    threshold: float
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., entity_labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class RegionsTask(_message.Message):
     __slots__ = ("labels", "threshold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.worker.models.embeddings import TokenEmbedding
 from services.worker.models.encoder import TextEncoder
-from services.worker.models.spec import Config, EncoderSpec
+from services.worker.models.spec import Config, EncoderSpec, LayerSpec
 from services.worker.models.weights import Rule
 
 MODEL_TYPES = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -74,11 +74,13 @@ def bert_spec(config: Config) -> EncoderSpec:
     config.require("is_decoder", False)
     config.require("add_cross_attention", False)
     hidden = config.size("hidden_size")
+    heads = config.head_count("num_attention_heads", hidden)
     return EncoderSpec(
         hidden=hidden,
-        heads=config.head_count("num_attention_heads", hidden),
+        heads=heads,
+        head_size=hidden // heads,
         ffn=config.size("intermediate_size"),
-        layers=config.size("num_hidden_layers"),
+        layers=(LayerSpec(),) * config.size("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),
         activation=config.activation("hidden_act"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.worker.models.embeddings import TokenEmbedding
 from services.worker.models.encoder import TextEncoder
-from services.worker.models.spec import Config, EncoderSpec
+from services.worker.models.spec import Config, EncoderSpec, LayerSpec
 from services.worker.models.weights import Rule
 
 MODEL_TYPES = ("distilbert",)
@@ -37,11 +37,13 @@ _NORM_EPS = 1e-12  # fixed in the reference; config.json has no key for it
 def build(config: Config) -> TextEncoder:
     """The encoder that config.json describes, without weights."""
     hidden = config.size("dim")
+    heads = config.head_count("n_heads", hidden)
     spec = EncoderSpec(
         hidden=hidden,
-        heads=config.head_count("n_heads", hidden),
+        heads=heads,
+        head_size=hidden // heads,
         ffn=config.size("hidden_dim"),
-        layers=config.size("n_layers"),
+        layers=(LayerSpec(),) * config.size("n_layers"),
         norm="post",
         norm_eps=_NORM_EPS,
         activation=config.activation("activation"),

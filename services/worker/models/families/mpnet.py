@@ -82,4 +82,4 @@ def build(config: Config) -> TextEncoder:
         offset=_OFFSET,
     )
     bias = BucketBias(config.size("relative_attention_num_buckets", 32), spec.heads, embed.max_positions)
-    return TextEncoder(spec, embed, bias)
+    return TextEncoder(spec, embed, relative=bias)

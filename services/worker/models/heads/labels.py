@@ -5,15 +5,18 @@ Each architecture has one layer before the classifier (transformers' *ForSequenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.errors import ModelBroken
+from services.worker.models.heads.head import Array, row_each
 from services.worker.models.heads.linear import HeadLinear, check_shape
-from services.worker.models.packed import Packed
+from services.worker.models.packed import Packed, Rows
+from services.worker.models.work import Output, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,15 @@ class LabelsHead(nn.Module):
         super().__init__()
         self.first, self.second = first, second
 
-    def rows(self, batch: Packed) -> Tensor | None:
-        return batch.first_rows()
+    @property
+    def rows(self) -> Rows | None:
+        return "first"
 
-    def forward(self, hidden: Tensor, batch: Packed, skips: Sequence[int]) -> Tensor:
-        out: Tensor = self.second(self.first(hidden.float()))
-        return out
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        return (self.second.forward(self.first.forward(hidden.float())),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return row_each(arrays[0])
 
 
 def layout_of(family: str) -> Layout:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 
 from torch import Tensor, nn
 
+from services.worker.models.heads.head import Array, rows_each
 from services.worker.models.heads.linear import HeadLinear
-from services.worker.models.packed import Packed
+from services.worker.models.packed import Packed, Rows
+from services.worker.models.work import Output, Sequence
 
 
 class TokenHead(nn.Module):
     """Hidden states -> [tokens, out] float32, through one or more linear layers (none: the states themselves)."""
 
-    def __init__(self, layers: Sequence[HeadLinear]) -> None:
+    def __init__(self, layers: Many[HeadLinear]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def rows(self, batch: Packed) -> None:
-        """Every row is looked at."""
+    @property
+    def rows(self) -> Rows | None:
+        return None
 
-    def forward(self, hidden: Tensor, batch: Packed, skips: Sequence[int]) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
         out = hidden.float()
         for layer in self.layers:
             out = layer(out)
-        return out
+        return (out,)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return rows_each(arrays[0], sequences)

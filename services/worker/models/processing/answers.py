@@ -1,4 +1,4 @@
-"""Outputs of a forward -> the answer of a job, in numpy: the whole of `TextModel.finish` but for entities."""
+"""Outputs of a forward -> vectors, scores and labels, in numpy: what processors finish with."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from libs.kernels.maxsim import maxsim
 from services.worker.models.heads.linear import FUNCTIONS
 from services.worker.models.processing.entities import softmax
 from services.worker.models.processing.quantise import store
-from services.worker.models.results import EncodeResult, LabelScore, RaggedRows
+from services.worker.models.results import LabelScore, RaggedRows, Stored
 from services.worker.models.work import ClassifyWork, EncodeWork, Scale
 
 Array = NDArray[np.float32]
 _SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
 
 
-def dense_result(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> EncodeResult:
+def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
     """Cut, then scaled to length 1 (Matryoshka), then stored."""
     vectors = np.stack(outputs)
     if work.dimensions:
         vectors = vectors[:, : work.dimensions]
     if card.normalize if work.normalize is None else work.normalize:
         vectors = unit(vectors)
-    return EncodeResult(dense=store(vectors, work.data_type))
+    return store(vectors, work.data_type)
 
 
-def multi_vector_result(work: EncodeWork, card: Card, rows: Sequence[Array]) -> EncodeResult:
+def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRows:
     """`rows` [tokens, dimensions] each, of the tokens that count."""
     values = np.concatenate(rows)
     if card.normalize if work.normalize is None else work.normalize:
         values = unit(values)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).tolist()
-    return EncodeResult(multi_vector=RaggedRows(store(values, work.data_type), offsets))
+    return RaggedRows(store(values, work.data_type), offsets)
 
 
 def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
@@ -72,10 +72,14 @@ def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelSc
     return _best_first(wanted, work.threshold)
 
 
-def near_labels(work: ClassifyWork, text: Array, prompts: Array) -> tuple[LabelScore, ...]:
-    """Labels of one text by the cosine of its vector to those of the labels' prompts, best first."""
-    scores = unit(prompts) @ unit(text[None])[0]
-    return _best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
+def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:
+    """Labels of each text by the cosine of its vector to those of the labels' prompts, best first.
+
+    `vectors`: of the texts, then of the prompts.
+    """
+    texts = len(work.texts)
+    scores = unit(vectors[:texts]) @ unit(vectors[texts:]).T
+    return [_best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores]
 
 
 def _best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None) -> tuple[LabelScore, ...]:

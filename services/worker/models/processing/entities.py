@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.catalog.detect import entity_kind
+from libs.catalog.labels import entity_kind
+from services.worker.models.processing.text import Spans
 from services.worker.models.results import Entity
-from services.worker.models.work import Aggregation, Spans
+from services.worker.models.work import Aggregation
 
 Scores = NDArray[np.float32]
 _OUTSIDE = "O"

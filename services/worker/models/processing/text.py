@@ -7,6 +7,7 @@ is set once, to none: texts are cut here, on the finished encoding, to the very 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,20 @@ from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
 
 from libs.catalog.files import read_config
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from services.worker.models.work import Sequence, Spans, Truncation
+from services.worker.models.work import Sequence, Truncation
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the tokens of one text lie in it, special tokens left out. All [text tokens]."""
+
+    rows: NDArray[np.int32]  # of the token in its sequence
+    starts: NDArray[np.int32]  # code points
+    ends: NDArray[np.int32]  # code points, exclusive
+    continues: NDArray[np.bool_]  # the token continues the word of the token before it
 
 
 class TextProcessor:

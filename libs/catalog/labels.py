@@ -1,0 +1,89 @@
+"""Models with a fixed set of labels: cross-encoders, classifiers and token classifiers, from config.json's id2label and its kin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from libs.catalog.card import Activation, Card, Problem, Scoring, Task
+from libs.catalog.checkpoint import Checkpoint
+from libs.catalog.files import Config
+from libs.catalog.modules import activation
+
+_PROBLEMS: dict[str, Problem] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+}
+_POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
+
+
+def _classes(config: Config) -> tuple[str, ...]:
+    """id2label in the order of the logits; as transformers does, LABEL_0 ... where the names are missing."""
+    names = config.part("id2label").values
+    if not names:
+        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2)))
+    wanted = [str(number) for number in range(len(names))]
+    if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
+        raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")
+    return tuple(str(names[number]) for number in wanted)
+
+
+def sequence_labels(files: Checkpoint, card: Card) -> Card:
+    classes, problem = _classes(files.config), _problem(files.config)
+    positive = _positive(classes)
+    tasks: list[Task] = []
+    # A regression's answer is no share of 0..1, and one class without a name of its own is a reranker's.
+    if problem != "regression" and classes != ("LABEL_0",):
+        tasks.append("classify")
+    if positive is not None:
+        tasks.append("score")
+    scoring: Scoring = "classifier" if positive is not None else ""
+    return replace(
+        card,
+        tasks=tuple(tasks),
+        labels=classes if "classify" in tasks else (),
+        classes=classes,
+        problem=problem,
+        scoring=scoring,
+        positive=positive or 0,
+        score_activation=_score_activation(files),
+    )
+
+
+def _problem(config: Config) -> Problem:
+    name = config.text("problem_type")
+    if name and name not in _PROBLEMS:
+        raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
+    return _PROBLEMS.get(name, "single_label")
+
+
+def _positive(classes: tuple[str, ...]) -> int | None:
+    """The class that says a document answers: the only one, "entailment", one named like "positive", else the second of two."""
+    lower = [name.lower() for name in classes]
+    if len(lower) == 1:
+        return 0
+    named = [number for number, name in enumerate(lower) if name.startswith("entail")]
+    named += [number for number, name in enumerate(lower) if name in _POSITIVE_NAMES]
+    if named:
+        return named[0]
+    return 1 if len(lower) == 2 else None
+
+
+def _score_activation(files: Checkpoint) -> Activation:
+    """Where sentence-transformers 6, 4 and 3 keep a cross-encoder's activation, in that order. Nowhere: the logit itself."""
+    if files.top.text("activation_fn"):
+        return activation(files.top, "activation_fn", "identity")
+    if files.config.part("sentence_transformers").text("activation_fn"):
+        return activation(files.config.part("sentence_transformers"), "activation_fn", "identity")
+    return activation(files.config, "sbert_ce_default_activation_function", "identity")
+
+
+def token_labels(files: Checkpoint, card: Card) -> Card:
+    classes = _classes(files.config)
+    kinds = dict.fromkeys(entity_kind(name) for name in classes if name != "O")
+    return replace(card, tasks=("entities",), labels=tuple(kinds), classes=classes)
+
+
+def entity_kind(name: str) -> str:
+    """The entity that a token's class speaks of, as transformers cuts it: `B-PER` and `I-PER` are PER."""
+    return name.split("-", 1)[-1]

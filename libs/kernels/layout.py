@@ -1,0 +1,89 @@
+"""Which queries see which keys in a packed batch: the shape that every attention kernel is given.
+
+Made once a batch on the host (`packed.py`), so that no kernel asks the device for a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sequences of one shape, which a kernel can view as one dense batch.
+
+    `query` and `key`: the row of the first sequence's first query and key; `queries` and `keys`: how many each sequence has.
+    """
+
+    query: int
+    key: int
+    count: int
+    queries: int
+    keys: int
+
+    @property
+    def offset(self) -> int:
+        """How far the first query stands behind the first key.
+
+        Queries end where the keys end, so that more keys than queries are a prefix that others computed, or all but the last row
+        of a sequence; fewer keys than queries are the beginning of the sequence, and the queries begin with them.
+        """
+        return max(0, self.keys - self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys `cu_keys[i]:cu_keys[i + 1]`, both int32."""
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+    runs: tuple[Run, ...]
+
+    @staticmethod
+    def of(queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Layout:
+        """For sequences of so many queries and keys, laid end to end in this order."""
+        return Layout(
+            cu_queries=cumulated(queries, device),
+            cu_keys=cumulated(keys, device),
+            max_queries=max(queries),
+            max_keys=max(keys),
+            runs=runs(queries, keys),
+        )
+
+    @property
+    def ends_align(self) -> bool:
+        """Every sequence has at least as many keys as queries: what the CUDA kernels' causal and window masks take for granted."""
+        return all(run.keys >= run.queries for run in self.runs)
+
+
+def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
+    """The runs of equal neighbours."""
+    found: list[Run] = []
+    query = key = 0
+    for (own, seen), group in groupby(zip(queries, keys, strict=True)):
+        count = sum(1 for _ in group)
+        found.append(Run(query, key, count, own, seen))
+        query += count * own
+        key += count * seen
+    return tuple(found)
+
+
+def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+    """Where each sequence begins, and the end of the last: [sequences + 1] int32."""
+    return to_device(np.cumsum((0, *lengths), dtype=np.int32), device)
+
+
+def to_device(array: np.ndarray[tuple[int, ...], np.dtype[np.int32]], device: torch.device | str) -> Tensor:
+    """A copy that does not wait for the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

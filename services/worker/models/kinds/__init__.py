@@ -1,0 +1,19 @@
+"""From a card's kind to what stands after the encoder. A new kind of model is one file here and one line below."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card, Kind
+from services.worker.models.kinds import embedding, sequence_labels, token_labels
+from services.worker.models.kinds.kind import ModelKind
+
+_KINDS: dict[Kind, ModelKind] = {
+    "dense": embedding,
+    "multi_vector": embedding,
+    "sequence_labels": sequence_labels,
+    "token_labels": token_labels,
+}
+
+
+def kind_of(card: Card) -> ModelKind:
+    """What builds the card's heads and processor."""
+    return _KINDS[card.kind]
