@@ -1,9 +1,8 @@
 """Attention over packed sequences: the one seam behind which every device's kernel stands.
 
-Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel. Elsewhere, and for what those
-kernels do not take (float32, a position bias), runs of equally long sequences are viewed as one dense batch: no padding, no masks
-and no copy of the whole. Nothing here reads a tensor's value on the host: what the host must know comes as plain numbers
-(`layout.py`).
+Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel, and Triton (`attention_triton.py`)
+for what these do not take. Elsewhere: runs of equally long sequences as dense batches (`attention_dense.py`). Nothing here reads a
+tensor's value on the host: what the host must know comes as plain numbers (`layout.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +13,13 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.layout import Layout, Run
+from libs.kernels import attention_dense
+from libs.kernels.layout import Layout
+from libs.kernels.triton_here import has_triton
 
-# Below and above these sizes torch's fused kernel beats softmax between two matrix products (measured on AVX512-BF16 cores, torch
-# 2.13).
-_SDPA_UP_TO_TOKENS_BF16 = 48
-_SDPA_FROM_LENGTH_FP32 = 192
-
-_HALF = (torch.bfloat16, torch.float16)
-_CudaKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, tuple[int, int]], Tensor]
+_FlashKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, tuple[int, int]], Tensor]
 
 
 def varlen_attention(
@@ -43,82 +37,50 @@ def varlen_attention(
 
     q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's place among the keys is its row
     plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the scores by
-    distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim].
+    distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim]; a query that
+    sees no key gets zeros.
     """
-    masked = causal or window is not None
-    if q.is_cuda and q.dtype in _HALF and bias is None and (layout.ends_align or not masked):
+    flash = _flash_kernel() if q.is_cuda and _flash_takes(q, layout, causal, window, bias) else None
+    if flash is not None:
         sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
         ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
-        return _cuda_kernel()(q, k, v, *ends, scale, sides)
-    out = q.new_empty(q.shape)
-    for run in layout.runs:
-        queries = slice(run.query, run.query + run.count * run.queries)
-        keys = slice(run.key, run.key + run.count * run.keys)
-        added = _added_scores(run, causal, window, bias, q)
-        out[queries] = _dense(q[queries], k[keys], v[keys], run.count, scale, added)
-    return out
+        return flash(q, k, v, *ends, scale, sides)
+    if has_triton(q):
+        from libs.kernels import attention_triton
+
+        return attention_triton.attend(q, k, v, layout, scale, causal, window, bias)
+    return attention_dense.attend(q, k, v, layout, scale, causal, window, bias)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, count: int, scale: float, added: Tensor | None) -> Tensor:
-    """One run: q [count * queries, heads, dim], k and v [count * length, kv_heads, dim], `added` [1 or heads, queries, length]."""
-    heads, dim = q.shape[1:]
-    queries, length = q.shape[0] // count, k.shape[0] // count
-    if _prefers_fused(q.dtype, count, length):
-        q, k, v = (t.view(count, -1, t.shape[1], dim).transpose(1, 2) for t in (q, k, v))
-        fused = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale, enable_gqa=k.shape[1] != heads)
-        return fused.transpose(1, 2).reshape(-1, heads, dim)
-    shared = k.shape[1]
-    # Queries that share a key head become more rows of one product, so keys are never repeated.
-    q = q.view(count, queries, shared, heads // shared, dim).permute(0, 2, 3, 1, 4).reshape(count * shared, -1, dim)
-    k, v = (t.view(count, length, shared, dim).transpose(1, 2).reshape(count * shared, length, dim) for t in (k, v))
-    if added is None:
-        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
-    else:
-        added = added.expand(count, heads, queries, length).reshape(count * shared, -1, length)
-        scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=scale)
-    mixed = torch.bmm(scores.softmax(-1), v).view(count, heads, queries, dim)
-    return mixed.transpose(1, 2).reshape(-1, heads, dim)
-
-
-def _prefers_fused(dtype: torch.dtype, count: int, length: int) -> bool:
-    if dtype in _HALF:
-        return count * length <= _SDPA_UP_TO_TOKENS_BF16
-    return length >= _SDPA_FROM_LENGTH_FP32
-
-
-def _added_scores(run: Run, causal: bool, window: int | None, bias: Tensor | None, like: Tensor) -> Tensor | None:
-    """What is added to the scores of each sequence of a run: [1 or heads, queries, keys] in the type of `like`, or None."""
-    if bias is None and not causal and window is None:
-        return None
-    query = torch.arange(run.offset, run.offset + run.queries, device=like.device)
-    distance = torch.arange(run.keys, device=like.device) - query[:, None]
-    added = like.new_zeros(1, run.queries, run.keys) if bias is None else bias[:, distance + bias.shape[1] // 2]
-    if causal or window is not None:
-        unseen = distance > (0 if causal else window or 0)
-        if window is not None:
-            unseen |= distance < -window
-        added = added.masked_fill(unseen, float("-inf"))
-    return added
+def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:
+    """Half precision, head sizes in multiples of 8 up to 256, no bias; masks only where all queries end with their keys."""
+    size = q.shape[2]
+    aligned = layout.ends_align or not (causal or window is not None)
+    return q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256 and bias is None and aligned
 
 
 @cache
-def _cuda_kernel() -> _CudaKernel:
+def _flash_kernel() -> _FlashKernel | None:
+    """flash-attn's, or torch's; None where the GPU is older than both need (compute capability 8.0)."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        return None
     return _flash_attn() if importlib.util.find_spec("flash_attn") is not None else _torch_varlen()
 
 
-def _flash_attn() -> _CudaKernel:
+def _flash_attn() -> _FlashKernel:
     kernel = importlib.import_module("flash_attn").flash_attn_varlen_func
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
     ) -> Tensor:
-        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=sides)
+        # causal besides the window: a right side of 0 alone would take the slower kernel for windows.
+        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=sides, causal=sides[1] == 0)
         return out
 
     return attend
 
 
-def _torch_varlen() -> _CudaKernel:
+def _torch_varlen() -> _FlashKernel:
     kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
 
     def attend(

@@ -6,7 +6,7 @@ Made once a batch on the host (`packed.py`), so that no kernel asks the device f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -39,13 +39,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys `cu_keys[i]:cu_keys[i + 1]`, both int32."""
+    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys `cu_keys[i]:cu_keys[i + 1]`, both int32.
+
+    `memo`: what a kernel works out once a batch and all layers share (masks, biases by distance), under keys of the kernel's own.
+    """
 
     cu_queries: Tensor
     cu_keys: Tensor
     max_queries: int
     max_keys: int
     runs: tuple[Run, ...]
+    memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Layout:
@@ -57,6 +61,11 @@ class Layout:
             max_keys=max(keys),
             runs=runs(queries, keys),
         )
+
+    @property
+    def max_positions(self) -> int:
+        """How many places the longest sequence has, among its keys or behind them."""
+        return max(self.max_queries, self.max_keys)
 
     @property
     def ends_align(self) -> bool:

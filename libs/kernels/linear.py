@@ -52,14 +52,33 @@ class PackedLinear(nn.Module):
         """[rows, inputs] -> [rows, outputs]"""
         if self.packed is not None:
             return _pointwise(x, self.packed, self.bias, self.activation)
-        y = F.linear(x, self.weight, self.bias)
+        y = _linear(x, self.weight, self.bias)
         return F.gelu(y) if self.activation == "gelu" else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The linear's result plus `residual` [rows, outputs]."""
         if self.packed is not None and self.activation == "none":
             return _with_residual(x, residual, self.packed, self.bias)
+        if self.packed is None and self.bias is None and self.activation == "none" and not _must_widen(x):
+            return torch.addmm(residual, x, self.weight.T)
         return self.forward(x) + residual
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _must_widen(x: Tensor) -> bool:
+    """Without such instructions torch's half-precision products on a CPU take ten times as long as float32's, casts included."""
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _must_widen(x):
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(x)
+    return F.linear(x, weight, bias)
 
 
 @cache

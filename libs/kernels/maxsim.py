@@ -10,20 +10,23 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from libs.kernels.layout import cumulated
+from libs.kernels.segments import reduce
+
 
 def maxsim(query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24) -> Tensor:
     """Scores [documents], float32, of documents laid end to end: query [query tokens, dim], documents [tokens, dim].
 
-    `at_once`: similarities held at a time, as numbers, which bounds memory (64 MiB) whatever the number of documents.
+    `at_once`: similarities, and numbers of documents in float32, held at a time, which bounds memory (64 MiB each) whatever the
+    number of documents.
     """
     query = query.float()
     scores = []
     start = 0
-    for chunk in _chunks(lengths, max(1, at_once // query.shape[0])):
+    for chunk in _chunks(lengths, max(1, at_once // max(query.shape))):
         tokens = sum(chunk)
         similarity = documents[start : start + tokens].float() @ query.T  # [tokens, query tokens]
-        sizes = torch.tensor(chunk, device=documents.device)
-        scores.append(torch.segment_reduce(similarity, "max", lengths=sizes, axis=0, unsafe=True).sum(1))
+        scores.append(reduce(similarity, "max", cumulated(chunk, documents.device)).sum(1))
         start += tokens
     return torch.cat(scores) if scores else query.new_zeros(0)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from libs.kernels.segments import reduce
+
 
 def cls(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The first token's state."""
@@ -22,12 +24,12 @@ def last(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 def mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The mean over the sequence's tokens."""
-    return _reduce(hidden.float(), "mean", cu_seqlens)
+    return reduce(hidden, "mean", cu_seqlens)
 
 
 def maximum(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The largest value of each dimension over the sequence's tokens."""
-    return _reduce(hidden.float(), "max", cu_seqlens)
+    return reduce(hidden, "max", cu_seqlens)
 
 
 def weighted_mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -35,11 +37,6 @@ def weighted_mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
     lengths = cu_seqlens.diff()
     tokens = torch.arange(1, hidden.shape[0] + 1, device=hidden.device, dtype=torch.float32)
     starts = cu_seqlens[:-1].repeat_interleave(lengths, output_size=hidden.shape[0])
-    total = _reduce(hidden.float() * (tokens - starts)[:, None], "sum", cu_seqlens)
+    total = reduce(hidden.float() * (tokens - starts)[:, None], "sum", cu_seqlens)
     count = lengths.float()
     return total / (count * (count + 1) / 2)[:, None]
-
-
-def _reduce(values: Tensor, how: str, cu_seqlens: Tensor) -> Tensor:
-    # unsafe skips a check of the offsets that would make the host wait for the device.
-    return torch.segment_reduce(values, how, offsets=cu_seqlens.long(), axis=0, unsafe=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from libs.kernels.triton_here import has_triton
+
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor). positions: [tokens]; frequencies: [pairs]."""
@@ -18,10 +20,18 @@ def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the first 2 x pairs numbers of every head, and leave the rest. x: [tokens, heads, dim] -> the same shape and type.
 
-    Number i turns with number i + pairs (GPT-NeoX's layout, as in transformers).
+    Number i turns with number i + pairs (GPT-NeoX's layout, as in transformers), computed in float32. `x` may be turned in place:
+    use only the result.
     """
+    if has_triton(x):
+        from libs.kernels import fused_triton
+
+        return fused_triton.rotate_(x, cos, sin)
     pairs = cos.shape[1]
-    cos, sin = cos[:, None], sin[:, None]
-    a, b = x[..., :pairs].float(), x[..., pairs : 2 * pairs].float()
-    turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
+    sin = sin[:, None]
+    # Halves are multiplied by cos at once; types are raised to float32 by cos, without a copy.
+    turned = x[..., : 2 * pairs] * torch.cat((cos, cos), dim=1)[:, None]
+    turned[..., :pairs].addcmul_(x[..., pairs : 2 * pairs], sin, value=-1)
+    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
+    turned = turned.to(x.dtype)
     return turned if 2 * pairs == x.shape[-1] else torch.cat((turned, x[..., 2 * pairs :]), dim=-1)

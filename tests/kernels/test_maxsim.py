@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from libs.kernels.maxsim import maxsim
+from tests.kernels.largest import Largest
 
 LENGTHS = (1, 4, 30, 9, 2, 2)
 
@@ -25,3 +26,13 @@ def test_low_precision_is_scored_in_float32() -> None:
     query, documents = torch.randn(5, 16).bfloat16(), torch.randn(6, 16).bfloat16()
     wanted = (documents.float() @ query.float().T).max(0).values.sum()[None]
     torch.testing.assert_close(maxsim(query, documents, (6,)), wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_memory_is_bounded_however_many_documents(tokens: int) -> None:
+    """Neither the similarities nor the documents in float32 are ever there for all of them."""
+    lengths = (10,) * 100
+    query, documents = torch.randn(tokens, 16), torch.randn(sum(lengths), 16).bfloat16()
+    with Largest(but=documents) as largest:
+        maxsim(query, documents, lengths, at_once=2000)
+    assert 0 < largest.numbers <= 2000

@@ -1,0 +1,21 @@
+"""Whether the Triton kernels (`*_triton.py`, imported only where they run) take a tensor."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+from torch import Tensor
+
+# In Triton's interpreter they also take the CPU's, as a test makes them do.
+_DEVICES = ("cuda",)
+
+
+def has_triton(x: Tensor) -> bool:
+    """Whether `x` lies on a CUDA device and Triton is installed, as it is beside torch's CUDA builds for Linux."""
+    return x.device.type in _DEVICES and _installed()
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
