@@ -17,18 +17,19 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.parity.recipes import RECIPES, Size
-from tests.parity.tokenizers import tokenizer_of
+from tests.parity.tokenizers import ROLES, tokenizer_of
 
 transformers.logging.disable_progress_bar()
 
 Kind = str
 """A key of RECIPES."""
 
-Head = Literal["base", "masked_lm", "sequence_classification", "token_classification"]
+Head = Literal["base", "masked_lm", "causal_lm", "sequence_classification", "token_classification"]
 
 _AUTO_CLASSES = {
     "base": transformers.AutoModel,
     "masked_lm": transformers.AutoModelForMaskedLM,
+    "causal_lm": transformers.AutoModelForCausalLM,
     "sequence_classification": transformers.AutoModelForSequenceClassification,
     "token_classification": transformers.AutoModelForTokenClassification,
 }
@@ -72,7 +73,10 @@ def write_checkpoint(
         vocabulary=vocabulary, config=config,
     )  # fmt: skip
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[arg-type]  # Its wrapper hides `self`.
-    _write_tokenizer(kind, directory, vocabulary, positions)
+    if RECIPES[kind].like:
+        settings = json.loads((directory / "config.json").read_text())
+        _write_json(directory / "config.json", settings | {"model_type": kind})
+    write_tokenizer(kind, directory, vocabulary, positions)
     if sentence is not None:
         write_sentence_files(directory, sentence, hidden=hidden, seed=seed)
     return directory
@@ -94,13 +98,14 @@ def random_model(
     """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn from `seed`."""
     recipe = RECIPES[kind]
     size = Size(len(tokenizer_of(recipe.tokenizer, vocabulary).get_vocab()), hidden, layers, heads, positions)
-    settings = transformers.AutoConfig.for_model(kind, **recipe.config(size))
+    settings = transformers.AutoConfig.for_model(recipe.like or kind, **recipe.config(size))
     if head in ("sequence_classification", "token_classification"):
         settings.id2label = dict(enumerate(labels))
         settings.label2id = {name: number for number, name in enumerate(labels)}
     for name, value in (config or {}).items():
         setattr(settings, name, value)
-    model = _AUTO_CLASSES[head].from_config(settings).eval()
+    own = recipe.encoder if head == "base" else None
+    model = (own(settings) if own is not None else _AUTO_CLASSES[head].from_config(settings)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -110,14 +115,17 @@ def random_model(
     return model
 
 
-def _write_tokenizer(kind: Kind, directory: Path, vocabulary: int, positions: int) -> None:
+def write_tokenizer(kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128) -> None:
+    """The tokenizer of `kind`, as transformers saves it."""
     tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "pad_token": ("[PAD]", "<pad>"),
         "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
     }  # fmt: skip
-    special = {role: next(token for token in candidates if token in names) for role, candidates in roles.items()}
+    special = ROLES.get(RECIPES[kind].tokenizer) or {
+        role: next(token for token in candidates if token in names) for role, candidates in roles.items()
+    }
     inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if RECIPES[kind].segmented else [])
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=positions, model_input_names=inputs, **special

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import transformers
+
 from tests.parity.tokenizers import Style
 
 Values = Mapping[str, object]
@@ -23,11 +25,17 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two segments apart."""
+    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two segments apart.
+
+    `like`: the model_type of transformers that computes the same, where the kind is not one of its own. `encoder`: the class of the
+    encoder alone, where AutoModel takes another.
+    """
 
     tokenizer: Style
     config: Callable[[Size], Values]
     segmented: bool = False
+    like: str = ""
+    encoder: type[transformers.PreTrainedModel] | None = None
 
 
 def _common(size: Size) -> dict[str, object]:
@@ -58,6 +66,79 @@ def _electra(size: Size) -> Values:
     return _common(size) | {"embedding_size": max(1, size.hidden // 2)}
 
 
+def _deberta(size: Size) -> Values:
+    """As v3: fewer buckets than distances, and no absolute positions."""
+    relative = {"relative_attention": True, "position_buckets": 32, "max_relative_positions": -1, "pos_att_type": ["p2c", "c2p"]}
+    shared = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
+    return _common(size) | relative | shared
+
+
+def _decoder(size: Size) -> dict[str, object]:
+    """Heads of an even size, as rotary positions need; two share keys where there are several, and together they are wider."""
+    shared = size.heads // 2 if size.heads % 2 == 0 else 1
+    return _common(size) | {
+        "num_key_value_heads": shared, "head_dim": _even(size.hidden // size.heads) + 4, "rms_norm_eps": 1e-6,
+        "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False, "use_cache": False,
+    }  # fmt: skip
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
+
+def _qwen(size: Size) -> Values:
+    """The window, where one is asked for, begins with the second layer."""
+    return _decoder(size) | {"max_window_layers": 1, "pad_token_id": 0}
+
+
+def _llama(size: Size) -> Values:
+    return _decoder(size) | {"attention_bias": True}
+
+
+def _bidirectional_llama(size: Size) -> Values:
+    return _decoder(size) | {"is_causal": False}
+
+
+def _mistral(size: Size) -> Values:
+    return _decoder(size) | {"sliding_window": 9}
+
+
+def _gemma3(size: Size) -> Values:
+    """embeddinggemma's, with a window in every other layer."""
+    pattern = ["sliding_attention", "full_attention"]
+    return _decoder(size) | {
+        "use_bidirectional_attention": True, "sliding_window": 12, "query_pre_attn_scalar": 30,
+        "layer_types": [pattern[number % 2] for number in range(size.layers)], "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+def _t5(size: Size) -> Values:
+    return {
+        "vocab_size": size.vocabulary, "d_model": size.hidden, "d_kv": size.hidden // size.heads + 3, "d_ff": size.hidden * 2,
+        "num_layers": size.layers, "num_heads": size.heads, "relative_attention_num_buckets": 16,
+        "relative_attention_max_distance": 50, "use_cache": False,
+    }  # fmt: skip
+
+
+def _mt5(size: Size) -> Values:
+    return {**_t5(size), "feed_forward_proj": "gated-gelu"}
+
+
+def _rotary(size: Size) -> dict[str, object]:
+    """Heads of an even size, as rotary positions need, which make up the hidden size."""
+    return _common(size) | {"hidden_size": size.heads * _even(size.hidden // size.heads)}
+
+
+def _modernbert(size: Size) -> Values:
+    """The first layer sees all, the second a window."""
+    special = dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(("eos_token_id", "sep_token_id"), 3)
+    return _rotary(size) | special | {"pad_token_id": 0, "local_attention": 16}
+
+
+def _gte(size: Size) -> Values:
+    return _rotary(size) | {"type_vocab_size": 2, "hidden_dropout_prob": 0.0}
+
+
 RECIPES: dict[str, Recipe] = {
     "bert": Recipe("bert", _common, segmented=True),
     "roberta": Recipe("roberta", _roberta),
@@ -67,4 +148,19 @@ RECIPES: dict[str, Recipe] = {
     "distilbert": Recipe("bert", _distilbert),
     "mpnet": Recipe("mpnet", _mpnet),
     "electra": Recipe("bert", _electra, segmented=True),
+    "modernbert": Recipe("bert", _modernbert),
+    "nomic_bert": Recipe("bert", _rotary, segmented=True),
+    "eurobert": Recipe("qwen", _decoder),
+    "gte": Recipe("bert", _gte, segmented=True),
+    "new": Recipe("bert", _gte, segmented=True, like="gte"),
+    "jina_embeddings_v3": Recipe("xlm-roberta", _rotary),
+    "deberta-v2": Recipe("deberta-v2", _deberta),
+    "qwen2": Recipe("qwen", _qwen),
+    "qwen3": Recipe("qwen", _qwen),
+    "llama": Recipe("llama", _llama),
+    "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
+    "mistral": Recipe("llama", _mistral),
+    "gemma3_text": Recipe("gemma", _gemma3),
+    "t5": Recipe("t5", _t5, encoder=transformers.T5EncoderModel),
+    "mt5": Recipe("t5", _mt5, encoder=transformers.MT5EncoderModel),
 }

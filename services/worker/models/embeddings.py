@@ -27,6 +27,7 @@ class TokenEmbedding(nn.Module):
 
     `positions`: the longest sequence, and the rows of the position table; `offset` of these rows stand for padding (RoBERTa's kin).
     `table` False: positions are told otherwise (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: what the sum is multiplied by.
+    `norm_last`: widened first, without a bias, then normalised.
     """
 
     def __init__(
@@ -42,15 +43,18 @@ class TokenEmbedding(nn.Module):
         segments: int = 0,
         scale: float = 1.0,
         hidden: int | None = None,
+        norm_last: bool = False,
     ) -> None:
         super().__init__()
         self.token = Table(vocabulary, size)
         self.position = Table(positions, size) if table else None
         self.segment = Table(segments, size) if segments else None
-        self.norm = None if norm_eps is None else nn.LayerNorm(size, eps=norm_eps, bias=norm_bias)
-        self.project = PackedLinear(size, hidden) if hidden is not None and hidden != size else None
+        hidden = size if hidden is None else hidden
+        width = hidden if norm_last else size
+        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=norm_bias)
+        self.project = PackedLinear(size, hidden, bias=not norm_last) if hidden != size else None
         self.max_positions = positions - offset
-        self._offset, self._scale = offset, scale
+        self._offset, self._scale, self._norm_last = offset, scale, norm_last
         self.places: Tensor | None
         self.register_buffer("places", None, persistent=False)
 
@@ -62,6 +66,14 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, batch: Packed) -> Tensor:
         """[tokens, hidden]"""
+        x = self._sum(batch)
+        if self.project is not None and self._norm_last:
+            x = self.project.forward(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.project is None or self._norm_last else self.project.forward(x)
+
+    def _sum(self, batch: Packed) -> Tensor:
         x = self.token.forward(batch.ids)
         if self.places is not None and (self.segment is None or batch.type_ids is None):
             x = x + F.embedding(batch.positions, self.places)
@@ -70,8 +82,4 @@ class TokenEmbedding(nn.Module):
                 x = x + (self.segment.weight[0] if batch.type_ids is None else self.segment.forward(batch.type_ids))
             if self.position is not None:
                 x = x + self.position.forward(batch.positions + self._offset)
-        if self._scale != 1.0:
-            x = x * self._scale
-        if self.norm is not None:
-            x = self.norm(x)
-        return x if self.project is None else self.project.forward(x)
+        return x if self._scale == 1.0 else x * self._scale

@@ -10,24 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.attention import varlen_attention
+from libs.kernels.gated import gate_up
 from libs.kernels.layout import Layout
 from libs.kernels.linear import PackedLinear
-from libs.kernels.norms import layer_norm, rms_norm
+from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from libs.kernels.rope import angles, rotate
+from libs.kernels.triton_here import has_triton
+from services.worker.models.activations import FUNCTIONS
 from services.worker.models.embeddings import TokenEmbedding
+from services.worker.models.experts import Experts
 from services.worker.models.packed import Packed, Rows
-from services.worker.models.spec import Activation, EncoderSpec, LayerSpec, Rope
-
-_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
+from services.worker.models.spec import EncoderSpec, LayerSpec, Rope
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, [tokens, pairs] float32."""
@@ -58,11 +54,17 @@ class Norm(nn.Module):
             return rms_norm(x, self.weight, self._eps, shift=self._shift)
         return layer_norm(x, self.weight, self.bias, self._eps)
 
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x + residual, and the norm of that."""
+        if self._rms:
+            return add_rms_norm(x, residual, self.weight, self._eps, shift=self._shift)
+        return add_layer_norm(x, residual, self.weight, self.bias, self._eps)
+
 
 class Attention(nn.Module):
     """Self-attention up to, and without, its output projection: that belongs to the layer, which fuses the residual into it.
 
-    A family with an attention of its own gives TextEncoder a subclass that overrides `mix`.
+    A family with an attention of its own gives TextEncoder a subclass that overrides `project` or `mix`.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
@@ -79,12 +81,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, heads * head_size]"""
-        q, k, v = self._project(x, shared)
+        q, k, v = self.project(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared)
 
     def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
         """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads * head_size]"""
-        q, k, v = self._project(x, shared)
+        q, k, v = self.project(x, shared)
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
@@ -94,37 +96,55 @@ class Attention(nn.Module):
         mixed = varlen_attention(q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias)
         return mixed.flatten(1)
 
-    def _project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size).split_with_sizes(self.parts, dim=1)
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]"""
+        fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
+        q, k, v = fused.split_with_sizes(self.parts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q), self.k_norm.forward(k)
-        if self.rope is not None:
-            cos, sin = shared.rotations[self.rope]
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            if self.rope is not None:
+                cos, sin = shared.rotations[self.rope]
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        elif self.rope is not None:
+            # Neighbours in the fused projection, which nobody else needs.
+            q, k = rotate(fused[:, : sum(self.parts[:2])], *shared.rotations[self.rope]).split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
 
 class FeedForward(nn.Module):
-    """up (and gate), activation; `down` is applied by the layer, which fuses the residual into it."""
+    """up (and gate), activation, down."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         fused = spec.activation == "gelu" and not spec.gated
-        parts = [spec.ffn] * (2 if spec.gated else 1)  # the gate first
+        parts = [spec.ffn] * (2 if spec.gated else 1)
         self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
         self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
-        self._gated = spec.gated
-        self._function = None if fused else _FUNCTIONS[spec.activation]
+        self._gated, self._gate_last, self._activation = spec.gated, spec.gate_last, spec.activation
+        self._function = None if fused else FUNCTIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, ffn]"""
         x = self.up.forward(x)
         if self._function is None:
             return x
-        if self._gated:
-            gate, up = x.chunk(2, dim=-1)
-            return self._function(gate) * up
-        return self._function(x)
+        return gate_up(x, self._activation, gate_last=self._gate_last) if self._gated else self._function(x)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """With `down`: [rows, hidden] -> [rows, hidden]"""
+        return self.down.forward(self.forward(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`whole` plus `residual`."""
+        return self.down.add(self.forward(x), residual)
+
+
+def add_and_norm(block: PackedLinear | FeedForward | Experts, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The block's answer to x plus the residual, and its norm: the sum is part of the norm's launch, or of the block's product."""
+    if has_triton(x):
+        return norm.add(block.forward(x) if isinstance(block, PackedLinear) else block.whole(x), residual)
+    total = block.add(x, residual)
+    return total, norm.forward(total)
 
 
 AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
@@ -135,7 +155,8 @@ class Layer(nn.Module):
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
-        self.attn, self.ffn = attention(spec, layer), FeedForward(spec)
+        self.attn = attention(spec, layer)
+        self.ffn = Experts(spec, layer.experts) if layer.experts else FeedForward(spec)
         self.attn_norm = Norm(spec) if layer.attention_norm else None
         self.ffn_norm = Norm(spec)
 
@@ -162,17 +183,16 @@ class PostNormLayer(Layer):
         return x
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = self.attn.out.add(mixed, x)
-        normed = x if self.attn_norm is None else self.attn_norm.forward(x)
-        return self.ffn_norm.forward(self.ffn.down.add(self.ffn.forward(normed), normed))
+        normed = self.attn.out.add(mixed, x) if self.attn_norm is None else add_and_norm(self.attn.out, self.attn_norm, mixed, x)[1]
+        return add_and_norm(self.ffn, self.ffn_norm, normed, normed)[1]
 
 
 class PreNormLayer(Layer):
     """Norm before each block; the residual stream itself is not normalised."""
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = self.attn.out.add(mixed, x)
-        return self.ffn.down.add(self.ffn.forward(self.ffn_norm.forward(x)), x)
+        x, normed = add_and_norm(self.attn.out, self.ffn_norm, mixed, x)
+        return self.ffn.add(normed, x)
 
 
 class SandwichLayer(Layer):
@@ -184,11 +204,13 @@ class SandwichLayer(Layer):
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + self.attn_out_norm.forward(self.attn.out.forward(mixed))
-        out = self.ffn.down.forward(self.ffn.forward(self.ffn_norm.forward(x)))
-        return x + self.ffn_out_norm.forward(out)
+        return x + self.ffn_out_norm.forward(self.ffn.whole(self.ffn_norm.forward(x)))
 
 
 _LAYERS: dict[str, type[Layer]] = {"post": PostNormLayer, "pre": PreNormLayer, "sandwich": SandwichLayer}
+
+
+LayerType = Callable[[EncoderSpec, LayerSpec, AttentionType], Layer]
 
 
 class PositionBias(nn.Module):
@@ -209,15 +231,18 @@ class TextEncoder(nn.Module):
         *,
         relative: PositionBias | None = None,
         attention: AttentionType = Attention,
+        layer: LayerType | None = None,
     ) -> None:
+        """`layer` None: the kind that `spec.norm` names."""
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
+        self.causal = spec.causal
         self.embed, self.relative = embed, relative
-        kind = _LAYERS[spec.norm]
-        self.stack = tuple(kind(spec, layer, attention) for layer in spec.layers)
+        kind = _LAYERS[spec.norm] if layer is None else layer
+        self.stack = tuple(kind(spec, each, attention) for each in spec.layers)
         self.layers = nn.ModuleList(self.stack)
         self.norm = None if spec.norm == "post" else Norm(spec)
-        self._ropes = tuple(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
+        self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
         self._frequencies: dict[Rope, Tensor] = {}
         # A first token's row alone has its keys behind it, where masks and biases by distance do not look for them.
         plain = not spec.causal and spec.layers[-1].window is None and relative is None

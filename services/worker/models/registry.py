@@ -11,9 +11,28 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from libs.kernels.linear import has_bfloat16
 from services.worker.models import weights
 from services.worker.models.encoder import TextEncoder
-from services.worker.models.families import bert, distilbert, mpnet, prenorm
+from services.worker.models.families import (
+    bert,
+    deberta,
+    distilbert,
+    eurobert,
+    gemma3,
+    gte,
+    jina,
+    jina_code,
+    llama,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    nomic_moe,
+    prenorm,
+    qwen,
+    t5,
+    xlmr_flash,
+)
 from services.worker.models.spec import Config
 from services.worker.models.weights import HeadRule, Rule, TensorFile
 
@@ -34,25 +53,48 @@ class Family(Protocol):
 
 
 @runtime_checkable
+class _Claims(Protocol):
+    """A family that shares its model_type with another: which of the checkpoints are its own. It is asked before the other."""
+
+    def claims(self, config: Config) -> bool: ...
+
+
+@runtime_checkable
 class _Prepares(Protocol):
     def prepare(self) -> None: ...
 
 
-_FAMILIES: tuple[Family, ...] = (bert, distilbert, mpnet, prenorm)
-_BY_TYPE = {model_type: family for family in _FAMILIES for model_type in family.MODEL_TYPES}
+_FAMILIES: tuple[Family, ...] = (
+    bert,
+    deberta,
+    distilbert,
+    eurobert,
+    gemma3,
+    gte,
+    jina,
+    jina_code,
+    llama,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    nomic_moe,
+    prenorm,
+    qwen,
+    t5,
+    xlmr_flash,
+)
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if has_bfloat16() else torch.float32
 
 
 def model_types() -> tuple[str, ...]:
     """Every `model_type` that `build_encoder` takes."""
-    return tuple(_BY_TYPE)
+    return tuple(dict.fromkeys(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES))
 
 
 def build_encoder(
@@ -77,11 +119,19 @@ def build_encoder(
 
 def empty_encoder(config: Config) -> tuple[TextEncoder, Family]:
     """The encoder that config.json describes, on the meta device, and its family."""
-    family = _BY_TYPE.get(config.text("model_type"))
-    if family is None:
-        raise config.unsupported("model_type", f"supported are {', '.join(_BY_TYPE)}")
+    family = _family_of(config)
     with torch.device("meta"):
         return family.build(config), family
+
+
+def _family_of(config: Config) -> Family:
+    named = [family for family in _FAMILIES if config.text("model_type") in family.MODEL_TYPES]
+    own: list[Family] = [family for family in named if isinstance(family, _Claims) and family.claims(config)]
+    own += [family for family in named if not isinstance(family, _Claims)]
+    if own:
+        return own[0]
+    code = " The checkpoint's own code, which auto_map names, is never run." if config.has("auto_map") else ""
+    raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
 
 
 def prepare(encoder: TextEncoder) -> None:

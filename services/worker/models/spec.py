@@ -44,8 +44,8 @@ class EncoderSpec:
     """A stack of transformer layers.
 
     `norm`: after each residual add (post), before each block and once at the end (pre), or both before and after each block, the
-    residual left out (sandwich). `norm_shift`: what RMSNorm adds to its weights. `gated`: activation(gate) * up. `scale` of
-    attention scores None: head_size ** -0.5.
+    residual left out (sandwich). `norm_shift`: what RMSNorm adds to its weights. `gated`: activation(gate) * up, the gate
+    stored first or, with `gate_last`, after up. `scale` of attention scores None: head_size ** -0.5.
     """
 
     hidden: int
@@ -62,6 +62,8 @@ class EncoderSpec:
     norm_shift: float = 0.0
     qk_norm: bool = False  # RMSNorm of each head's queries and keys
     gated: bool = False
+    gate_last: bool = False
+    experts_used: int = 1  # by each token, in layers with experts
     causal: bool = False
     scale: float | None = None
     qkv_bias: bool = True
@@ -78,8 +80,42 @@ class EncoderSpec:
 class Config:
     """A config.json with types. Whatever cannot be served raises ModelBroken with the key."""
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, object], place: str = "") -> None:
+        """`place`: the keys that lead to these values, for messages; empty for the whole file."""
+        self._values, self._place = values, place
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and null, for those of which an absent key means something else."""
+        return key in self._values and self._values[key] is None
+
+    def part(self, key: str) -> Config:
+        """An object within this one; empty if it is missing."""
+        value = self._value(key, {})
+        if not isinstance(value, Mapping):
+            raise self.unsupported(key, "an object is needed")
+        return Config(value, f"{self._place}{key}.")
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.unsupported(key, "true or false is needed")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; empty if it is missing."""
+        value = self._value(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.unsupported(key, "a list of texts is needed")
+        return tuple(value)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list of texts, or one text in which `|` stands between them."""
+        value = self._value(key, [])
+        return tuple(word.strip() for word in value.split("|")) if isinstance(value, str) else self.texts(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number; without a default the key must be there."""
@@ -95,7 +131,8 @@ class Config:
             raise self.unsupported(key, "a number of at least 1 is needed")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
+        """Without a default the key must be there."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.unsupported(key, "a number is needed")
@@ -129,8 +166,8 @@ class Config:
     def unsupported(self, key: str, reason: str) -> ModelBroken:
         """The error for a key's value, to be raised by the caller."""
         if self._values.get(key) is None:
-            return ModelBroken(f"config.json: {key} is missing: {reason}")
-        return ModelBroken(f"config.json: {key} is {self._values[key]!r}: {reason}")
+            return ModelBroken(f"config.json: {self._place}{key} is missing: {reason}")
+        return ModelBroken(f"config.json: {self._place}{key} is {self._values[key]!r}: {reason}")
 
     def _value(self, key: str, default: object) -> object:
         """Null counts as absent, as it does for transformers."""

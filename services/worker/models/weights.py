@@ -28,11 +28,28 @@ class Maybe:
     target: str
 
 
-Rule = str | tuple[str, int] | None
-"""Where a family puts a checkpoint's tensor: our name | (our name, slot in a fused weight) | known and dropped."""
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """A rule for a large table, which may be missing, and of which a head wants a few rows: a view of the file, as stored."""
 
-HeadRule = str | Maybe | None
-"""The same for a head: the name in its state | the name, if present | known and dropped.
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A rule for names that a checkpoint may hold though the model that config.json describes has no place for them."""
+
+    target: str
+
+
+Rule = str | tuple[str, int] | Spare | None
+"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) | name or nowhere | known and dropped.
+
+A weight that some checkpoints fuse and others do not has rules of both sorts.
+"""
+
+HeadRule = str | Maybe | InFile | None
+"""The same for a head: the name in its state | the name, if present | the name of a view, if present | known and dropped.
 
 Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the family's prefix and without its
 last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name.
@@ -80,6 +97,11 @@ class TensorFile:
                 "transformers' save_pretrained, and put it beside config.json"
             )
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
+
+    @staticmethod
+    def of(path: Path) -> TensorFile:
+        """One safetensors file of any name."""
+        return TensorFile(path.name, _read_header(path))
 
     def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
         """The tensors that begin with a prefix, without it, and all others."""
@@ -185,7 +207,7 @@ def load(
         found = _find(name, table)
         if found is None:
             raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
-        if table[found.stem] is not None:
+        if not isinstance(table[found.stem], Spare | None):
             raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes")
     return state
 
@@ -203,7 +225,7 @@ def _fill(
     model: nn.Module,
     tensors: TensorFile,
     left: dict[str, str],
-    sources: Mapping[str, Sequence[str]],
+    sources: Mapping[str, Sequence[Sequence[str]]],
     prefix: str,
     dtype: torch.dtype,
     device: torch.device,
@@ -214,7 +236,8 @@ def _fill(
     for ours, parameter in model.state_dict().items():
         stem, _, ending = ours.rpartition(".")
         pattern, number = _numbered(stem)
-        wanted = [f"{source.format(number)}.{ending}" for source in sources[pattern]]
+        forms = [[f"{source.format(number)}.{ending}" for source in form] for form in sources[pattern]]
+        wanted = next((form for form in forms if form[0] in left), forms[0])
         missing = next((name for name in wanted if name not in left), None)
         if missing is not None:
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
@@ -250,9 +273,10 @@ def _head_state(
         stored = left.pop(name)
         rule = table[found.stem]
         if rule is not None:
-            target = rule.target if isinstance(rule, Maybe) else rule
+            target = rule if isinstance(rule, str) else rule.target
             ours = ".".join(filter(None, (target.format(found.number), found.ending)))
-            state[ours] = tensors.read(stored).to(device=device, dtype=torch.float32)
+            tensor = tensors.read(stored)
+            state[ours] = tensor if isinstance(rule, InFile) else tensor.to(device=device, dtype=torch.float32)
     for stem, rule in table.items():
         if isinstance(rule, str) and stem not in filled:
             raise ModelBroken(f"{tensors.source}: tensor {stem!r} is missing, which the model's head needs")
@@ -286,14 +310,17 @@ def _numbered(stem: str) -> tuple[str, str]:
     return f"{stem[: number.start(1)]}{{}}{stem[number.end(1) :]}", number[1]
 
 
-def _sources(table: Mapping[str, Rule]) -> dict[str, list[str]]:
-    """Our stem -> the checkpoint's stems that fill it, in the order of their slots."""
-    slots: dict[str, dict[int, str]] = {}
+def _sources(table: Mapping[str, Rule]) -> dict[str, list[list[str]]]:
+    """Our stem -> the forms in which it may be stored: one stem of the checkpoint, or several in the order of their slots."""
+    whole: dict[str, list[list[str]]] = {}
+    parts: dict[str, dict[int, str]] = {}
     for stem, rule in table.items():
-        if rule is not None:
-            ours, slot = rule if isinstance(rule, tuple) else (rule, 0)
-            slots.setdefault(ours, {})[slot] = stem
-    return {ours: [filled[slot] for slot in sorted(filled)] for ours, filled in slots.items()}
+        if isinstance(rule, tuple):
+            parts.setdefault(rule[0], {})[rule[1]] = stem
+        elif rule is not None:
+            whole.setdefault(rule.target if isinstance(rule, Spare) else rule, []).append([stem])
+    slots = {ours: [[filled[slot] for slot in sorted(filled)]] for ours, filled in parts.items()}
+    return {ours: whole.get(ours, []) + slots.get(ours, []) for ours in whole | slots}
 
 
 def _modern(name: str) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
-from torch import Tensor
-
-from services.worker.models.embeddings import Table, TokenEmbedding
-from services.worker.models.encoder import PositionBias, TextEncoder
+from services.worker.models.buckets import BucketBias
+from services.worker.models.embeddings import TokenEmbedding
+from services.worker.models.encoder import TextEncoder
 from services.worker.models.families.bert import bert_spec
 from services.worker.models.spec import Config
 from services.worker.models.weights import Rule
@@ -42,33 +38,6 @@ WEIGHTS: dict[str, Rule] = {
 }
 
 _OFFSET = 2  # the reference counts positions from 2, whatever the padding token
-_FARTHEST = 128  # distances from here on share the last bucket
-
-
-class BucketBias(PositionBias):
-    """T5's relative attention bias (arXiv 1910.10683, section 2.1): distances share buckets that widen with the logarithm."""
-
-    def __init__(self, buckets: int, heads: int, positions: int) -> None:
-        super().__init__()
-        self.buckets = Table(buckets, heads)
-        self._reach = positions - 1
-        self.register_buffer("table", None, persistent=False)
-
-    def prepare(self) -> None:
-        """Once loaded: spread the buckets over all distances."""
-        weight = self.buckets.weight
-        distances = torch.arange(-self._reach, self._reach + 1, device=weight.device)
-        self.table = weight[bucket_of(distances, weight.shape[0])].T.contiguous()
-
-
-def bucket_of(distance: Tensor, buckets: int) -> Tensor:
-    """The bucket of each distance (key minus query). One half is for keys after the query; half of each is for exact distances."""
-    half = buckets // 2
-    exact = half // 2
-    far = distance.abs()
-    ratio = (far.clamp(min=1).float() / exact).log() / math.log(_FARTHEST / exact)
-    wide = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
-    return torch.where(far < exact, far, wide) + torch.where(distance > 0, half, 0)
 
 
 def build(config: Config) -> TextEncoder:
@@ -81,5 +50,5 @@ def build(config: Config) -> TextEncoder:
         norm_eps=spec.norm_eps,
         offset=_OFFSET,
     )
-    bias = BucketBias(config.size("relative_attention_num_buckets", 32), spec.heads, embed.max_positions)
+    bias = BucketBias(config.size("relative_attention_num_buckets", 32), spec.heads, reach=embed.max_positions - 1)
     return TextEncoder(spec, embed, relative=bias)
