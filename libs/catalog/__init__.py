@@ -11,6 +11,10 @@ from libs.catalog.card import (
     Problem,
     Representation,
     Scoring,
+    Sparse,
+    SparsePooling,
+    SpladeActivation,
+    StaticQueries,
     Task,
 )
 from libs.catalog.detect import read_card
@@ -26,6 +30,10 @@ __all__ = [
     "Problem",
     "Representation",
     "Scoring",
+    "Sparse",
+    "SparsePooling",
+    "SpladeActivation",
+    "StaticQueries",
     "Task",
     "read_card",
 ]

@@ -8,11 +8,16 @@ from typing import Literal
 
 Task = Literal["encode", "score", "entities", "classify", "relations"]
 Representation = Literal["dense", "sparse", "multi_vector"]
-Kind = Literal["dense", "multi_vector", "sequence_labels", "token_labels"]
+Kind = Literal[
+    "dense", "sparse", "multi_vector", "hybrid", "sequence_labels", "token_labels", "gliner", "glirel", "gliclass", "yes_no"
+]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "silu"]
+SparsePooling = Literal["max", "sum"]
+SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
-Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "sparse_cosine", "hybrid", "yes_no"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,34 @@ class DenseModule:
     bias: bool
     activation: Activation
     residual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StaticQueries:
+    """Queries without a forward: each token of a query has a fixed weight.
+
+    `folder`: where the tokenizer lies. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token.
+    `default`: also what is encoded in no role.
+    """
+
+    folder: str
+    file: str
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A weight for each of `columns` vocabulary entries, which may be more than the tokenizer has.
+
+    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights. `strongest`: how many weights of a
+    text are kept, 0: all.
+    """
+
+    columns: int
+    pooling: SparsePooling = "max"
+    activation: SpladeActivation = "log1p_relu"
+    strongest: int = 0
+    queries: StaticQueries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +86,7 @@ class LateInteraction:
     skip_words: tuple[str, ...] = ()  # tokens whose vectors are dropped
     skip_roles: tuple[str, ...] = ("document",)  # where they are dropped
     markers: tuple[str, ...] = ()  # beginnings of prompts that must stay one token
+    leading: int = 0  # tokens at the beginning whose vectors are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +115,22 @@ class Card:
     modules: tuple[DenseModule, ...] = ()
     normalize: bool = False
     late: LateInteraction | None = None
+    sparse: Sparse | None = None
     classes: tuple[str, ...] = ()  # config.json's id2label, one for each logit
     problem: Problem = "single_label"
     scoring: Scoring = ""
     positive: int = 0  # the logit that says "relevant" or "entailed"
+    contradiction: int | None = None  # the logit that says so, of a model that classifies by hypotheses
     score_activation: Activation = "identity"  # of a classifier's own scale
+    answers: tuple[int | str, ...] = ()  # of a reranker: the token that says yes and, for most, the one that says no; id or text
+    tied: bool = False  # its language model's head is the token table
+    template: str = ""  # Jinja, by which a query and a document become one text
+    template_values: Mapping[str, object] = field(default_factory=dict)  # that the template sees besides messages
+    message_parts: bool = False  # the template takes a message's content as a list of typed parts, not as a text
+    given_entities: bool = False  # relations are looked for between entities that the request names
+    notes: tuple[str, ...] = ()  # what the checkpoint could do and does not here, and what to do about it
+    # What no file of a checkpoint says, only the catalog.
+    dtype: Dtype = "auto"  # of the encoder; auto: as the worker is set
+    pools: tuple[str, ...] = ()  # where it should run, best first; empty: anywhere
+    pinned: bool = False  # never evicted once loaded
+    memory_bytes: int = 0  # set aside for it if its weights take less

@@ -12,27 +12,48 @@ from pathlib import Path
 
 from libs.catalog import late
 from libs.catalog.card import Card, DenseModule, Kind
+from libs.catalog.chat import refuse_messages, takes_messages, template_files, with_template
 from libs.catalog.checkpoint import Checkpoint
 from libs.catalog.files import Config, digest, need_config, read_config, tensor_files, tensor_shape
+from libs.catalog.gliclass import gliclass_card, is_gliclass
+from libs.catalog.gliner import gliner_card, is_gliner
+from libs.catalog.glirel import glirel_card, is_glirel
+from libs.catalog.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.labels import sequence_labels, token_labels
 from libs.catalog.modules import read_modules, sentence_settings
+from libs.catalog.overrides import Overrides, apply
+from libs.catalog.reranker import need_answers, refuse_bare, yes_no
+from libs.catalog.sparse import is_sparse, sparse
 from libs.errors import ModelBroken
 
 # Families whose position table begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
-_HIDDEN_KEYS = ("hidden_size", "dim", "d_model")
+_POSITION_KEYS = ("max_position_embeddings", "n_positions")
+_UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
+_LONGEST = 1 << 15  # tokens, where positions have no end and no file names one: T5
+_HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 _STANFORD = "HF_ColBERT"
-_SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT")
+_SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
+_MASKED = "ForMaskedLM"
 
 
-def read_card(directory: Path, model: str) -> Card:
+def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
     """The card of the checkpoint in `directory`, under the id `model` (`org/name` or `org/name@revision`).
 
-    Raises ModelBroken naming the file and the key at fault.
+    `said`: what the catalog says of the model over its files. Raises ModelBroken naming the file and the key at fault.
     """
+    if is_gliner(directory):
+        return apply(gliner_card(directory, model), said)
+    if is_glirel(directory):
+        return apply(glirel_card(directory, model), said)
+    if is_gliclass(directory):
+        return apply(gliclass_card(directory, model), said)
     files = _read(directory)
-    kind = _kind(files)
-    return _READERS[kind](files, _common(files, model, kind))
+    kind = (said.detect.kind if said is not None else None) or _kind(files)
+    if kind not in ("yes_no", "sequence_labels"):
+        refuse_messages(files)
+    card = apply(_READERS[kind](files, _common(files, model, kind)), said)
+    return need_answers(card) if kind == "yes_no" else card
 
 
 def _read(directory: Path) -> Checkpoint:
@@ -55,14 +76,18 @@ def _read(directory: Path) -> Checkpoint:
 
 def _kind(files: Checkpoint) -> Kind:
     """What stands after the encoder. modules.json and sentence-transformers' model_type speak before the architecture."""
-    if files.top.text("model_type") in ("MultiVectorEncoder", "ColBERT") or files.modules.token_level:
+    native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
+    if native or files.architecture == _STANFORD or (late.is_pylate(files.top) and not files.modules.pooling):
         return "multi_vector"
-    if files.architecture == _STANFORD:
-        return "multi_vector"
+    if is_sparse(files):
+        return "sparse"
     if files.modules.pooling:
-        return "dense"
+        return "hybrid" if layer_files(files) else "dense"
+    if files.modules.answers is not None:
+        return "yes_no"
     if files.architecture.endswith("ForTokenClassification"):
         return "token_labels"
+    refuse_bare(files)
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
@@ -74,7 +99,7 @@ def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
         raise files.top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")
     return Card(
         model=model,
-        revision=model.partition("@")[2] or _revision(files),
+        revision=model.partition("@")[2] or files.directory.name.partition("@")[2] or _revision(files),
         family=files.config.text("model_type"),
         kind=kind,
         tasks=(),
@@ -97,8 +122,18 @@ def _revision(files: Checkpoint) -> str:
         "modules.json",
         "1_Pooling/config.json",
         "artifact.metadata",
+        "idf.json",
+        "router_config.json",
     ]
     tensors = [name for folder in parts for name in tensor_files(files.directory, folder)]
+    tensors += layer_files(files)
+    configs += template_files(files)
+    if files.modules.answers is not None:
+        configs.append(files.modules.answers.file)
+    if files.modules.splade is not None:
+        configs.append(files.modules.splade.file)
+    if files.modules.static is not None and files.modules.static.file.endswith(".safetensors"):
+        tensors += tensor_files(files.directory, files.modules.static.folder)
     return digest(files.directory, configs, files.tensors + tensors)
 
 
@@ -107,13 +142,23 @@ def _max_tokens(files: Checkpoint) -> int:
     name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
     tokenizer = read_config(files.directory, name) or Config(name, {})
     wanted = files.sentence.number("max_seq_length") or tokenizer.number("model_max_length")
-    positions = files.config.number("max_position_embeddings")
-    if positions and files.config.text("model_type") in _OFFSET_POSITIONS:
-        positions -= files.config.number("pad_token_id", 1) + 1
-    limits = [limit for limit in (wanted, positions) if limit > 0]
+    found = (wanted, files.config.number("model_max_length"), _positions(files.config))
+    limits = [limit for limit in found if 0 < limit < _UNLIMITED]
+    if not limits and wanted:
+        return _LONGEST
     if not limits:
         raise files.config.broken("max_position_embeddings", "is missing, and no other file limits the length of a text")
     return min(limits)
+
+
+def _positions(config: Config) -> int:
+    """Positions that a text's tokens may have; 0: as many as they like."""
+    positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
+    if positions and config.text("model_type") in _OFFSET_POSITIONS:
+        positions -= config.number("pad_token_id", 1) + 1
+    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT changes its rotation beyond the trained length.
+        positions = min(positions, config.number("max_trained_positions", 2048))
+    return positions
 
 
 def _hidden_size(config: Config) -> int:
@@ -146,7 +191,22 @@ def _dense(files: Checkpoint, card: Card) -> Card:
         modules=files.modules.dense,
         normalize=files.modules.normalize,
         scoring="cosine",
+        notes=_left_out(files),
     )
+
+
+def _left_out(files: Checkpoint) -> tuple[str, ...]:
+    """What a dense model's files hint at besides."""
+    if files.architecture.endswith(_MASKED) and not files.modules.listed:
+        return (
+            f"config.json: `architectures` is {files.architecture} and there is no modules.json: taken for dense vectors by the "
+            "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: sparse}` says so",
+        )
+    return pickled_layers(files)
+
+
+def _hybrid(files: Checkpoint, card: Card) -> Card:
+    return replace(hybrid(files, _dense(files, card)), notes=pickled_layers(files))
 
 
 def _multi_vector(files: Checkpoint, card: Card) -> Card:
@@ -181,9 +241,17 @@ def _stanford_projection(files: Checkpoint) -> DenseModule:
     return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
 
 
+def _sequence_labels(files: Checkpoint, card: Card) -> Card:
+    card = sequence_labels(files, card)
+    return with_template(files, card) if takes_messages(files) else card
+
+
 _READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {
     "dense": _dense,
+    "sparse": sparse,
+    "hybrid": _hybrid,
     "multi_vector": _multi_vector,
-    "sequence_labels": sequence_labels,
+    "sequence_labels": _sequence_labels,
     "token_labels": token_labels,
+    "yes_no": yes_no,
 }

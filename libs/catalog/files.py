@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.catalog.trace import note
 from libs.errors import ModelBroken
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -25,8 +26,13 @@ class Config:
     def broken(self, key: str, problem: str) -> ModelBroken:
         return ModelBroken(f"{self.file}: `{key}` {problem}")
 
-    def text(self, key: str, default: str = "") -> str:
+    def _value(self, key: str) -> object:
         value = self.values.get(key)
+        note(self.file, key, value)
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self._value(key)
         if value is None:
             return default
         if not isinstance(value, str):
@@ -35,7 +41,7 @@ class Config:
 
     def number(self, key: str, default: int = 0) -> int:
         """A count. Tokenizers write a huge float for "no limit"."""
-        value = self.values.get(key)
+        value = self._value(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
@@ -43,7 +49,7 @@ class Config:
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
+        value = self._value(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -52,7 +58,7 @@ class Config:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; a single string counts as a list of one."""
-        value = self.values.get(key)
+        value = self._value(key)
         if value is None:
             return ()
         items = [value] if isinstance(value, str) else value
@@ -62,7 +68,7 @@ class Config:
 
     def part(self, key: str) -> Config:
         """An object within this one; empty if it is missing."""
-        value = self.values.get(key)
+        value = self._value(key)
         if value is None:
             value = {}
         if not isinstance(value, dict):

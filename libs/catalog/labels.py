@@ -14,6 +14,7 @@ _PROBLEMS: dict[str, Problem] = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
+_ENTAILED = "entail"
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
@@ -30,7 +31,7 @@ def _classes(config: Config) -> tuple[str, ...]:
 
 def sequence_labels(files: Checkpoint, card: Card) -> Card:
     classes, problem = _classes(files.config), _problem(files.config)
-    positive = _positive(classes)
+    positive, contradiction = _positive(classes), _contradiction(classes)
     tasks: list[Task] = []
     # A regression's answer is no share of 0..1, and one class without a name of its own is a reranker's.
     if problem != "regression" and classes != ("LABEL_0",):
@@ -46,6 +47,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
         problem=problem,
         scoring=scoring,
         positive=positive or 0,
+        contradiction=contradiction,
         score_activation=_score_activation(files),
     )
 
@@ -62,11 +64,19 @@ def _positive(classes: tuple[str, ...]) -> int | None:
     lower = [name.lower() for name in classes]
     if len(lower) == 1:
         return 0
-    named = [number for number, name in enumerate(lower) if name.startswith("entail")]
+    named = [number for number, name in enumerate(lower) if name.startswith(_ENTAILED)]
     named += [number for number, name in enumerate(lower) if name in _POSITIVE_NAMES]
     if named:
         return named[0]
     return 1 if len(lower) == 2 else None
+
+
+def _contradiction(classes: tuple[str, ...]) -> int | None:
+    """The class against "entailment": the first, else the last, as transformers' ZeroShotClassificationPipeline has it."""
+    entailed = next((number for number, name in enumerate(classes) if name.lower().startswith(_ENTAILED)), None)
+    if entailed is None or len(classes) < 2:
+        return None
+    return len(classes) - 1 if entailed == 0 else 0
 
 
 def _score_activation(files: Checkpoint) -> Activation:

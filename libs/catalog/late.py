@@ -25,6 +25,11 @@ _DEFAULT_QUERY_TOKENS = 32
 _PUNCTUATION = tuple(string.punctuation)
 
 
+def is_pylate(top: Config) -> bool:
+    """Whether config_sentence_transformers.json is PyLate's, which did not always write its model_type."""
+    return top.text("model_type") == "ColBERT" or any(key in top.values for key in _PYLATE_KEYS)
+
+
 def stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
     """Settings and prompts of a checkpoint whose architecture is HF_ColBERT."""
     found = read_config(directory, "artifact.metadata") or Config("artifact.metadata", {})

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from libs.catalog.card import Activation, DenseModule, PoolingMode
+from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries
 from libs.catalog.files import Config, need_config, read_config, read_json
+from libs.catalog.routes import read_routes
 from libs.errors import ModelBroken
 
 # In the order in which sentence-transformers concatenates them.
@@ -32,6 +33,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
+# Whose modules are known here by their names. None of them is imported.
+_PACKAGES = ("sentence_transformers", "pylate")
+_SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "MultiVectorMask", "SpladePooling", "Router", "LogitScore")
 _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
 
 
@@ -47,6 +51,9 @@ class Modules:
     token_level: bool = False  # the dense layers work on tokens: late interaction
     normalize: bool = False
     mask: Config | None = None  # MultiVectorMask's settings
+    splade: Config | None = None  # SpladePooling's settings
+    static: StaticQueries | None = None  # a Router's, for queries
+    answers: Config | None = None  # LogitScore's settings: a reranker by its language model
 
 
 def read_modules(directory: Path) -> Modules:
@@ -85,12 +92,12 @@ class _Found:
         self.dense: list[DenseModule] = []
         self.token_level = False
         self.normalize = False
-        self.mask: Config | None = None
+        self.settings: dict[str, Config] = {}  # of modules that have no more than settings
+        self.static: StaticQueries | None = None
 
     def add(self, directory: Path, entry: Config) -> None:
-        kind = entry.text("type").rpartition(".")[2]
-        folder = entry.text("path")
-        if kind == "Transformer":
+        kind, folder = _class_of(entry), entry.text("path")
+        if kind in ("Transformer", "MLMTransformer"):
             self.encoder.append(folder)
         elif kind == "Pooling":
             self.pooling, self.pool_prompt = _pooling(need_config(directory, f"{folder}/config.json"))
@@ -98,12 +105,15 @@ class _Found:
             self._add_dense(directory, entry, folder)
         elif kind == "Normalize":
             self.normalize = True
-        elif kind == "MultiVectorMask":
-            self.mask = need_config(directory, f"{folder}/config.json")
+        elif kind in ("MultiVectorMask", "SpladePooling", "LogitScore"):
+            self.settings[kind] = need_config(directory, f"{folder}/config.json")
+        elif kind in ("Router", "Asym"):
+            routes = read_routes(directory, folder)
+            self.static = routes.static
+            for module in routes.modules:
+                self.add(directory, module)
         elif kind != "Dropout":
-            raise entry.broken(
-                "type", f"is {entry.text('type')!r}, which is not served: Transformer, Pooling, Dense and Normalize are"
-            )
+            raise entry.broken("type", f"is {entry.text('type')!r}, which is not served: {', '.join(_SERVED)} are")
 
     def _add_dense(self, directory: Path, entry: Config, folder: str) -> None:
         if self.normalize:
@@ -124,8 +134,21 @@ class _Found:
             dense=tuple(self.dense),
             token_level=self.token_level,
             normalize=self.normalize,
-            mask=self.mask,
+            mask=self.settings.get("MultiVectorMask"),
+            splade=self.settings.get("SpladePooling"),
+            static=self.static,
+            answers=self.settings.get("LogitScore"),
         )
+
+
+def _class_of(entry: Config) -> str:
+    """The class of a module, which must be of a package that is known; its folder must lie in the checkpoint."""
+    package, _, kind = entry.text("type").rpartition(".")
+    if package.partition(".")[0] not in _PACKAGES:
+        raise entry.broken("type", f"is {entry.text('type')!r}: code of the checkpoint's own, which is never run")
+    if ".." in Path(entry.text("path")).parts:
+        raise entry.broken("path", f"is {entry.text('path')!r}, which leads out of the checkpoint")
+    return kind
 
 
 def _pooling(config: Config) -> tuple[tuple[PoolingMode, ...], bool]:

@@ -40,9 +40,19 @@ from tests.parity.checkpoints import Kind, write_checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
-    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet",
+    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert",
+    "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2",
 )  # fmt: skip
 IDENTITY = "torch.nn.modules.linear.Identity"
+# colbertv2.0, and jina-colbert-v2, whose queries attend to their added mask tokens and have markers of their own.
+STANFORD: tuple[tuple[Kind, str, Mapping[str, object]], ...] = (
+    ("bert", "bert.", {"query_maxlen": 20, "doc_maxlen": 50, "mask_punctuation": True}),
+    (
+        "jina_embeddings_v3",
+        "",
+        {"query_maxlen": 24, "attend_to_mask_tokens": True, "query_token_id": "the", "doc_token_id": "copy"},
+    ),
+)
 TEXTS = [
     'Each licensee is addressed as "you".',
     "Programs, GPL; warranty (none)!",
@@ -283,7 +293,7 @@ def check_late_interaction(directory: Path) -> None:
     assert_close(scores(model, ScoreWork(TEXTS[0], TEXTS)), expected)
 
 
-@pytest.mark.parametrize("kind", ["roberta-prelayernorm", "mpnet"])
+@pytest.mark.parametrize("kind", ["roberta-prelayernorm", "mpnet", "modernbert", "gte", "jina_embeddings_v3", "nomic_bert"])
 def test_looking_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> None:
     write_checkpoint(kind, tmp_path / "base")
     transformer = Transformer(str(tmp_path / "base"), query_expansion={"strategy": "fixed", "length": 24})
@@ -292,29 +302,41 @@ def test_looking_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> No
     check_late_interaction(tmp_path / "saved")
 
 
-def test_pylate_checkpoint(tmp_path: Path) -> None:
-    """PyLate 1.x: prefixes, lengths and expansion at the top, a Dense of its own, no masking or scaling modules."""
-    write_checkpoint("bert", tmp_path)
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("sizes", [(64, 8), (64, 48, 48, 8)])
+def test_pylate_checkpoint(tmp_path: Path, kind: Kind, sizes: tuple[int, ...]) -> None:
+    """PyLate 1.x: prefixes, lengths and expansion at the top, Dense layers of its own, no masking or scaling modules.
+
+    Several layers, some of them residual, are mxbai-edge-colbert's.
+    """
+    write_checkpoint(kind, tmp_path)
     settings = {"query_prefix": "[unused0]", "document_prefix": "copy ", "query_length": 24, "document_length": 40}
     write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "ColBERT", **settings})
-    write_json(
-        tmp_path / "1_Dense/config.json", {"in_features": 64, "out_features": 8, "bias": False, "activation_function": IDENTITY}
-    )
-    save_file(
-        {"linear.weight": torch.randn(8, 64, generator=torch.Generator().manual_seed(1))}, tmp_path / "1_Dense/model.safetensors"
-    )
-    modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    modules = [("", "sentence_transformers.models.Transformer")]
+    for number, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
+        write_pylate_dense(tmp_path / f"{number}_Dense", inputs, outputs, residual=len(sizes) > 2)
+        modules.append((f"{number}_Dense", "pylate.models.Dense.Dense"))
     write_json(tmp_path / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(modules)])
     check_late_interaction(tmp_path)
 
 
-def test_stanford_checkpoint(tmp_path: Path) -> None:
+def write_pylate_dense(folder: Path, inputs: int, outputs: int, *, residual: bool) -> None:
+    """Without a bias; the residual of a layer that changes the size goes through a matrix."""
+    settings = {"in_features": inputs, "out_features": outputs, "bias": False, "activation_function": IDENTITY}
+    write_json(folder / "config.json", settings | {"use_residual": residual})
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    names = ["linear.weight", *(["residual.weight"] if residual and inputs != outputs else [])]
+    save_file({name: torch.randn(outputs, inputs, generator=generator) for name in names}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("kind", "prefix", "settings"), STANFORD)
+def test_stanford_checkpoint(tmp_path: Path, kind: Kind, prefix: str, settings: Mapping[str, object]) -> None:
     """colbert-ir: the projection lies beside the encoder's tensors, and settings in artifact.metadata."""
-    write_checkpoint("bert", tmp_path)
+    write_checkpoint(kind, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     write_json(tmp_path / "config.json", config | {"architectures": ["HF_ColBERT"]})
-    write_json(tmp_path / "artifact.metadata", {"query_maxlen": 20, "doc_maxlen": 50, "mask_punctuation": True})
-    tensors = {f"bert.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    write_json(tmp_path / "artifact.metadata", settings)
+    tensors = {f"{prefix}{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     tensors["linear.weight"] = torch.randn(12, 64, generator=torch.Generator().manual_seed(1))
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     check_late_interaction(tmp_path)

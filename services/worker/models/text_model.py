@@ -13,8 +13,9 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.catalog.detect import read_card
 from libs.catalog.files import need_config
+from libs.catalog.overrides import Overrides
 from services.worker.models.encoder import TextEncoder, resident_bytes
-from services.worker.models.heads.head import TextHead
+from services.worker.models.heads.head import Compacts, TextHead
 from services.worker.models.kinds import kind_of
 from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.packed import Packed
@@ -23,28 +24,34 @@ from services.worker.models.results import Result
 from services.worker.models.weights import TensorFile
 from services.worker.models.work import Head, Output, Prepared, Sequence, Work
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 class TextModel:
-    """`card`; `bytes`: weights on the device; `max_tokens`: the longest sequence, special tokens included."""
+    """`card`; `bytes`: of weights on the device, or more if the card sets more aside; `max_tokens`: the longest sequence."""
 
     def __init__(self, card: Card, encoder: TextEncoder, built: Built, device: torch.device) -> None:
         self.card = card
         modules = [head for head in built.heads.values() if isinstance(head, nn.Module)]
-        self.bytes = encoder.bytes + sum(resident_bytes(head) for head in modules)
+        self.bytes = max(encoder.bytes + sum(resident_bytes(head) for head in modules), card.memory_bytes)
         self.max_tokens = card.max_tokens
         self._encoder, self._heads, self._processor, self._device = encoder, built.heads, built.processor, device
 
     @classmethod
-    def load(cls, directory: Path, model_id: str, device: torch.device, dtype: torch.dtype) -> TextModel:
-        """Reads a checkpoint directory; the encoder computes in `dtype`, the head in float32.
+    def load(
+        cls, directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, said: Overrides | None = None
+    ) -> TextModel:
+        """Reads a checkpoint directory; the encoder computes in `dtype` unless the card has one, the head in float32.
 
-        Raises ModelBroken with the file and the key or tensor at fault.
+        `said`: what the catalog says of the model. Raises ModelBroken with the file and the key or tensor at fault.
         """
-        card = read_card(directory, model_id)
+        card = read_card(directory, model_id, said)
         kind = kind_of(card)
         own, rest = TensorFile.open(directory / card.encoder_folder).split(card.encoder_prefix)
         config = encoder_config(directory, card)
-        encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=kind.head_table(card))
+        encoder, state = build_encoder(
+            config, own, dtype=_DTYPES.get(card.dtype, dtype), device=device, head_tables=kind.head_table(card)
+        )
         card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
         return cls(card, encoder, kind.build(Parts(card, directory, encoder, state, rest, device)), device)
 
@@ -74,7 +81,7 @@ class TextModel:
             [item.type_ids for item in packed],
             self._device,
             seen=[item.seen for item in packed],
-            before=[None if item.before is None else number[id(item.before)] for item in packed],
+            before=[None if item.before is None else number[item.before.tobytes()] for item in packed],
         )
         heads = [self._heads[name] for name in names]
         hidden = self._encoder.forward(batch, rows=heads[0].rows if len(heads) == 1 else None)
@@ -85,6 +92,7 @@ class TextModel:
 
     @staticmethod
     def _outputs(head: TextHead, result: tuple[torch.Tensor, ...], packed: Many[Sequence]) -> list[Output]:
+        result = head.compact(result) if isinstance(head, Compacts) else result
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
 
@@ -96,7 +104,6 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-def _shared(sequences: Many[Sequence]) -> dict[int, Sequence]:
-    """What stands before sequences, once for each array that they hold, as sequences of their own."""
-    arrays = {id(item.before): item.before for item in sequences if item.before is not None}
-    return {key: Sequence(ids) for key, ids in arrays.items()}
+def _shared(sequences: Many[Sequence]) -> dict[bytes, Sequence]:
+    """What stands before sequences, each once, as sequences of their own: also the jobs of a split request share it."""
+    return {item.before.tobytes(): Sequence(item.before) for item in sequences if item.before is not None}

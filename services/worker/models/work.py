@@ -63,7 +63,8 @@ class EntitiesWork:
 class ClassifyWork:
     """Labels that fit texts. `multi_label` None: as the checkpoint says.
 
-    `hypothesis`, for models without labels of their own, is what texts are compared with; `{}` stands for the label. Empty: "{}".
+    `hypothesis`, for models without labels of their own, is what texts are compared with; `{}` stands for the label. Empty: the
+    kind of model says.
     """
 
     texts: list[str]
@@ -75,10 +76,20 @@ class ClassifyWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """An entity that a request knows already: code points, end exclusive, within its text."""
+
+    start: int
+    end: int
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RelationsWork:
     """Pairs of entities in texts that stand in one of the relations `labels`.
 
-    `entity_labels`: what counts as an entity (empty: as the model has it). `threshold` None: the model's own.
+    `entity_labels`: what counts as an entity, for models that find them. `threshold` None: the model's own. `entities`: of each
+    text, for models that are given them; empty: none of any text.
     """
 
     texts: list[str]
@@ -86,6 +97,7 @@ class RelationsWork:
     entity_labels: tuple[str, ...] = ()
     threshold: float | None = None
     truncation: Truncation = "end"
+    entities: tuple[tuple[Given, ...], ...] = ()
 
 
 Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
@@ -97,7 +109,7 @@ class Sequence:
 
     `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt. `seen`: leading tokens that the
     sequence's tokens attend to (0: all); the tokens after them only look, as a ColBERT query's mask tokens do. `before`: tokens
-    that stand before these and are computed once for all sequences of a batch that hold the same array, causal models only.
+    that stand before these and are computed once for all sequences of a batch that have the same ones, causal models only.
     `input`: what the model's head must know of this sequence besides (places of words or labels); None for most.
     """
 
@@ -138,16 +150,18 @@ def is_finite(output: Output) -> bool:
 class Prepared:
     """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with one output a sequence.
 
-    `notes`: what the processor that prepared it wants to know again in `finish`.
+    `notes`: what the processor that prepared it wants to know again in `finish`. `looked_up`: tokens of texts that need no forward
+    and are no sequences, since `notes` has their answer.
     """
 
     work: Work
     head: Head
     sequences: list[Sequence]
     notes: object | None = None
+    looked_up: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens that go through the model, special tokens, prompts and labels included."""
+        """Tokens that go through the model or are looked up, special tokens, prompts and labels included."""
         shared = {id(sequence.before): len(sequence.before) for sequence in self.sequences if sequence.before is not None}
-        return sum(sequence.tokens for sequence in self.sequences) + sum(shared.values())
+        return sum(sequence.tokens for sequence in self.sequences) + sum(shared.values()) + self.looked_up

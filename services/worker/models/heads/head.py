@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,14 @@ class TextHead(Protocol):
 
     def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
         """What `forward` gave, on the host, as one output a sequence."""
+
+
+@runtime_checkable
+class Compacts(Protocol):
+    """A head that leaves out, on the device, what need not be copied from it. `split` then gets what is left."""
+
+    def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """`tensors`: what `forward` gave. Called when all work of the batch was given to the device: it may wait for it."""
 
 
 def row_each(array: Array) -> list[Output]:

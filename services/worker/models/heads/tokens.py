@@ -7,15 +7,14 @@ from collections.abc import Sequence as Many
 from torch import Tensor, nn
 
 from services.worker.models.heads.head import Array, rows_each
-from services.worker.models.heads.linear import HeadLinear
 from services.worker.models.packed import Packed, Rows
 from services.worker.models.work import Output, Sequence
 
 
 class TokenHead(nn.Module):
-    """Hidden states -> [tokens, out] float32, through one or more linear layers (none: the states themselves)."""
+    """Hidden states -> [tokens, out] float32, through one or more layers (none: the states themselves)."""
 
-    def __init__(self, layers: Many[HeadLinear]) -> None:
+    def __init__(self, layers: Many[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card, Kind
-from services.worker.models.kinds import embedding, sequence_labels, token_labels
+from services.worker.models.kinds import (
+    embedding,
+    gliclass,
+    gliner,
+    glirel,
+    hybrid,
+    sequence_labels,
+    sparse,
+    token_labels,
+    yes_no,
+)
 from services.worker.models.kinds.kind import ModelKind
 
 _KINDS: dict[Kind, ModelKind] = {
     "dense": embedding,
+    "sparse": sparse,
+    "hybrid": hybrid,
     "multi_vector": embedding,
     "sequence_labels": sequence_labels,
     "token_labels": token_labels,
+    "yes_no": yes_no,
+    "gliner": gliner,
+    "glirel": glirel,
+    "gliclass": gliclass,
 }
 
 

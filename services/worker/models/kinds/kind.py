@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from libs.catalog.card import Card
+from libs.catalog.files import need_config
 from services.worker.models.encoder import TextEncoder
 from services.worker.models.heads.head import TextHead
 from services.worker.models.processing.text import TextProcessor, load_tokenizer, special_token
 from services.worker.models.results import Result
+from services.worker.models.spec import Config
 from services.worker.models.weights import HeadRule, TensorFile
 from services.worker.models.work import Output, Prepared, Work
 
@@ -56,6 +58,11 @@ class Parts:
     def root(self) -> Path:
         """Where config.json and the tokenizer lie."""
         return self.directory / self.card.encoder_folder
+
+    @property
+    def config(self) -> Config:
+        """The encoder's config.json."""
+        return Config(need_config(self.root, self.card.encoder_file).values)
 
     @property
     def file(self) -> str:

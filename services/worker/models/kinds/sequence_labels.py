@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from services.worker.models.heads.labels import labels_head, layout_of
-from services.worker.models.kinds.kind import Built, Parts
+from services.worker.models.heads.labels import Classifier, LabelsHead, pooling_of, table_of, text_layout
+from services.worker.models.kinds.kind import Built, Parts, Processor
+from services.worker.models.processing.chat import ChatPairs
 from services.worker.models.processing.labels import LabelsProcessor
+from services.worker.models.processing.nli import NliProcessor
 from services.worker.models.weights import HeadRule
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
-    layout = layout_of(card.family)
-    return {layout.first: "first", layout.second: "second"}
+    return table_of(text_layout(card.family))
 
 
 def build(parts: Parts) -> Built:
-    card = parts.card
-    head = labels_head(card.family, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
-    return Built({"logits": head}, LabelsProcessor(card, parts.text()))
+    card, layout, config = parts.card, text_layout(parts.card.family), parts.config
+    classifier = Classifier(layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
+    text = parts.text()
+    chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.causal)
+    own = LabelsProcessor(card, text, chat)
+    processor: Processor = own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
+    return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor)

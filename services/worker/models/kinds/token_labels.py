@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from services.worker.models.heads.linear import HeadLinear, check_shape
+from services.worker.models.heads.labels import Classifier, table_of, token_layout
 from services.worker.models.heads.tokens import TokenHead
 from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.processing.tagging import TaggingProcessor
@@ -11,10 +11,10 @@ from services.worker.models.weights import HeadRule
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
-    return {"classifier": "classifier"}
+    return table_of(token_layout(card.family))
 
 
 def build(parts: Parts) -> Built:
-    check_shape(parts.state, "classifier.weight", (len(parts.card.classes), parts.encoder.hidden_size), parts.file)
-    head = TokenHead([HeadLinear(parts.state, "classifier", "identity")])
-    return Built({"token_logits": head}, TaggingProcessor(parts.card, parts.text()))
+    card, layout = parts.card, token_layout(parts.card.family)
+    classifier = Classifier(layout, parts.config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
+    return Built({"token_logits": TokenHead([classifier])}, TaggingProcessor(card, parts.text()))

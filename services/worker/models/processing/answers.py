@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from libs.catalog.card import Card
+from libs.catalog.card import Card, Representation
 from libs.kernels.maxsim import maxsim
 from services.worker.models.heads.linear import FUNCTIONS
 from services.worker.models.processing.entities import softmax
 from services.worker.models.processing.quantise import store
-from services.worker.models.results import LabelScore, RaggedRows, Stored
-from services.worker.models.work import ClassifyWork, EncodeWork, Scale
+from services.worker.models.results import LabelScore, RaggedRows, SparseRows, Stored
+from services.worker.models.work import ClassifyWork, EncodeWork, Scale, SparseRow
 
 Array = NDArray[np.float32]
+_WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
 _SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
 
 
@@ -39,6 +40,44 @@ def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRow
     return RaggedRows(store(values, work.data_type), offsets)
 
 
+def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow]) -> SparseRows:
+    """`columns`: size of the vocabulary. Scaled to length 1 only where the request asks for it."""
+    values = [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
+    offsets = np.cumsum([0, *(len(row.values) for row in rows)]).tolist()
+    indices = np.concatenate([row.indices for row in rows]).astype(np.uint32)
+    return SparseRows(columns, offsets, indices, store(np.concatenate(values), work.data_type))
+
+
+def strongest(row: SparseRow, count: int) -> SparseRow:
+    """The `count` weights farthest from zero (sentence-transformers' max_active_dims); 0: all."""
+    if not count or len(row.values) <= count:
+        return row
+    kept = np.sort(np.argpartition(-np.abs(row.values), count - 1)[:count])
+    return SparseRow(row.indices[kept], row.values[kept])
+
+
+def dot_scores(query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False) -> Array:
+    """Sums of products over a vocabulary of `columns` -> [documents]; of rows scaled to length 1 if `cosine`."""
+    weights = np.zeros(columns, dtype=np.float32)
+    weights[query.indices] = _scaled(query.values) if cosine else query.values
+    values = (_scaled(row.values) if cosine else row.values for row in documents)
+    scores: Array = np.array([own @ weights[row.indices] for own, row in zip(values, documents, strict=True)], dtype=np.float32)
+    return scores
+
+
+def hybrid_scores(parts: Mapping[Representation, Array]) -> Array:
+    """The weighted mean of the scores that each form gives, [documents] each."""
+    total = sum(_WEIGHTS[form] for form in parts)
+    weighted = [np.float32(_WEIGHTS[form] / total) * own for form, own in parts.items()]
+    scores: Array = np.sum(weighted, axis=0, dtype=np.float32)
+    return scores
+
+
+def _scaled(values: Array) -> Array:
+    scaled: Array = unit(values[None])[0]
+    return scaled
+
+
 def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
     """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as probability."""
     scores: Array = unit(documents) @ unit(query[None])[0]
@@ -46,13 +85,15 @@ def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
 
 
 def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array:
-    """query [tokens, dimensions] and one such array a document -> [documents]."""
+    """query [tokens, dimensions] and one such array a document -> [documents]; a mean over the query where the card says so."""
     lengths = [len(document) for document in documents]
     flat = np.concatenate(documents)
     if card.normalize:
         query, flat = unit(query), unit(flat)
     scores: Array = maxsim(torch.from_numpy(query), torch.from_numpy(flat), lengths).numpy()
-    return scores / np.float32(len(query)) if card.scoring == "mean_maxsim" else scores
+    if card.scoring != "maxsim":
+        scores /= np.float32(len(query))
+    return scores
 
 
 def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
@@ -69,7 +110,7 @@ def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelSc
     multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
     scores = sigmoid(logits) if multi or len(logits) == 1 else softmax(logits)
     wanted = [(name, score) for name, score in zip(card.classes, scores, strict=True) if not work.labels or name in work.labels]
-    return _best_first(wanted, work.threshold)
+    return best_first(wanted, work.threshold)
 
 
 def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:
@@ -79,10 +120,11 @@ def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore,
     """
     texts = len(work.texts)
     scores = unit(vectors[:texts]) @ unit(vectors[texts:]).T
-    return [_best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores]
+    return [best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores]
 
 
-def _best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None) -> tuple[LabelScore, ...]:
+def best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None) -> tuple[LabelScore, ...]:
+    """The labels that reach the threshold (None: all)."""
     kept = [LabelScore(name, float(score)) for name, score in scores if threshold is None or score >= threshold]
     return tuple(sorted(kept, key=lambda item: -item.score))
 

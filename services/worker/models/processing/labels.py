@@ -10,29 +10,35 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from services.worker.models.processing import answers
+from services.worker.models.processing.chat import ChatPairs
 from services.worker.models.processing.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from services.worker.models.processing.text import TextProcessor
 from services.worker.models.results import Extraction, ExtractResult, Result, ScoreResult
-from services.worker.models.work import ClassifyWork, Output, Prepared, ScoreWork, Work
+from services.worker.models.work import ClassifyWork, Output, Prepared, ScoreWork, Sequence, Work
 
 
 class LabelsProcessor:
-    """Of one model."""
+    """Of one model. `chat`: for models that read a pair through a chat template."""
 
-    def __init__(self, card: Card, text: TextProcessor) -> None:
-        self._card, self._text = card, text
+    def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
+        self._card, self._text, self._chat = card, text, chat
 
     def prepare(self, work: Work) -> Prepared:
         need_task(work, self._card)
         match work:
             case ScoreWork():
-                # A cross-encoder's prompts are no pair of roles: sentence-transformers puts its default one before the query.
-                query = (work.instruction or prompt_of(self._card, "")) + work.query
-                return Prepared(work, "logits", self._text.encode_pairs(query, work.documents, work.truncation))
+                return Prepared(work, "logits", self._pairs(work))
             case ClassifyWork():
                 known_labels(work.labels, self._card, "classify.labels")
                 return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path))
         raise unsupported(work, self._card)
+
+    def _pairs(self, work: ScoreWork) -> list[Sequence]:
+        # A cross-encoder's prompts are no pair of roles: sentence-transformers takes its default one.
+        prompt = work.instruction or prompt_of(self._card, "")
+        if self._chat is not None:
+            return self._chat.encode(work.query, work.documents, prompt, work.truncation)
+        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
         work = prepared.work

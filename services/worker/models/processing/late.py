@@ -42,9 +42,12 @@ class LateFrame:
         return min(wanted, self._text.limit) if wanted else self._text.limit
 
     def _kept(self, sequence: Sequence, role: str) -> Kept:
-        if role not in self._late.skip_roles or not len(self._skipped):
+        skips = role in self._late.skip_roles and len(self._skipped) > 0
+        if not skips and not self._late.leading:
             return None
-        return ~np.isin(sequence.ids, self._skipped)
+        kept = ~np.isin(sequence.ids, self._skipped) if skips else np.ones(sequence.tokens, dtype=np.bool_)
+        kept[: self._late.leading] = False
+        return kept
 
     def _expanded(self, sequence: Sequence, expansion: Expansion) -> Sequence:
         """Filled up to the expansion's length; every added token is answered, whether or not the others attend to it."""

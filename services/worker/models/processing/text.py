@@ -71,10 +71,43 @@ class TextProcessor:
         pairs = [self._tokenizer.post_process(first, second) for second in seconds]
         return [Sequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None) for pair in pairs]
 
+    def encode_crossed(
+        self, firsts: list[str], seconds: list[str], truncation: Truncation, where: Where, second_where: Where
+    ) -> list[Sequence]:
+        """Each first text with each second, all tokenised once, in tokenizer.json's frame for pairs. Only first texts are cut.
+
+        Returns the sequences of the first text in the order of the seconds, then those of the next.
+        """
+        frame = self._tokenizer.num_special_tokens_to_add(True)
+        others = self._tokenizer.encode_batch_fast(seconds, add_special_tokens=False)
+        rooms = [self.limit - frame - len(other) for other in others]
+        for number, room in enumerate(rooms):
+            if room < 1:
+                needed = self.limit - room + 1
+                raise too_long(second_where(number), needed, self.limit, "with special tokens and at least one token of an item")
+        # Cutting is for good, so the second that leaves most room comes first.
+        order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
+        sequences: list[Sequence] = []
+        for place, first in enumerate(self._tokenizer.encode_batch_fast(firsts, add_special_tokens=False)):
+            pairs: dict[int, Sequence] = {}
+            for number in order:
+                if len(first) > rooms[number]:
+                    if truncation == "none":
+                        raise too_long(where(place), len(first) - rooms[number] + self.limit, self.limit)
+                    first.truncate(rooms[number], direction="right" if truncation == "end" else "left")
+                pair = self._tokenizer.post_process(first, others[number])
+                pairs[number] = Sequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
+            sequences += [pairs[number] for number in range(len(seconds))]
+        return sequences
+
+    def encode_plain(self, texts: list[str]) -> list[NDArray[np.int32]]:
+        """Ids of whole texts, whatever their length, with no tokens put around them."""
+        return [_int32(item.ids) for item in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length)."""
         encoding = self._tokenizer.encode(prompt)
-        return len(encoding) - _run_of_ones(reversed(encoding.special_tokens_mask))
+        return len(encoding) - run_of_ones(reversed(encoding.special_tokens_mask))
 
     def token_id(self, token: str) -> int | None:
         """The id of a token of the vocabulary; None if it is not one."""
@@ -100,20 +133,20 @@ class TextProcessor:
         if tokens <= limit:
             return None
         if truncation == "none":
-            raise _too_long(where, tokens, limit)
+            raise too_long(where, tokens, limit)
         # The mask is set only by the tokenizer's frame: "[SEP]" within the text does not count.
         mask = encoding.special_tokens_mask
-        before, after = _run_of_ones(mask), _run_of_ones(reversed(mask))
+        before, after = run_of_ones(mask), run_of_ones(reversed(mask))
         room = max(limit - before - after, 0)
         start = before if truncation == "end" else tokens - after - room
         return np.concatenate([np.arange(before), np.arange(start, start + room), np.arange(tokens - after, tokens)])
 
     def _cut_document(self, encoding: Encoding, room: int, truncation: Truncation, number: int) -> None:
         if truncation == "none":
-            raise _too_long(f"documents[{number}].text", len(encoding) - room + self.limit, self.limit)
+            raise too_long(f"documents[{number}].text", len(encoding) - room + self.limit, self.limit)
         if room < 1:
             needed = self.limit - room + 1
-            raise _too_long("query.text", needed, self.limit, "with special tokens and at least one token of a document")
+            raise too_long("query.text", needed, self.limit, "with special tokens and at least one token of a document")
         encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
     def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> Sequence:
@@ -170,7 +203,7 @@ def _int32(values: list[int]) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
 
 
-def _run_of_ones(mask: Iterable[int]) -> int:
+def run_of_ones(mask: Iterable[int]) -> int:
     count = 0
     for value in mask:
         if not value:
@@ -179,6 +212,6 @@ def _run_of_ones(mask: Iterable[int]) -> int:
     return count
 
 
-def _too_long(where: str, tokens: int, limit: int, how: str = "special tokens included") -> InputTooLong:
+def too_long(where: str, tokens: int, limit: int, how: str = "special tokens included") -> InputTooLong:
     message = f"{where} has {tokens} tokens, {how}; the model takes {limit}. Shorten it, or have it cut: truncation END or START"
     return InputTooLong(message, field=where)

@@ -1,0 +1,157 @@
+"""Zero-shot classifiers of the gliclass package (GLiClass, arXiv 2508.07662): config.json to a Card.
+
+The labels stand in one prompt with the text, each behind a marker. config.json holds the encoder's configuration and says how the
+states of markers and text become scores; the encoder's tensors lie behind a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from libs.catalog.card import Card, Problem
+from libs.catalog.files import Config, digest, need_config, read_config, tensor_files
+from libs.errors import ModelBroken
+
+LABEL_MARKER: Final = "<<LABEL>>"
+TEXT_MARKER: Final = "<<SEP>>"
+ENCODER_PREFIX: Final = "model.encoder_model."
+
+Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield"]
+Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg"]
+
+_MODEL_TYPE = "GLiClass"
+_TOKENS = 1024  # the package's pipeline cuts there, whatever the tokenizer says
+_PROBLEMS: dict[str, Problem] = {"single_label_classification": "single_label", "multi_label_classification": "multi_label"}
+
+# What a model can ask for beyond what is served, and the value that asks for nothing.
+_OFF: dict[str, object] = {
+    "architecture_type": "uni-encoder",
+    "use_lstm": False,
+    "squeeze_layers": False,
+    "encoder_layer_id": -1,
+    "use_calibrator": False,
+    "multimodal": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gliclass:
+    """How the states of labels and text become scores.
+
+    `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels stand
+    before the text. `pooling`: of the text's states. `text_only`: of those from the text's marker on, in the place of all.
+    `averages`: a label is the mean of its tokens, not the state of its marker. `marks`: the marker counts; else the label's tokens
+    alone. `segments`: the encoder is told labels and text apart. `normalizes`: states have length 1 and scores a scale.
+    """
+
+    label_index: int
+    text_index: int
+    prompt_first: bool
+    pooling: Pooling
+    text_only: bool
+    averages: bool
+    marks: bool
+    scorer: Scorer
+    hidden: int
+    segments: bool
+    normalizes: bool
+
+
+def is_gliclass(directory: Path) -> bool:
+    config = read_config(directory, "config.json")
+    return config is not None and config.values.get("model_type") == _MODEL_TYPE
+
+
+def gliclass_card(directory: Path, model: str) -> Card:
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault."""
+    read_gliclass(directory)
+    config = need_config(directory, "config.json")
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
+    named = model.partition("@")[2] or directory.name.partition("@")[2]
+    return Card(
+        model=model,
+        revision=named or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
+        family=config.part("encoder_config").text("model_type"),
+        kind="gliclass",
+        tasks=("classify",),
+        representations=(),
+        max_tokens=_max_tokens(config.part("encoder_config")),
+        encoder_keys=("encoder_config",),
+        encoder_prefix=ENCODER_PREFIX,
+        problem=_problem(config),
+    )
+
+
+def read_gliclass(directory: Path) -> Gliclass:
+    """Raises ModelBroken for what is missing or not served."""
+    config = need_config(directory, "config.json")
+    encoder = config.part("encoder_config")
+    if not encoder.text("model_type"):
+        raise config.broken("encoder_config", "is missing, or its model_type: it describes the encoder")
+    for key, value in _OFF.items():
+        if config.values.get(key, value) not in (None, value):
+            raise config.broken(key, f"is {config.values[key]!r}, which is not served; {value!r} is")
+    pooling, text_only = _pooling(config), config.flag("extract_text_features")
+    if pooling == "last" and text_only:
+        raise config.broken("pooling_strategy", "is 'last', which with `extract_text_features` takes what is no token of the text")
+    vocabulary = config.number("vocab_size") or encoder.number("vocab_size")
+    return Gliclass(
+        label_index=_index(config, "class_token_index", vocabulary),
+        text_index=_index(config, "text_token_index", vocabulary + 1),
+        prompt_first=config.flag("prompt_first"),
+        pooling=pooling,
+        text_only=text_only,
+        averages=_averages(config),
+        marks=config.flag("embed_class_token", True),
+        scorer=_scorer(config),
+        hidden=config.number("hidden_size") or encoder.number("hidden_size"),
+        segments=config.flag("use_segment_embeddings"),
+        normalizes=config.flag("normalize_features"),
+    )
+
+
+def _max_tokens(encoder: Config) -> int:
+    """The package's limit, and no more than there are positions; DeBERTa's relative ones have no end."""
+    endless = encoder.text("model_type") == "deberta-v2" and not encoder.flag("position_biased_input", True)
+    positions = 0 if endless else encoder.number("max_position_embeddings")
+    return min(_TOKENS, positions) if positions else _TOKENS
+
+
+def _problem(config: Config) -> Problem:
+    name = config.text("problem_type", "single_label_classification")
+    if name not in _PROBLEMS:
+        raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
+    return _PROBLEMS[name]
+
+
+def _index(config: Config, key: str, default: int) -> int:
+    """A token's id; -1: the first beyond the encoder's own."""
+    return default if config.values.get(key) == -1 else config.number(key, default)
+
+
+def _averages(config: Config) -> bool:
+    name = config.text("class_token_pooling", "first")
+    if name not in ("first", "average"):
+        raise config.broken("class_token_pooling", f"is {name!r}; served are first, average")
+    return name == "average"
+
+
+def _pooling(config: Config) -> Pooling:
+    name = config.text("pooling_strategy", "first")
+    for pooling in get_args(Pooling):
+        if name == pooling:
+            found: Pooling = pooling
+            return found
+    raise config.broken("pooling_strategy", f"is {name!r}; served are {', '.join(get_args(Pooling))}")
+
+
+def _scorer(config: Config) -> Scorer:
+    name = config.text("scorer_type", "simple")
+    for scorer in get_args(Scorer):
+        if name == scorer:
+            found: Scorer = scorer
+            return found
+    raise config.broken("scorer_type", f"is {name!r}; served are {', '.join(get_args(Scorer))}")

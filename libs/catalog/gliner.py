@@ -1,0 +1,203 @@
+"""Zero-shot entity and relation models of the gliner package (GLiNER, arXiv 2311.08526): gliner_config.json to a Card.
+
+The whole model lies in one directory: gliner_config.json with the encoder's configuration within it, model.safetensors with the
+encoder's tensors behind a prefix, tokenizer.json, and for models with a second encoder, for labels, a folder with its tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from libs.catalog.card import Card, Task
+from libs.catalog.files import Config, digest, need_config, read_config, tensor_files
+from libs.errors import ModelBroken
+
+FILE: Final = "gliner_config.json"
+LABELS_FOLDER: Final = "labels_tokenizer"
+ENCODER_PREFIX: Final = "token_rep_layer.bert_layer.model."
+LABELS_PREFIX: Final = "token_rep_layer.labels_encoder.model."
+ADVICE: Final = (
+    "Convert it once, where you trust it: `gliner.GLiNER.from_pretrained(ID).save_pretrained(DIR, safe_serialization=True)` of the "
+    "gliner package (0.2.29 or later) writes everything that is needed"
+)
+
+SpanMode = Literal["markerV0", "markerV1", "token_level"]
+Pooling = Literal["first", "last", "mean", "max"]
+Adjacency = Literal["", "none", "dot", "mlp", "bilinear", "gcn"]
+
+# What a model can ask for beyond what is served, and the values that ask for nothing.
+_OFF: dict[str, tuple[object, ...]] = {
+    "fuse_layers": (None, False),
+    "post_fusion_schema": (None, ""),
+    "span_encoder_config": (None,),
+    "precomputed_prompts_mode": (None, False),
+    "labels_decoder": (None, ""),
+    "triples_layer": (None,),
+    "words_splitter_type": (None, "whitespace"),
+}
+# An encoder whose positions are relative reads texts of any length; more than 384 words with 256 labels need.
+_ANY_LENGTH: Final = 4096
+# A tokenizer's way to say that it has no limit is a number beyond all texts.
+_NO_LIMIT: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gliner:
+    """How words and labels become scores.
+
+    `hidden`: size of words and labels. `max_width`: words of the longest span, of no meaning at token level. `max_words` of a text.
+    `pooling` of a word's tokens. `recurrent`: LSTM layers over the words; 0: none. `*_index`: the markers' ids, -1: not said.
+    `marks_*`: the marker's own state stands for the label, else that of the token behind it. `labels`: the configuration of the
+    encoder for labels; None: labels stand before the text. `adjacency`: which pairs of entities are scored for relations; "": the
+    model has no relations, "none": all pairs.
+    """
+
+    span_mode: SpanMode
+    hidden: int
+    max_width: int
+    max_words: int
+    pooling: Pooling
+    recurrent: int
+    ent_token: str
+    sep_token: str
+    ent_index: int
+    marks_entities: bool
+    labels: Mapping[str, object] | None
+    adjacency: Adjacency
+    rel_token: str
+    rel_index: int
+    marks_relations: bool
+
+
+def is_gliner(directory: Path) -> bool:
+    return (directory / FILE).is_file()
+
+
+def gliner_card(directory: Path, model: str) -> Card:
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault, and how to convert it."""
+    settings = read_gliner(directory)
+    encoder = need_config(directory, FILE).part("encoder_config")
+    configs = [FILE, "tokenizer_config.json", f"{LABELS_FOLDER}/tokenizer_config.json"]
+    named = model.partition("@")[2] or directory.name.partition("@")[2]
+    tasks: tuple[Task, ...] = ("entities", "relations") if settings.adjacency else ("entities",)
+    return Card(
+        model=model,
+        revision=named or digest(directory, configs, tensor_files(directory, "")),
+        family=encoder.text("model_type"),
+        kind="gliner",
+        tasks=tasks,
+        representations=(),
+        max_tokens=longest_sequence(directory, encoder),
+        encoder_file=FILE,
+        encoder_keys=("encoder_config",),
+        encoder_prefix=ENCODER_PREFIX,
+    )
+
+
+def read_gliner(directory: Path) -> Gliner:
+    """gliner_config.json, and a look at the files beside it. Raises ModelBroken for what is missing or not served."""
+    config = need_config(directory, FILE)
+    _need_files(directory, config)
+    for key, values in _OFF.items():
+        if config.values.get(key) not in values:
+            raise config.broken(key, f"is {config.values[key]!r}, which is not served")
+    relations, labels = config.text("relations_layer"), config.text("labels_encoder")
+    mode = _span_mode(config)
+    if mode == "token_level" and not relations and config.flag("represent_spans"):
+        raise config.broken("represent_spans", "is true, which is not served for the span_mode token_level")
+    if relations and labels:
+        raise config.broken("labels_encoder", "is set together with `relations_layer`, which is not served")
+    return Gliner(
+        span_mode=mode,
+        hidden=count(config, "hidden_size", 512),
+        max_width=count(config, "max_width", 12),
+        max_words=count(config, "max_len", 384),
+        pooling=_pooling(config),
+        # Models with an encoder for labels carry the LSTM's tensors, but the package never runs it.
+        recurrent=0 if labels else config.number("num_rnn_layers", 1),
+        ent_token=config.text("ent_token", "<<ENT>>"),
+        sep_token=config.text("sep_token", "<<SEP>>"),
+        ent_index=_index(config, "class_token_index"),
+        marks_entities=config.flag("embed_ent_token", True),
+        labels=_labels(directory, config) if labels else None,
+        adjacency=_adjacency(config, relations),
+        rel_token=config.text("rel_token", "<<REL>>"),
+        rel_index=_index(config, "rel_token_index"),
+        marks_relations=config.flag("embed_rel_token", True),
+    )
+
+
+def _need_files(directory: Path, config: Config) -> None:
+    if not config.part("encoder_config").text("model_type"):
+        raise config.broken("encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}")
+    if config.text("model_type") == "gliner_streaming_span":
+        raise config.broken("model_type", "is gliner_streaming_span, which is not served")
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
+    if not list(directory.glob("model*.safetensors")):
+        raise ModelBroken(
+            f"model.safetensors: missing from {directory}; pickles such as pytorch_model.bin are never opened. {ADVICE}"
+        )
+
+
+def _span_mode(config: Config) -> SpanMode:
+    name = config.text("span_mode", "markerV0")
+    for mode in get_args(SpanMode):
+        if name == mode:
+            found: SpanMode = mode
+            return found
+    raise config.broken("span_mode", f"is {name!r}; served are {', '.join(get_args(SpanMode))}")
+
+
+def _pooling(config: Config) -> Pooling:
+    name = config.text("subtoken_pooling", "first")
+    for pooling in get_args(Pooling):
+        if name == pooling:
+            found: Pooling = pooling
+            return found
+    raise config.broken("subtoken_pooling", f"is {name!r}; served are {', '.join(get_args(Pooling))}")
+
+
+def _adjacency(config: Config, name: str) -> Adjacency:
+    for adjacency in get_args(Adjacency):
+        if name == adjacency:
+            found: Adjacency = adjacency
+            return found
+    raise config.broken("relations_layer", f"is {name!r}; served are {', '.join(filter(None, get_args(Adjacency)))}")
+
+
+def _labels(directory: Path, config: Config) -> Mapping[str, object]:
+    labels = config.part("labels_encoder_config")
+    if not labels.text("model_type"):
+        raise config.broken(
+            "labels_encoder_config", f"is missing, or its model_type: it describes the encoder for labels. {ADVICE}"
+        )
+    if not (directory / LABELS_FOLDER / "tokenizer.json").is_file():
+        raise ModelBroken(f"{LABELS_FOLDER}/tokenizer.json: missing from {directory}. {ADVICE}")
+    return labels.values
+
+
+def count(config: Config, key: str, default: int) -> int:
+    """Raises ModelBroken for 0."""
+    value = config.number(key, default)
+    if value < 1:
+        raise config.broken(key, "must be at least 1")
+    return value
+
+
+def _index(config: Config, key: str) -> int:
+    """A token's id; -1 where it is not said."""
+    return -1 if config.values.get(key) == -1 else config.number(key, -1)
+
+
+def longest_sequence(directory: Path, encoder: Config) -> int:
+    """The tokenizer's limit, and no more than there are positions."""
+    tokenizer = read_config(directory, "tokenizer_config.json") or Config("tokenizer_config.json", {})
+    limits = [tokenizer.number("model_max_length", _NO_LIMIT)]
+    if encoder.flag("position_biased_input", True):
+        limits.append(encoder.number("max_position_embeddings", _NO_LIMIT))
+    found = min(limits)
+    return found if found < _NO_LIMIT else _ANY_LENGTH

@@ -1,0 +1,66 @@
+"""Rerankers that are language models: the tokens that say yes and no, and the chat template that a pair goes through.
+
+The format is that of sentence-transformers 5.4 and later (a LogitScore in modules.json). Older checkpoints do not say what they
+are; a card of the catalog does, by `kind: yes_no`, `answers` and `template`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from libs.catalog.card import Card
+from libs.catalog.chat import takes_messages, with_template
+from libs.catalog.checkpoint import Checkpoint
+from libs.catalog.files import Config
+from libs.catalog.modules import activation
+from libs.errors import ModelBroken
+
+_LANGUAGE_MODEL = "ForCausalLM"
+_TIED = ("gemma3_text",)  # families whose `tie_word_embeddings` is true where it is not given
+
+
+def refuse_bare(files: Checkpoint) -> None:
+    """Raises ModelBroken for a language model of which no file says what it is for."""
+    if not files.modules.listed and files.architecture.endswith(_LANGUAGE_MODEL):
+        raise files.config.broken(
+            "architectures",
+            f"is {files.architecture}, a language model, and no file says what it is used for. A card can, by `detect`: "
+            "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: ['yes', 'no']` and `template` for a "
+            "reranker",
+        )
+
+
+def yes_no(files: Checkpoint, card: Card) -> Card:
+    """`answers` and `template` may still be missing, for a card of the catalog to give them: `need_answers`."""
+    if files.config.values.get("final_logit_softcapping") is not None:
+        raise files.config.broken("final_logit_softcapping", "is not served for rerankers: only null is")
+    score = files.modules.answers
+    card = replace(
+        card,
+        tasks=("score",),
+        scoring="yes_no",
+        answers=() if score is None else _answers(score),
+        tied=files.config.flag("tie_word_embeddings", card.family in _TIED),
+        classes=("yes",),
+        score_activation=activation(files.top, "activation_fn", "sigmoid"),
+    )
+    return with_template(files, card) if takes_messages(files) else card
+
+
+def need_answers(card: Card) -> Card:
+    """The card itself. Raises ModelBroken where neither the checkpoint nor the catalog says how pairs are scored."""
+    if not card.answers:
+        raise ModelBroken(f"modules.json: has no LogitScore, which names the tokens that say yes and no; {_ADVICE} `answers`")
+    if not card.template:
+        raise ModelBroken(f"sentence_bert_config.json: `modality_config` names no chat template for pairs; {_ADVICE} `template`")
+    return card
+
+
+_ADVICE = "a card of the catalog can do so, by `detect` with"
+
+
+def _answers(score: Config) -> tuple[int, ...]:
+    if score.values.get("true_token_id") is None:
+        raise score.broken("true_token_id", "is missing: the token that says yes")
+    yes = score.number("true_token_id")
+    return (yes,) if score.values.get("false_token_id") is None else (yes, score.number("false_token_id"))

@@ -1,0 +1,69 @@
+"""sentence-transformers' Router (Asym): modules by role, for models whose queries need no forward. Called by `modules.py`.
+
+Format: `types` names each module's class by its folder, `structure` lists the folders of each role, `parameters` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.catalog.card import StaticQueries
+from libs.catalog.files import Config, need_config, read_config
+
+STATIC = "SparseStaticEmbedding"
+_ROLES = ("query", "document")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """`modules`: entries as modules.json would have them, of documents, and of queries too unless these are static."""
+
+    modules: tuple[Config, ...]
+    static: StaticQueries | None
+
+
+def read_routes(directory: Path, folder: str) -> Routes:
+    """The router in a folder of the checkpoint. Raises ModelBroken for all but one way for both roles, or static queries."""
+    config = read_config(directory, inside(folder, "router_config.json")) or need_config(directory, inside(folder, "config.json"))
+    structure, parameters = config.part("structure"), config.part("parameters")
+    if sorted(structure.values) != sorted(_ROLES) or parameters.part("route_mappings").values:
+        raise config.broken("structure", f"has the routes {', '.join(structure.values)}; only query and document are served")
+    types = config.part("types")
+    query, document = (structure.texts(role) for role in _ROLES)
+    entries = tuple(_entry(config, types, name, folder) for name in document)
+    if query == document:
+        return Routes(entries, None)
+    if [class_of(_entry(config, types, name, folder)) for name in query] != [STATIC]:
+        raise config.broken("structure", f"gives queries modules of their own, which is served for {STATIC} alone")
+    first = next(iter(structure.values)) if parameters.flag("allow_empty_key", True) else "document"
+    default = parameters.text("default_route", first) == "query"
+    return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
+
+
+def class_of(entry: Config) -> str:
+    """The last word of a module's dotted class path."""
+    return entry.text("type").rpartition(".")[2]
+
+
+def inside(folder: str, name: str) -> str:
+    """A path from the checkpoint's root; both may be empty."""
+    return "/".join(filter(None, (folder, name)))
+
+
+def static_queries(directory: Path, folder: str, *, default: bool) -> StaticQueries:
+    """A SparseStaticEmbedding: its `path` may name a JSON file of the checkpoint, else the weights are its model.safetensors."""
+    config = need_config(directory, inside(folder, "config.json"))
+    path = config.text("path")
+    if not path:
+        return StaticQueries(folder, inside(folder, "model.safetensors"), default)
+    places: Sequence[str] = (inside(folder, Path(path).name), Path(path).name)
+    found = next((name for name in places if (directory / name).is_file()), None)
+    if found is None or not path.endswith(".json"):
+        raise config.broken("path", f"is {path!r}, which is not a JSON file of this checkpoint")
+    return StaticQueries(folder, found, default)
+
+
+def _entry(config: Config, types: Config, name: str, folder: str) -> Config:
+    return Config(config.file, {"type": types.text(name), "path": inside(folder, name)})

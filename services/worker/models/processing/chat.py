@@ -1,0 +1,190 @@
+"""A query and a document as one text, by the checkpoint's chat template: what rerankers that are language models read.
+
+Templates are Jinja, and come with a checkpoint, so they run in Jinja's sandbox, as in transformers, and only when a model is
+loaded: rendered once with marks in place of the texts. A request puts its texts in their place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.errors import InvalidInput, ModelBroken
+from services.worker.models.processing.checks import document_path, query_path
+from services.worker.models.processing.text import TextProcessor, special_token, too_long
+from services.worker.models.work import Sequence, Truncation
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Ids = NDArray[np.int32]
+
+# Private characters of Unicode stand for the texts.
+_QUERY, _DOCUMENT, _INSTRUCTION = "\ue000", "\ue001", "\ue002"
+_MARKS = re.compile(f"([{_QUERY}{_DOCUMENT}{_INSTRUCTION}])")
+# Which a template must leave as they are.
+_SAMPLES = {
+    _QUERY: " a query?\n\n",
+    _DOCUMENT: "\n A <b>document</b>,\n  in \\lines\\ " + "and more " * 300,
+    _INSTRUCTION: " told {so} ",
+}
+# Documents whose tokens differ from the first to the last: what they share is the template's.
+_PROBES = ("0", "1 2 3 4")
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around a query, a document and perhaps an instruction. `pieces`: fixed texts and marks."""
+
+    pieces: tuple[str, ...]
+
+    @staticmethod
+    def of(template: Template, values: Mapping[str, object], *, instructed: bool, parts: bool) -> Frame:
+        """Raises ModelBroken for a template that does not take a pair, or changes its texts."""
+        instruction = _INSTRUCTION if instructed else ""
+        rendered = _render(template, values, _QUERY, _DOCUMENT, instruction, parts=parts)
+        frame = Frame(tuple(_MARKS.split(rendered)))
+        for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
+            if mark not in frame.pieces:
+                raise ModelBroken(f"{_NAME}: it has no place for the message of the role {role!r}")
+        sample = _SAMPLES if instructed else _SAMPLES | {_INSTRUCTION: ""}
+        told = _render(template, values, sample[_QUERY], sample[_DOCUMENT], sample[_INSTRUCTION], parts=parts)
+        if told != frame.fill(sample):
+            raise ModelBroken(f"{_NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
+        return frame
+
+    @property
+    def instructed(self) -> bool:
+        return _INSTRUCTION in self.pieces
+
+    def fill(self, texts: Mapping[str, str]) -> str:
+        """`texts` by their marks."""
+        return "".join(texts.get(piece, piece) for piece in self.pieces)
+
+
+class ChatPairs:
+    """Of one model. `shares`: what all documents of a job begin with is computed once, which a causal model allows."""
+
+    def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
+        """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
+        self._text, self._shares = text, shares
+        template = _compile(card.template)
+        special = {role: token for role in _ROLES if (token := special_token(root, role))}
+        values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **card.template_values}
+        self._plain = Frame.of(template, values, instructed=False, parts=card.message_parts)
+        try:
+            self._instructed = Frame.of(template, values, instructed=True, parts=card.message_parts)
+        except ModelBroken:  # some templates allow no message of the role system
+            self._instructed = self._plain
+
+    @staticmethod
+    def where_it_fits(card: Card, root: Path, text: TextProcessor, *, shares: bool) -> ChatPairs | None:
+        """None for a model without a template, or with one that knows nothing of pairs, as it came with a language model."""
+        if not card.template:
+            return None
+        _environment()
+        try:
+            return ChatPairs(card, root, text, shares=shares)
+        except ModelBroken:
+            return None
+
+    def encode(self, query: str, documents: list[str], instruction: str, truncation: Truncation) -> list[Sequence]:
+        """One sequence a document; documents are cut where a sequence would be too long."""
+        if instruction and not self._instructed.instructed:
+            raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
+        frame = self._instructed if instruction else self._plain
+        texts = {_QUERY: query, _INSTRUCTION: instruction}
+        found = self._text.encode_plain([frame.fill({**texts, _DOCUMENT: document}) for document in documents])
+        if any(len(ids) > self._text.limit for ids in found):
+            around = self._text.encode_plain([frame.fill({**texts, _DOCUMENT: probe}) for probe in _PROBES])
+            found = [self._cut(ids, around, truncation, number) for number, ids in enumerate(found)]
+        return self._sequences(found)
+
+    def _cut(self, ids: Ids, around: list[Ids], truncation: Truncation, number: int) -> Ids:
+        """The template's tokens stay, and one end of the document."""
+        limit = self._text.limit
+        if len(ids) <= limit:
+            return ids
+        if truncation == "none":
+            raise too_long(document_path(number), len(ids), limit, "with the chat template")
+        before, after = _common(*around), _common(*(probe[::-1] for probe in around))
+        if before + after >= limit:
+            raise too_long(query_path(0), before + after + 1, limit, "with the chat template and a token of a document")
+        if truncation == "end":
+            return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
+        return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
+
+    def _sequences(self, found: list[Ids]) -> list[Sequence]:
+        shared = 0
+        if self._shares and len(found) > 1:
+            shared = min(_common(found[0], ids) for ids in found[1:])
+            shared = min(shared, min(len(ids) for ids in found) - 1)
+        if shared <= 0:
+            return [Sequence(ids) for ids in found]
+        before = found[0][:shared]
+        return [Sequence(ids[shared:], before=before) for ids in found]
+
+
+_NAME = "the chat template"
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """With the settings of transformers, which templates are written for. Raises ModelBroken where Jinja is not installed."""
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed") from error
+
+    def raise_exception(message: str) -> Never:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.globals["raise_exception"] = raise_exception
+    return environment
+
+
+def _compile(source: str) -> Template:
+    """Raises ModelBroken for a template that is not Jinja."""
+    environment = _environment()
+    from jinja2 import TemplateError
+
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ModelBroken(f"{_NAME}: is not Jinja: {error}") from error
+
+
+def _render(template: Template, values: Mapping[str, object], query: str, document: str, instruction: str, *, parts: bool) -> str:
+    """As sentence-transformers has a pair: messages of the roles query and document, an instruction before them as system.
+
+    For templates of the catalog the texts are there by name, too.
+    """
+    from jinja2 import TemplateError
+
+    roles = {"system": instruction, "query": query, "document": document}
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+        for role, text in roles.items()
+        if role != "system" or text
+    ]
+    try:
+        return template.render(messages=messages, query=query, document=document, instruction=instruction, **values)
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ModelBroken(f"{_NAME}: it cannot be rendered for a pair of a query and a document: {error}") from error
+
+
+def _common(first: Ids, second: Ids) -> int:
+    """How many ids two sequences begin with alike."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

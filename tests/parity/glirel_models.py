@@ -1,0 +1,125 @@
+"""Small random GLiREL models of the glirel package, converted as docs/api.md says, and what the package finds with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from glirel import GLiREL
+from glirel.model import load_config_as_namespace
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from tests.parity.checkpoints import write_checkpoint
+
+Span = tuple[int, int]
+"""Start and end of an entity in characters."""
+
+Found = tuple[Span, Span, str]
+"""Head, tail, label."""
+
+HIDDEN = 32
+WORDS = 60
+LABELS = ["works for", "part", "lives in"]
+_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
+"""Of the package's `batch_predict_relations`."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model of the package and the directory it was converted to."""
+
+    model: Any
+    directory: Path
+
+    def relations(self, text: str, spans: Sequence[Span], labels: Sequence[str], threshold: float) -> dict[Found, float]:
+        """Spans must begin and end with a word."""
+        ner = _in_words(text, spans)
+        found = self.model.predict_relations(text, list(labels), threshold=threshold, ner=ner)
+        place = {(first, last + 1): span for (first, last), span in zip(ner, spans, strict=True)}
+        return {(place[tuple(one["head_pos"])], place[tuple(one["tail_pos"])], one["label"]): one["score"] for one in found}
+
+    def logits(self, text: str, spans: Sequence[Span], labels: Sequence[str]) -> NDArray[np.float32]:
+        """[pairs, labels]"""
+        batch = self.model.collate_fn(
+            [{"tokenized_text": _WORD.findall(text), "ner": _in_words(text, spans)}], relation_types=list(labels)
+        )
+        with torch.no_grad():
+            scores = self.model.compute_score(batch)[0][0]
+        found: NDArray[np.float32] = scores.float().numpy()
+        return found
+
+
+def spans_of(text: str, *phrases: str) -> list[Span]:
+    """Where each phrase stands first."""
+    return [(text.index(phrase), text.index(phrase) + len(phrase)) for phrase in phrases]
+
+
+def _in_words(text: str, spans: Sequence[Span]) -> list[list[int]]:
+    """First and last word of each."""
+    words = list(_WORD.finditer(text))
+    firsts, ends = [word.start() for word in words], [word.end() for word in words]
+    return [[firsts.index(start), ends.index(end)] for start, end in spans]
+
+
+def make_reference(directory: Path, config: Mapping[str, object], *, encoder: str = "bert", seed: int = 0) -> Reference:
+    """`config`: keys of glirel_config.json over those of the published model."""
+    base = write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
+    settings = {
+        "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
+        "max_len": WORDS, "dropout": 0.4, "rel_mode": "marker", "span_marker_mode": "markerv1", "label_embed_strategy": "both",
+        "refine_prompt": False, "refine_relation": False, "ffn_mul": 4, "scorer": "dot", "max_entity_pair_distance": None,
+        "fixed_relation_types": True, "device": "cpu", **config,
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the package's new tokens have random embeddings
+        model = GLiREL(Namespace(**settings)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bert_layer.model." not in name:
+                spread = 0.1 if parameter.dim() < 2 else 2 * parameter.shape[1] ** -0.5
+                parameter.normal_(0.0, spread, generator=generator)
+    reference = Reference(model, directory / "converted")
+    _spread(reference)
+    model.save_pretrained(directory / "published")
+    _convert(directory / "published", reference.directory)
+    return reference
+
+
+def _convert(published: Path, directory: Path) -> None:
+    config = load_config_as_namespace(published / "glirel_config.json")
+    model = GLiREL(config)
+    tensors = torch.load(published / "pytorch_model.bin", map_location="cpu")
+    assert not model.load_state_dict(tensors, strict=False).missing_keys
+    layer = model.token_rep_layer.bert_layer
+    layer.tokenizer.save_pretrained(directory)
+    save_file(model.state_dict(), directory / "model.safetensors")
+    (directory / "glirel_config.json").write_text(json.dumps(vars(config) | {"encoder_config": layer.model.config.to_dict()}))
+
+
+def _spread(reference: Reference) -> None:
+    """Logits around 0 with a deviation of 2, so that scores are spread over 0..1."""
+    text = "The licensee conveys the source code of the work in London ."
+    spans = [word.span() for word in _WORD.finditer(text)]
+    model = reference.model
+    labels: list[torch.Tensor] = []
+    hook = model.prompt_rep_layer.register_forward_hook(lambda layer, inputs, output: labels.append(output[0].detach()))
+    scale = 2 / float(reference.logits(text, spans, LABELS).std())
+    pairs = model.span_rep_layer.rel_rep_layer.out_project[3]
+    last = model.scorer.proj[3] if hasattr(model.scorer, "proj") else pairs
+    with torch.no_grad():
+        last.weight.mul_(scale)
+        last.bias.mul_(scale)
+        mean = float(reference.logits(text, spans, LABELS).mean())
+        # What is added to a pair adds 1 to its product with each label.
+        step = torch.ones(1) if last is not pairs else torch.linalg.lstsq(labels[-1], torch.ones(len(LABELS))).solution
+        last.bias.sub_(mean * step)
+    hook.remove()

@@ -1,0 +1,615 @@
+"""Language models against transformers and sentence-transformers: shapes that need care, embedders, classifiers and rerankers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer, processors
+
+from libs.catalog.cards import read_catalog
+from libs.catalog.overrides import Hints, Overrides
+from libs.errors import InputTooLong, InvalidInput, ModelBroken
+from services.worker.models import (
+    ClassifyWork,
+    EncodeResult,
+    EncodeWork,
+    ExtractResult,
+    Result,
+    Role,
+    ScoreResult,
+    ScoreWork,
+    TextModel,
+    Work,
+)
+from services.worker.models.packed import Packed
+from services.worker.models.work import Sequence as Packable
+from services.worker.models.work import Truncation
+from tests.models.restoring import restore
+from tests.parity.checkpoints import Kind, random_model, write_checkpoint
+from tests.parity.test_families import load as load_encoder
+from tests.parity.test_families import packed, random_ids, reference, worst
+
+# transformers and its dependencies warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DECODERS: tuple[Kind, ...] = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+TEXTS = [
+    'Each licensee is addressed as "you".',
+    "a",
+    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. " * 6,
+    "Überraschung — naïve café, 東京 and so on",
+]
+SHORT = [text for text in TEXTS if len(text) < 100]
+QUERY = "What must a licensee do?"
+
+# As Qwen3-Reranker's: a default instruction, and an answer that has been begun.
+TEMPLATE = """<|im_start|>system
+Judge whether the Document meets the requirements.<|im_end|>
+<|im_start|>user
+<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first | default("Given a web query") }}
+<Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
+<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(directory: Path, said: Overrides | None = None) -> TextModel:
+    return TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32, said)
+
+
+def run(model: TextModel, work: Work) -> Result:
+    prepared = model.prepare(work)
+    return model.finish(prepared, model.forward(prepared.head, prepared.sequences))
+
+
+def dense(model: TextModel, texts: list[str], role: Role = "", dimensions: int = 0) -> NDArray[np.float32]:
+    result = run(model, EncodeWork(texts, role=role, dimensions=dimensions))
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    return restore(result.dense)
+
+
+def scores(model: TextModel, work: ScoreWork) -> NDArray[np.float32]:
+    result = run(model, work)
+    assert isinstance(result, ScoreResult)
+    return result.scores
+
+
+def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+def reconfigure(directory: Path, values: Mapping[str, object], drop: Sequence[str] = ()) -> Path:
+    path = directory / "config.json"
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in drop}
+    path.write_text(json.dumps(config | dict(values)))
+    return directory
+
+
+SLIDING = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "seven queries a key": ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1}),
+    "one head": ("qwen3", {"num_attention_heads": 1, "num_key_value_heads": 1}),
+    "as many keys as queries": ("llama", {"num_key_value_heads": 4}),
+    "a window smaller than the text": ("qwen2", {**SLIDING, "sliding_window": 5}),
+    "a window of one": ("qwen3", {**SLIDING, "sliding_window": 1}),
+    "a window larger than the text": ("qwen3", {**SLIDING, "sliding_window": 500}),
+    "both sides": ("qwen2", {"is_causal": False}),
+    "both sides of a window": ("qwen3", {**SLIDING, "sliding_window": 5, "is_causal": False}),
+    "no window": ("mistral", {"sliding_window": None}),
+    "a window in all layers, both sides": ("mistral", {"sliding_window": 7, "is_causal": False}),
+    "biases": ("qwen3", {"attention_bias": True}),
+    "biases of the feed-forward": ("llama", {"attention_bias": False, "mlp_bias": True}),
+    "rotation of llama 3": ("llama", {"rope_parameters": LLAMA3}),
+    "rotation of yarn": ("qwen3", {"rope_parameters": YARN}),
+    "linear rotation": ("mistral", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "a causal gemma": ("gemma3_text", {"use_bidirectional_attention": False}),
+    "a stretched gemma": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        },
+    ),
+    "rows that no token has": ("qwen3", {"vocab_size": 448}),
+    "few buckets": ("t5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),
+    "another function": ("t5", {"dense_act_fn": "silu", "feed_forward_proj": "silu"}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_need_care(shape: str, tmp_path: Path) -> None:
+    kind, config = SHAPES[shape]
+    encoder = load_encoder(write_checkpoint(kind, tmp_path, config=config))
+    ids = random_ids()
+    theirs = reference(random_model(kind, config=config), ids)
+    assert worst(packed(encoder, ids), theirs) <= 1e-5
+    assert worst([packed(encoder, [sequence])[0] for sequence in ids], theirs) <= 1e-5
+
+
+OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "scaling apart from the base": (
+        "llama",
+        {"rope_parameters": LLAMA3},
+        {"rope_theta": 5000.0, "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"}},
+        ("rope_parameters",),
+    ),
+    "windows by the number of a layer": (
+        "qwen2",
+        {**SLIDING, "sliding_window": 5},
+        {"max_window_layers": 1, "rope_theta": 10000.0},
+        ("layer_types", "rope_parameters"),
+    ),
+    "no window is used": (
+        "qwen2", {}, {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0}, ("layer_types",)
+    ),
+    "mistral's own window": ("mistral", {"sliding_window": 4096}, {}, ("sliding_window", "rope_parameters")),
+    "two bases apart": (
+        "gemma3_text",
+        {},
+        {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 2},
+        ("layer_types", "rope_parameters", "_sliding_window_pattern"),
+    ),
+    "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
+    kind, config, values, drop = OLDER[name]
+    encoder = load_encoder(reconfigure(write_checkpoint(kind, tmp_path, config=config), values, drop))
+    ids = random_ids()
+    assert worst(packed(encoder, ids), reference(random_model(kind, config=config), ids)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads is 3: it does not divide"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is .* is needed for each of the 2 layers"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*use_sliding_window is false"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'"),
+    ],
+)
+def test_configurations_that_cannot_be_served(kind: Kind, values: dict[str, object], message: str, tmp_path: Path) -> None:
+    directory = reconfigure(write_checkpoint(kind, tmp_path), values)
+    with pytest.raises(ModelBroken, match=message):
+        load_encoder(directory)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path: Path) -> None:
+    """Sharded, in half precision, with the prefix of transformers' own class."""
+    config = {"tie_word_embeddings": tied}
+    directory = write_checkpoint(kind, tmp_path, head="causal_lm", config=config, dtype=torch.bfloat16, max_shard_size="100KB")
+    assert len(list(directory.glob("*.safetensors"))) > 2
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    ids = random_ids((1, 20, 33))
+    assert worst(packed(load_encoder(directory), ids), reference(cast(Any, model).model, ids)) <= 1e-5
+
+
+def test_the_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
+    directory = write_checkpoint("t5", tmp_path)
+    torch.manual_seed(0)
+    whole = transformers.T5ForConditionalGeneration(transformers.T5Config(**json.loads((directory / "config.json").read_text())))
+    whole.eval().save_pretrained(directory)
+    ids = random_ids((1, 20, 33))
+    assert worst(packed(load_encoder(directory), ids), reference(cast(Any, whole).encoder, ids)) <= 1e-5
+
+
+def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None:
+    encoder = load_encoder(write_checkpoint("gemma3_text", tmp_path, hidden=96), torch.bfloat16)
+    model = random_model("gemma3_text", hidden=96).to(torch.bfloat16)  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    ids = random_ids((40,))
+    theirs = cast(Any, model).embed_tokens(torch.from_numpy(ids[0])[None].long())[0]
+    assert torch.equal(encoder.embed(Packed.of(ids)), theirs)
+
+
+def end_with(directory: Path, token: str) -> None:
+    """Let the tokenizer put a token behind every text, as Qwen3-Embedding's does."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    end = [(token, tokenizer.token_to_id(token))]
+    frame = processors.TemplateProcessing(single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=end)
+    tokenizer.post_processor = (
+        processors.Sequence([tokenizer.post_processor, frame]) if "<|im_end|>" in tokenizer.get_vocab() else frame
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(("kind", "token"), [("qwen3", "<|endoftext|>"), ("qwen2", "<|endoftext|>"), ("mistral", "</s>")])
+def test_embedders_by_the_last_token(kind: Kind, token: str, tmp_path: Path) -> None:
+    write_checkpoint(kind, tmp_path / "base")
+    end_with(tmp_path / "base", token)
+    layers = [Transformer(str(tmp_path / "base"), max_seq_length=60), Pooling(64, "lasttoken"), Normalize()]
+    prompts = {"query": "Instruct: Given a web search query, retrieve passages\nQuery:", "document": ""}
+    SentenceTransformer(modules=layers, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
+    model, theirs = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert_close(dense(model, TEXTS, "query"), theirs.encode_query(TEXTS))
+    assert_close(dense(model, TEXTS, "document"), theirs.encode_document(TEXTS))
+    short = theirs.encode(TEXTS, truncate_dim=20, normalize_embeddings=True)
+    assert_close(dense(model, TEXTS, dimensions=20), short)
+
+
+def test_an_embedder_of_messages_is_refused(tmp_path: Path) -> None:
+    """sentence-transformers sends its texts through the chat template."""
+    write_checkpoint("qwen3", tmp_path / "base")
+    (tmp_path / "base/chat_template.jinja").write_text("{{ messages[0].content }}")
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "lasttoken")]
+    SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
+    with pytest.raises(ModelBroken, match=r"sentence_bert_config.json: `modality_config` has `message`"):
+        load(tmp_path / "saved")
+
+
+def test_a_text_without_a_limit(tmp_path: Path) -> None:
+    """T5 has no positions to run out of, and some tokenizers write a huge number."""
+    write_checkpoint("t5", tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
+    assert load(tmp_path).max_tokens == 32768
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "t5", "llama_bidirec"])
+def test_embedders_by_the_mean_with_dense_layers(kind: Kind, tmp_path: Path) -> None:
+    """embeddinggemma's and sentence-t5's modules. transformers does not know NVIDIA's model_type, only what it computes."""
+    write_checkpoint(kind, tmp_path / "base")
+    if kind == "llama_bidirec":
+        reconfigure(tmp_path / "base", {"model_type": "llama"})
+    identity = torch.nn.Identity()
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
+    layers += [Dense(64, 96, bias=False, activation_function=identity), Dense(96, 64, bias=False, activation_function=identity)]
+    SentenceTransformer(modules=[*layers, Normalize()], device="cpu").save(str(tmp_path / "saved"))
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(TEXTS)
+    if kind == "llama_bidirec":
+        reconfigure(tmp_path / "saved", {"model_type": kind}, ("is_causal",))
+    assert_close(dense(load(tmp_path / "saved"), TEXTS), theirs)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
+    config = {"pad_token_id": 2 if kind in ("llama", "mistral") else 0}
+    write_checkpoint(kind, tmp_path / "pairs", head="sequence_classification", config=config)
+    model, theirs = load(tmp_path / "pairs"), CrossEncoder(str(tmp_path / "pairs"), device="cpu")
+    logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS)), logits)
+    labels = ("sport", "law", "weather")
+    write_checkpoint(kind, tmp_path / "texts", head="sequence_classification", labels=labels, config=config)
+    result = run(load(tmp_path / "texts"), ClassifyWork(TEXTS[:2]))
+    assert isinstance(result, ExtractResult)
+    pipeline = cast(Any, transformers.pipeline)("text-classification", str(tmp_path / "texts"), device="cpu")
+    for ours, expected in zip(result.items, pipeline(TEXTS[:2], top_k=None), strict=True):
+        assert [item.label for item in ours.labels] == [item["label"] for item in expected]
+        assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=1e-5, abs=1e-7)
+
+
+def write_language_model(directory: Path, kind: Kind = "qwen3", template: str = TEMPLATE, **config: object) -> Path:
+    write_checkpoint(kind, directory, head="causal_lm", positions=256, config=config)
+    (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+def save_reranker(directory: Path, *, no: bool = True, **settings: Any) -> CrossEncoder:
+    """As sentence-transformers writes it. `no`: whether there is a token for it."""
+    base = Transformer(
+        str(directory), transformer_task="text-generation", processing_kwargs={"chat_template": {"add_generation_prompt": True}}
+    )
+    ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in ("yes", "no")]
+    layers = [base, LogitScore(ids[0], ids[1] if no else None)]
+    CrossEncoder(modules=layers, device="cpu", **settings).save(str(directory / "saved"))
+    return CrossEncoder(str(directory / "saved"), device="cpu")
+
+
+def pairs(texts: Sequence[str] = TEXTS) -> list[tuple[str, str]]:
+    return [(QUERY, text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("no", [True, False])
+def test_rerankers_by_yes_and_no(kind: Kind, tied: bool, no: bool, tmp_path: Path) -> None:
+    theirs = save_reranker(write_language_model(tmp_path, kind, tie_word_embeddings=tied), no=no)
+    model = load(tmp_path / "saved")
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+    logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), logits)
+
+
+def test_the_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:
+    prompts = {"judge": "Find what a lawyer would cite", "other": "Find jokes"}
+    identity = torch.nn.Identity()
+    write_language_model(tmp_path)
+    theirs = save_reranker(tmp_path, prompts=prompts, default_prompt_name="judge", activation_fn=identity)
+    model = load(tmp_path / "saved")
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+    told = scores(model, ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
+    assert_close(told, theirs.predict(pairs(), prompt_name="other"))
+    assert np.abs(told - scores(model, ScoreWork(QUERY, TEXTS))).min() > 1e-3
+
+
+def test_long_documents_are_cut_within_the_template(tmp_path: Path) -> None:
+    texts = [*TEXTS, "copy " * 400, "東京" * 300]
+    theirs = save_reranker(write_language_model(tmp_path))
+    model = load(tmp_path / "saved")
+    assert max(len(model.prepare(ScoreWork(QUERY, [text])).sequences[0].ids) for text in texts) == model.max_tokens
+    assert_close(scores(model, ScoreWork(QUERY, texts)), theirs.predict(pairs(texts)))
+
+
+@pytest.mark.parametrize("truncation", ["end", "start"])
+def test_one_end_of_a_long_document_stays(truncation: Truncation, tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path))
+    model = load(tmp_path / "saved")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
+    document = "first " + "copy " * 400 + "last"
+    text = tokenizer.decode(model.prepare(ScoreWork(QUERY, [document], truncation=truncation)).sequences[0].ids.tolist(), False)
+    assert text.startswith("<|im_start|>system")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert f"<Query>: {QUERY}\n<Document>: " in text
+    assert ("first copy" in text, "copy last" in text) == (truncation == "end", truncation == "start")
+
+
+def test_what_cannot_be_cut_is_refused_with_its_path(tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path))
+    model = load(tmp_path / "saved")
+    with pytest.raises(InputTooLong, match=r"documents\[1\].text has 512 tokens, with the chat template"):
+        model.prepare(ScoreWork(QUERY, ["a", "copy " * 400], truncation="none"))
+    with pytest.raises(InputTooLong, match=r"query.text has \d+ tokens, with the chat template"):
+        model.prepare(ScoreWork("copy " * 400, ["a", "b"]))
+
+
+def whole(sequence: Packable) -> Packable:
+    return Packable(sequence.ids if sequence.before is None else np.concatenate([sequence.before, sequence.ids]))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("window", [0, 20])
+def test_what_documents_begin_with_is_computed_once(kind: Kind, window: int, tmp_path: Path) -> None:
+    config: dict[str, Any] = {**SLIDING, "sliding_window": window} if window else {}
+    save_reranker(write_language_model(tmp_path, kind, **config))
+    model = load(tmp_path / "saved")
+    texts = [*TEXTS, "a", "copy " * 400]
+    prepared = model.prepare(ScoreWork(QUERY, texts))
+    shared = prepared.sequences[0].before
+    assert shared is not None
+    assert all(sequence.before is shared for sequence in prepared.sequences)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
+    assert tokenizer.decode(shared.tolist(), False).endswith(f"<Query>: {QUERY}\n<Document>:")
+    alone = [model.prepare(ScoreWork(QUERY, [text])).sequences for text in texts]
+    assert all(len(sequences) == 1 and sequences[0].before is None for sequences in alone)
+    together = [whole(sequence) for sequence in prepared.sequences]
+    for (single,), sequence in zip(alone, together, strict=True):
+        assert np.array_equal(single.ids, sequence.ids)
+    assert prepared.tokens == sum(sequence.tokens for sequence in together) - (len(texts) - 1) * len(shared)
+    ours = np.stack(cast(Any, model.forward("logits", prepared.sequences)))
+    assert_close(ours, np.stack(cast(Any, model.forward("logits", together))))
+    assert_close(ours, np.stack([cast(Any, model.forward("logits", [sequence]))[0] for sequence in together]))
+
+
+def test_a_model_that_sees_both_sides_shares_nothing(tmp_path: Path) -> None:
+    theirs = save_reranker(write_language_model(tmp_path, is_causal=False))
+    model = load(tmp_path / "saved")
+    assert all(sequence.before is None for sequence in model.prepare(ScoreWork(QUERY, TEXTS)).sequences)
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+
+
+def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path) -> None:
+    theirs = save_reranker(write_language_model(tmp_path))
+    exact = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
+    half = CrossEncoder(str(tmp_path / "saved"), device="cpu", model_kwargs={"dtype": torch.bfloat16})
+    own = np.abs(half.predict(pairs(), activation_fn=torch.nn.Identity()) - exact).max()
+    model = TextModel.load(tmp_path / "saved", "test/model", torch.device("cpu"), torch.bfloat16)
+    assert np.abs(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")) - exact).max() < 3 * own
+
+
+STRUCTURED = """{% for message in messages %}[{{ message.role }}]
+{{ message.content[0].text }}
+{% endfor %}{{ eos_token }}"""
+PLACES: dict[str, str] = {
+    "chat_template.jinja": TEMPLATE,
+    "parts of a message": STRUCTURED,
+    "the query last": "{{ messages[-1].content }}\n{{ messages[-2].content }}\n{{ eos_token }}answers?",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_templates(name: str, tmp_path: Path) -> None:
+    theirs = save_reranker(write_language_model(tmp_path, template=PLACES[name]))
+    assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, SHORT)), theirs.predict(pairs(SHORT)))
+
+
+def test_a_template_in_the_tokenizers_configuration(tmp_path: Path) -> None:
+    theirs = save_reranker(write_language_model(tmp_path))
+    (tmp_path / "saved/chat_template.jinja").unlink()
+    path = tmp_path / "saved/tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for value in (TEMPLATE, [{"name": "tool_use", "template": "no pair"}, {"name": "default", "template": TEMPLATE}]):
+        path.write_text(json.dumps(settings | {"chat_template": value}))
+        assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+
+
+def test_a_template_by_its_name(tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path))
+    saved = tmp_path / "saved"
+    (saved / "additional_chat_templates").mkdir()
+    (saved / "chat_template.jinja").rename(saved / "additional_chat_templates/rerank.jinja")
+    (saved / "chat_template.jinja").write_text("for talking")
+    settings = json.loads((saved / "sentence_bert_config.json").read_text())
+    settings["processing_kwargs"]["chat_template"]["chat_template"] = "rerank"
+    (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
+    theirs = CrossEncoder(str(saved), device="cpu")
+    assert_close(scores(load(saved), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+    settings["processing_kwargs"]["chat_template"]["chat_template"] = "rank"
+    (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelBroken, match=r"`chat_template` is 'rank'; the checkpoint has default, rerank"):
+        load(saved)
+
+
+def test_a_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    theirs = CrossEncoder(str(tmp_path), device="cpu")
+    logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
+    assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), logits)
+
+
+def test_a_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
+    plain = scores(load(tmp_path), ScoreWork(QUERY, TEXTS))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content if messages[0].role == 'user' }}")
+    assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), plain)
+
+
+BROKEN: dict[str, str] = {
+    r"it has no place for the message of the role 'document'": "{{ messages[0].content }}",
+    r"it has no place for the message of the role 'query'": "{{ messages[-1].content }}",
+    r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content | trim }}",
+    r"is not Jinja": "{% for %}",
+    r"it cannot be rendered .*: only users speak": "{{ raise_exception('only users speak') }}",
+    r"it cannot be rendered .*access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
+    r"it cannot be rendered": "{{ messages[7].content }}{{ messages[8].content.x }}",
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_templates_that_cannot_be_served(message: str, tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path))
+    (tmp_path / "saved/chat_template.jinja").write_text(BROKEN[message])
+    with pytest.raises(ModelBroken, match=message):
+        load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("start", ["", "{{ raise_exception('no system') if messages[0].role == 'system' }}"])
+def test_an_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path, template=start + "{{ messages[-2].content }}: {{ messages[-1].content }}"))
+    with pytest.raises(InvalidInput, match="no place for an instruction"):
+        load(tmp_path / "saved").prepare(ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
+
+
+def test_a_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
+    """A card of the catalog says it."""
+    write_language_model(tmp_path)
+    with pytest.raises(ModelBroken, match=r"config.json: `architectures` is Qwen3ForCausalLM, a language model.*`answers"):
+        load(tmp_path)
+    with pytest.raises(ModelBroken, match=r"no LogitScore.*`answers`"):
+        load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no")))
+    with pytest.raises(ModelBroken, match=r"'of course' is not one token"):
+        load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))))
+    template = "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document }}<|im_end|>\n"
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(ModelBroken, match=r"no chat template for pairs.*`template`"):
+        load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"))))
+    model = load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"), template=template)))
+    assert_close(scores(model, ScoreWork(QUERY, SHORT)), by_hand(tmp_path, template))
+    embedder = load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="dense", pooling="lasttoken")))
+    assert embedder.card.pooling == ("lasttoken",)
+    assert dense(embedder, SHORT).shape == (len(SHORT), 64)
+
+
+def by_hand(directory: Path, template: str) -> NDArray[np.float32]:
+    """The share of yes among yes and no after each text, as Qwen3-Reranker's model card computes it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    found = []
+    for text in SHORT:
+        filled = template.replace("{{ instruction or 'Given a web query' }}", "Given a web query")
+        filled = filled.removesuffix("\n").replace("{{ query }}", QUERY).replace("{{ document }}", text)
+        with torch.inference_mode():
+            logits = model(**tokenizer(filled, return_tensors="pt")).logits[0, -1]
+        found.append(torch.softmax(logits[[tokenizer.convert_tokens_to_ids("no"), tokenizer.convert_tokens_to_ids("yes")]], 0)[1])
+    return torch.stack(found).numpy()
+
+
+def test_a_head_too_small_for_its_answers(tmp_path: Path) -> None:
+    save_reranker(write_language_model(tmp_path))
+    path = tmp_path / "saved/1_LogitScore/config.json"
+    path.write_text(json.dumps({"true_token_id": 100_000, "false_token_id": 3}))
+    with pytest.raises(ModelBroken, match=r"head is \[\d+, 64\], too small for the tokens \[100000, 3\]"):
+        load(tmp_path / "saved")
+    path.write_text(json.dumps({"false_token_id": 3}))
+    with pytest.raises(ModelBroken, match=r"1_LogitScore/config.json: `true_token_id` is missing"):
+        load(tmp_path / "saved")
+
+
+def test_a_head_in_the_file_of_a_tied_model_is_left_out(tmp_path: Path) -> None:
+    """transformers ties it, whatever a file holds."""
+    theirs = save_reranker(write_language_model(tmp_path, tie_word_embeddings=True))
+    path = tmp_path / "saved/model.safetensors"
+    tensors = dict(load_file(path))
+    save_file(tensors | {"lm_head.weight": torch.zeros_like(tensors["model.embed_tokens.weight"])}, path, metadata={"format": "pt"})
+    assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+
+
+SHIPPED: dict[str, tuple[str, str]] = {
+    "Qwen/Qwen3-Reranker-0.6B": (
+        """<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: Given a web search query, retrieve relevant passages that answer the query
+<Query>: a query
+<Document>: a document<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+""",
+        "<Instruct>: Find jokes\n<Query>: a query\n",
+    ),
+    "mixedbread-ai/mxbai-rerank-base-v2": (
+        """<|im_start|>system
+You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>
+<|im_start|>user
+query: a query
+document: a document
+You are a search relevance expert who evaluates how well documents match search queries. \
+For each query-document pair, carefully analyze the semantic relationship between them, \
+then provide your binary relevance judgment (0 for not relevant, 1 for relevant).
+Relevance:<|im_end|>
+<|im_start|>assistant
+""",
+        "<|im_start|>user\ninstruction: Find jokes\nquery: a query\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_templates_of_shipped_cards(name: str, tmp_path: Path) -> None:
+    """As the models' own cards and packages write a pair."""
+    write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
+    model = load(tmp_path, read_catalog().of(name))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    plain, told = SHIPPED[name]
+    sequences = model.prepare(ScoreWork("a query", ["a document"])).sequences
+    assert tokenizer.decode(sequences[0].ids.tolist(), False) == plain
+    sequences = model.prepare(ScoreWork("a query", ["a document"], instruction="Find jokes")).sequences
+    assert told in tokenizer.decode(sequences[0].ids.tolist(), False)
