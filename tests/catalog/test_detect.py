@@ -92,7 +92,9 @@ def test_sentence_transformers_6(tmp_path: Path) -> None:
 def test_an_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     """sentence-transformers 0 and 1 wrote 0_BERT and the like."""
     files: Files = {
-        "modules.json": modules(("0_BERT", "sentence_transformers.models.Transformer"), ("1_Pooling", "x.models.Pooling")),
+        "modules.json": modules(
+            ("0_BERT", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")
+        ),
         "1_Pooling/config.json": POOLING,
         "0_BERT/sentence_bert_config.json": {"max_seq_length": 128},
         "0_BERT/config.json": CONFIG,
@@ -182,7 +184,12 @@ def test_token_labels_are_named_without_their_positions(tmp_path: Path) -> None:
 
 def test_late_interaction_of_version_6(tmp_path: Path) -> None:
     files: Files = {
-        "modules.json": modules(("", "Transformer"), ("1_Dense", "x.Dense"), ("2_Mask", "x.MultiVectorMask"), ("", "x.Normalize")),
+        "modules.json": modules(
+            ("", "sentence_transformers.base.modules.transformer.Transformer"),
+            ("1_Dense", "sentence_transformers.base.modules.dense.Dense"),
+            ("2_Mask", "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"),
+            ("3_Normalize", "sentence_transformers.base.modules.normalize.Normalize"),
+        ),
         "1_Dense/config.json": {
             "in_features": 32, "out_features": 8, "bias": False, "module_input_name": "token_embeddings",
             "activation_function": "torch.nn.modules.linear.Identity",
@@ -296,8 +303,8 @@ DENSE: Files = {"modules.json": old("Transformer", "Pooling", "Dense"), "1_Pooli
             r"config_sentence_transformers\.json: `default_prompt_name` is 'q'",
         ),
         (
-            {"config_sentence_transformers.json": {"model_type": "SparseEncoder"}},
-            r"`model_type` is 'SparseEncoder', which is not served",
+            {"config_sentence_transformers.json": {"model_type": "VideoEncoder"}},
+            r"`model_type` is 'VideoEncoder', which is not served",
         ),
         (labelled("BertForSequenceClassification", ["a"], problem_type="guess"), r"config\.json: `problem_type` is 'guess'"),
         (

@@ -1,0 +1,231 @@
+"""Shapes of YAML values: one definition both reads a value, complaining with file and line, and describes itself as JSON schema.
+
+Beside the way of a request: `cards.py` puts shapes together to the definition of a card, `schema.py` prints them for editors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Generic, Protocol, TypeVar
+
+import yaml
+
+from libs.errors import InvalidInput
+
+Value = TypeVar("Value", covariant=True)
+Schema = dict[str, object]
+_TAG = "tag:yaml.org,2002:"
+_WORDS = {"str": "a text", "int": "a whole number", "bool": "true or false", "map": "keys with values", "seq": "a list"}
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A place in a file: its path, and the keys that lead to the value."""
+
+    file: str
+    keys: str = ""
+
+    def key(self, name: str) -> At:
+        return At(self.file, f"{self.keys}.{name}" if self.keys else name)
+
+    def entry(self, number: int) -> At:
+        return At(self.file, f"{self.keys}[{number}]")
+
+    def wrong(self, node: yaml.Node, problem: str) -> InvalidInput:
+        """`file:line: key: problem`, with lines from 1; to be raised by the caller."""
+        keys = f"`{self.keys}` " if self.keys else "the card "
+        return InvalidInput(f"{self.file}:{node.start_mark.line + 1}: {keys}{problem}")
+
+
+class Shape(Protocol[Value]):
+    """Of one kind of value."""
+
+    def read(self, node: yaml.Node, at: At) -> Value:
+        """Raises InvalidInput naming file, line and key."""
+
+    def schema(self) -> Schema:
+        """JSON schema, draft 7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text; where `pattern` is given, one that it matches as a whole, `words` saying so to people."""
+
+    pattern: str = ""
+    words: str = ""
+
+    def read(self, node: yaml.Node, at: At) -> str:
+        text = _scalar(node, at, "str")
+        if self.pattern and not re.fullmatch(self.pattern, text):
+            raise at.wrong(node, f"is {text!r}, which is not {self.words}")
+        return text
+
+    def schema(self) -> Schema:
+        return {"type": "string", **({"pattern": f"^{self.pattern}$"} if self.pattern else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    choices: tuple[str, ...]
+
+    def read(self, node: yaml.Node, at: At) -> str:
+        word = _scalar(node, at, "str")
+        if word not in self.choices:
+            raise at.wrong(node, f"is {word!r}, which is not one of {', '.join(self.choices)}{_meant(word, self.choices)}")
+        return word
+
+    def schema(self) -> Schema:
+        return {"enum": list(self.choices)}
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number of at least `least`."""
+
+    least: int = 1
+
+    def read(self, node: yaml.Node, at: At) -> int:
+        text = _scalar(node, at, "int")
+        if not re.fullmatch(r"\d+", text) or int(text) < self.least:
+            raise at.wrong(node, f"is {text}, which is not a whole number of at least {self.least}")
+        return int(text)
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.least}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def read(self, node: yaml.Node, at: At) -> bool:
+        text = _scalar(node, at, "bool").lower()
+        if text not in ("true", "false"):
+            raise at.wrong(node, f"is {text}: write true or false")
+        return text == "true"
+
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class List(Generic[Value]):
+    """At least one value, none of them twice."""
+
+    of: Shape[Value]
+
+    def read(self, node: yaml.Node, at: At) -> tuple[Value, ...]:
+        if not isinstance(node, yaml.SequenceNode):
+            raise _mistyped(node, at, "seq")
+        found = tuple(self.of.read(entry, at.entry(number)) for number, entry in enumerate(node.value))
+        if not found:
+            raise at.wrong(node, "is an empty list: leave the key out")
+        for number, value in enumerate(found):
+            if value in found[:number]:
+                raise at.entry(number).wrong(node.value[number], f"is {value!r}, which is there twice")
+        return found
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": self.of.schema(), "minItems": 1, "uniqueItems": True}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrMore:
+    """A text, or a list of texts."""
+
+    of: Text
+
+    def read(self, node: yaml.Node, at: At) -> tuple[str, ...]:
+        return List(self.of).read(node, at) if isinstance(node, yaml.SequenceNode) else (self.of.read(node, at),)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [self.of.schema(), List(self.of).schema()]}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts by names of the reader's own choice."""
+
+    def read(self, node: yaml.Node, at: At) -> dict[str, str]:
+        return {name.value: Text().read(value, at.key(name.value)) for name, value in pairs(node, at)}
+
+    def schema(self) -> Schema:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a Record: what stands there, and what it means."""
+
+    shape: Shape[object]
+    words: str
+    needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Generic[Value]):
+    """Keys that are known beforehand; `make` is called with those that are there, `source` (file:line) where `place` is set."""
+
+    make: Callable[..., Value]
+    keys: Mapping[str, Key]
+    place: bool = False
+
+    def read(self, node: yaml.Node, at: At) -> Value:
+        values: dict[str, object] = {}
+        for name, value in pairs(node, at):
+            key = self.keys.get(name.value)
+            if key is None:
+                advice = _meant(name.value, self.keys) or f": it may have {', '.join(self.keys)}"
+                raise at.wrong(name, f"has no key {name.value!r}{advice}")
+            values[name.value] = key.shape.read(value, at.key(name.value))
+        for word, key in self.keys.items():
+            if key.needed and word not in values:
+                raise at.wrong(node, f"has no key {word!r}, which it needs: {key.words}")
+        return self.make(**values, **({"source": f"{at.file}:{node.start_mark.line + 1}"} if self.place else {}))
+
+    def schema(self) -> Schema:
+        return {
+            "type": "object",
+            "properties": {name: key.shape.schema() | {"description": key.words} for name, key in self.keys.items()},
+            "required": [name for name, key in self.keys.items() if key.needed],
+            "additionalProperties": False,
+        }
+
+
+def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Keys and values, none of them twice."""
+    if not isinstance(node, yaml.MappingNode):
+        raise _mistyped(node, at, "map")
+    seen: dict[str, int] = {}
+    for name, _ in node.value:
+        if not isinstance(name, yaml.ScalarNode) or name.tag != f"{_TAG}str":
+            raise at.wrong(name, "has a key that is not a text: put it in quotes")
+        if name.value in seen:
+            raise at.wrong(name, f"has the key {name.value!r} twice, first in line {seen[name.value]}")
+        seen[name.value] = name.start_mark.line + 1
+    return list(node.value)
+
+
+def _scalar(node: yaml.Node, at: At, kind: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or node.tag != f"{_TAG}{kind}":
+        raise _mistyped(node, at, kind)
+    value: str = node.value
+    return value
+
+
+def _mistyped(node: yaml.Node, at: At, kind: str) -> InvalidInput:
+    found = node.tag.removeprefix(_TAG)
+    if isinstance(node, yaml.ScalarNode):
+        advice = ": put it in quotes" if kind == "str" and node.value else ""
+        return at.wrong(node, f"must be {_WORDS[kind]}, not {node.value or 'nothing'}{advice}")
+    return at.wrong(node, f"must be {_WORDS[kind]}, not {_WORDS.get(found, found)}")
+
+
+def _meant(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    near = get_close_matches(word, known, n=1)
+    return f": did you mean {near[0]!r}?" if near else ""

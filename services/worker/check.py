@@ -1,0 +1,257 @@
+"""What Shoal makes of a checkpoint directory and why: the first half of `shoal models check`, without torch.
+
+Beside the way of a request. `inspect` reads what a worker would read and says which key of which file each fact came from.
+`selftest.py` is the other half; `command.py` shows both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from math import prod
+from pathlib import Path
+
+from libs.catalog.card import Card, LateInteraction
+from libs.catalog.detect import read_card
+from libs.catalog.files import tensor_header
+from libs.catalog.overrides import Overrides
+from libs.catalog.trace import Read, recorded
+from libs.errors import ModelBroken, ShoalError
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something on the card, and where it comes from: `file key = value`, or the catalog's `file:line`."""
+
+    what: str
+    value: str
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorsOf:
+    """A safetensors file: bytes and numbers by the format's name of their type (F32, BF16, I64 ...)."""
+
+    file: str
+    tensors: int
+    bytes: dict[str, int]
+    numbers: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One check of the self-test and what it measured."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of one model. `directory` None: not found. `refused`: why it cannot be served. `skipped`: why there was no self-test."""
+
+    model: str
+    directory: Path | None
+    card: Card | None = None
+    facts: tuple[Fact, ...] = ()
+    files: tuple[TensorsOf, ...] = ()
+    ignored: tuple[str, ...] = ()
+    refused: str = ""
+    tests: tuple[Test, ...] = ()
+    skipped: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.refused and all(test.passed for test in self.tests)
+
+    @property
+    def parameters(self) -> int:
+        """Floating-point numbers in all files."""
+        return sum(count for file in self.files for name, count in file.numbers.items() if "F" in name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """How a fact is told.
+
+    `value` on the card; `keys`: patterns of `file:key`, or `file:key=value`, that speak of it; `overrides`: names of what the
+    catalog may say of it; `words`: the reason where neither does.
+    """
+
+    what: str
+    value: Callable[[Card], object]
+    keys: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    words: str = ""
+
+
+_EVIDENCE = (
+    _Evidence("family", lambda card: card.family, ("*config.json*:model_type",)),
+    _Evidence(
+        "kind",
+        lambda card: card.kind,
+        (
+            "config_sentence_transformers.json:model_type",
+            "modules.json:type",
+            "*config.json:architectures",
+            "gliner_config.json:span_mode",
+            "gliner_config.json:relations_layer",
+            "gliner_config.json:labels_encoder",
+            "glirel_config.json:scorer",
+            "glirel_config.json:label_embed_strategy",
+        ),
+        ("kind",),
+    ),
+    _Evidence("tasks", lambda card: ", ".join(card.tasks), words="follow from the kind"),
+    _Evidence("representations", lambda card: ", ".join(card.representations), words="follow from the kind"),
+    _Evidence(
+        "max tokens",
+        lambda card: card.max_tokens,
+        (
+            "*sentence_bert_config.json:max_seq_length",
+            "*tokenizer_config.json:model_max_length",
+            "*config.json*:max_position_embeddings",
+            "*config.json*:max_trained_positions",
+            "*config.json*:max_len",
+        ),
+        ("max_tokens",),
+    ),
+    _Evidence(
+        "dimensions", lambda card: card.dimensions, ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features")
+    ),
+    _Evidence(
+        "multi-vector dimensions",
+        lambda card: card.multi_vector_dimensions,
+        ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features"),
+    ),
+    _Evidence("pooling", lambda card: " + ".join(card.pooling), ("*Pooling/config.json:*",), ("pooling",)),
+    _Evidence(
+        "dense layers",
+        lambda card: "; ".join(f"{one.in_features} to {one.out_features}, {one.activation}" for one in card.modules),
+        ("*Dense*/config.json:*",),
+    ),
+    _Evidence("normalised", lambda card: "yes" if card.normalize else "", ("modules.json:type=*Normalize*",), ("normalize",)),
+    _Evidence("lowercase", lambda card: "yes" if card.lowercase else "", ("*:do_lower_case",), ("lowercase",)),
+    _Evidence(
+        "prompts",
+        lambda card: "\n".join(f"{name}: {text!r}" for name, text in card.prompts.items()),
+        ("config_sentence_transformers.json:prompts", "*:query_prefix", "*:document_prefix", "*:*_token_id"),
+        ("prompts",),
+    ),
+    _Evidence("default prompt", lambda card: card.default_prompt, ("*:default_prompt_name",), ("default_prompt",)),
+    _Evidence("labels", lambda card: ", ".join(card.labels), ("*config.json:id2label", "*config.json:num_labels")),
+    _Evidence(
+        "score",
+        lambda card: f"{card.scoring} (logit {card.positive}, {card.score_activation})" if card.classes else card.scoring,
+        ("*:activation_fn", "*:sbert_ce_default_activation_function", "*:similarity_fn_name", "*config.json:problem_type"),
+        ("score_activation",),
+    ),
+    _Evidence(
+        "late interaction",
+        lambda card: "" if card.late is None else _lengths(card.late),
+        (
+            "*:query_length",
+            "*:document_length",
+            "*:query_maxlen",
+            "*:doc_maxlen",
+            "*:*query_expansion*",
+            "*:attend_to_*",
+            "*:skiplist*",
+        ),
+    ),
+    _Evidence("answers", lambda card: ", ".join(map(str, card.answers)), ("*:true_token_id", "*:false_token_id"), ("answers",)),
+    _Evidence("chat template", lambda card: _short(card.template) if card.template else "", ("*:chat_template",), ("template",)),
+    _Evidence("left out", lambda card: "\n".join(card.notes), words="what the files hold and is not served as it is"),
+    _Evidence("number format", lambda card: "" if card.dtype == "auto" else card.dtype, overrides=("dtype",)),
+    _Evidence("pools", lambda card: ", ".join(card.pools), overrides=("pools",)),
+    _Evidence("pinned", lambda card: "yes" if card.pinned else "", overrides=("pinned",)),
+    _Evidence("set aside", lambda card: f"{card.memory_bytes:,} bytes" if card.memory_bytes else "", overrides=("memory_bytes",)),
+    _Evidence("revision", lambda card: card.revision, words="of the id or the folder, else a digest of the files"),
+)
+
+
+def _lengths(late: LateInteraction) -> str:
+    query = late.expansion.length if late.expansion is not None else late.query_tokens
+    return f"query {query or 'any'} tokens{', expanded' if late.expansion else ''}; document {late.document_tokens or 'any'} tokens"
+
+
+def inspect(directory: Path, model: str, said: Overrides | None) -> Report:
+    """What a worker would read of a directory; a refusal is part of the report."""
+    card, refused = None, ""
+    files: tuple[TensorsOf, ...] = ()
+    with recorded() as reads:
+        try:
+            card = read_card(directory, model, said)
+        except ShoalError as error:
+            refused = error.message
+    try:
+        files = tuple(_tensors(directory, path) for path in sorted(directory.glob("**/*.safetensors")))
+    except ModelBroken as error:
+        refused = refused or error.message
+    facts = tuple(_facts(card, reads, said)) if card is not None else tuple(_seen(reads))
+    return Report(model, directory, card, facts, files, tuple(_ignored(directory)), refused)
+
+
+def _facts(card: Card, reads: Sequence[Read], said: Overrides | None) -> Iterator[Fact]:
+    for evidence in _EVIDENCE:
+        value = evidence.value(card)
+        if value:
+            why = _overriding(evidence, said) + _told(reads, evidence.keys)
+            yield Fact(evidence.what, str(value), tuple(why) or (evidence.words,))
+
+
+def _seen(reads: Sequence[Read]) -> Iterator[Fact]:
+    """Of a model that was refused: family and kind as far as they were read."""
+    for evidence in _EVIDENCE[:2]:
+        if why := _told(reads, evidence.keys):
+            yield Fact(evidence.what, "", tuple(why))
+
+
+def _overriding(evidence: _Evidence, said: Overrides | None) -> list[str]:
+    if said is None:
+        return []
+    set_here = [name for name in evidence.overrides if getattr(said, name, None) or getattr(said.detect, name, None) is not None]
+    return [f"card {said.source}"] if set_here else []
+
+
+def _told(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
+    """Each key that speaks of a fact, once, in the order in which it was read."""
+    found = [read for read in reads if read.value is not None and read.value is not False]
+    speak = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
+    return list(dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in speak))
+
+
+def _matches(read: Read, pattern: str) -> bool:
+    return fnmatch(f"{read.file}:{read.key}={read.value}", pattern if "=" in pattern else f"{pattern}=*")
+
+
+def _short(value: object, most: int = 80) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _ignored(directory: Path) -> Iterator[str]:
+    """Files beside the safetensors that could hold code, which is never run."""
+    for pattern, words in (("*.py", "code"), ("*.bin", "pickle"), ("*.pt", "pickle"), ("*.pth", "pickle")):
+        names = sorted(str(path.relative_to(directory)) for path in directory.glob(f"**/{pattern}"))
+        if names:
+            yield f"{', '.join(names)}: {words}, never opened"
+
+
+def _tensors(directory: Path, path: Path) -> TensorsOf:
+    name = str(path.relative_to(directory))
+    sizes: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    try:
+        entries = json.loads(tensor_header(directory, name))
+        entries.pop("__metadata__", None)
+        for entry in entries.values():
+            begin, end = entry["data_offsets"]
+            sizes[entry["dtype"]] = sizes.get(entry["dtype"], 0) + end - begin
+            numbers[entry["dtype"]] = numbers.get(entry["dtype"], 0) + prod(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelBroken(f"{name}: its header cannot be read: {error!r}") from error
+    return TensorsOf(name, len(entries), sizes, numbers)

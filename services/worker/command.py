@@ -1,0 +1,203 @@
+"""`shoal models check`: what Shoal makes of a model's files and why, and whether it runs. No mesh is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from shoal.cli.console import complain, emit, show, size, table
+
+from libs.catalog.overrides import Overrides
+from libs.errors import ModelNotFound, ShoalError
+from libs.store import Copy, Progress, is_model_id, open_store
+from services.worker import disk
+from services.worker.check import Report, Test, inspect
+from services.worker.settings import Settings
+
+_Tell = Callable[[str], None]
+_FLOAT32_BYTES = 4
+_MEMORY = Path("/proc/meminfo")
+
+
+def check(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Directories of checkpoints, or ids (SHOAL_MODELS, SHOAL_STORES).")
+    ],
+    no_test: Annotated[bool, typer.Option("--no-test", help="Only read the files; do not load and run the model.")] = False,
+    name: Annotated[str, typer.Option("--as", metavar="ID", help="The id whose card of the catalog counts for a directory.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Explain what is read from a model's files and why, what is refused and why, and test the model on this machine's CPU.
+
+    Exit code 0: all are fine; 1: one is refused, not found, or fails a test.
+    """
+    if name and (len(models) > 1 or not is_model_id(name)):
+        raise typer.BadParameter("give one directory and an id of the form org/name", param_hint="--as")
+    try:
+        settings = Settings.from_env(os.environ)
+    except ShoalError as error:
+        complain(error.message, [], "")
+        raise typer.Exit(2) from None
+    reports = []
+    for target in models:
+        report = _checked(settings, target, name, test=not no_test)
+        reports.append(report)
+        if not as_json:
+            _show(report)
+    if as_json:
+        emit([_plain(report) for report in reports])
+    if not all(report.good for report in reports):
+        raise typer.Exit(1)
+
+
+def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Report:
+    with _telling(target) as tell:
+        try:
+            model, copy = _found(settings, target, name, tell)
+        except ShoalError as error:
+            return Report(target, None, refused=error.message, skipped="there is nothing to test")
+        try:
+            said = settings.catalog.of(model)
+            tell(f"{model}: reading its files")
+            report = inspect(copy.directory, model, said)
+            skipped = _not_tested(report, copy.directory, test)
+            if skipped:
+                return replace(report, skipped=skipped)
+            return _tested(report, copy.directory, said, tell)
+        finally:
+            copy.close()
+
+
+def _found(settings: Settings, target: str, name: str, tell: _Tell) -> tuple[str, Copy]:
+    """A directory as it is; an id in the folders of SHOAL_MODELS, else in the stores of SHOAL_STORES."""
+    path = Path(target)
+    if path.is_dir():
+        return name or _own_id(path.resolve()), Copy(path)
+    try:
+        return target, Copy(disk.find(settings.models, target))
+    except ModelNotFound:
+        if not is_model_id(target):
+            raise ModelNotFound(f"{target} is neither a directory nor a model id of the form org/name") from None
+        if not settings.stores:
+            raise ModelNotFound(
+                f"{target} is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf to fetch it"
+            ) from None
+
+    def report(progress: Progress) -> None:
+        tell(f"{target}: fetching, {size(progress.done)} of {size(progress.total)}")
+
+    store = open_store(settings.stores, settings.store_dir, settings.store_bytes)
+    return target, store.get(settings.catalog.pinned_id(target), report)
+
+
+def _own_id(directory: Path) -> str:
+    """A directory's last two names where they are an id, as in the layout of SHOAL_MODELS."""
+    own = f"{directory.parent.name}/{directory.name}"
+    return own if is_model_id(own) else "local/model"
+
+
+def _not_tested(report: Report, directory: Path, wanted: bool) -> str:
+    """Why there is no self-test; empty if there is one."""
+    if report.refused:
+        return "the model is refused"
+    if not wanted:
+        return "--no-test"
+    needed, free = disk.weight_bytes(directory, _FLOAT32_BYTES), _free_bytes()
+    if free is not None and needed > free:
+        return f"in float32 it needs {size(needed)} of memory, and {size(free)} are free"
+    return ""
+
+
+def _free_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    lines = _MEMORY.read_text().splitlines() if _MEMORY.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _tested(report: Report, directory: Path, said: Overrides | None, tell: _Tell) -> Report:
+    tell(f"{report.model}: importing torch")
+    from services.worker import selftest
+
+    done: list[Test] = []
+    try:
+        for test in selftest.run(directory, report.model, said):
+            done.append(test)
+            tell(f"{report.model}: {test.name}")
+    except ShoalError as error:
+        return replace(report, tests=tuple(done), refused=error.message)
+    return replace(report, tests=tuple(done))
+
+
+@contextmanager
+def _telling(target: str) -> Iterator[_Tell]:
+    """Says on stderr what is being done, if somebody watches."""
+    console = Console(stderr=True)
+    with console.status(Text(target)) as status:
+        yield lambda words: status.update(Text(words))
+
+
+def _plain(report: Report) -> dict[str, object]:
+    """For programs."""
+    return asdict(report) | {
+        "directory": None if report.directory is None else str(report.directory),
+        "parameters": report.parameters,
+        "good": report.good,
+    }
+
+
+def _show(report: Report) -> None:
+    place = "" if report.directory is None else f" in {report.directory}"
+    show(Text.assemble((report.model, "bold"), f"{place}: ", _verdict(report)))
+    if report.refused:
+        show(Text(f"  {report.refused}", style="red"))
+    if report.facts:
+        show(_facts(report))
+    if report.files:
+        show(_files(report))
+    for words in report.ignored:
+        show(Text(f"  ignored: {words}"))
+    if report.tests:
+        show(_tests(report))
+    if report.skipped:
+        show(Text(f"  no self-test: {report.skipped}"))
+
+
+def _verdict(report: Report) -> tuple[str, str]:
+    """In a word, and its colour."""
+    if report.refused:
+        return "refused", "bold red"
+    if report.skipped:
+        return "its files can be read; whether its weights fit them was not tried", "yellow"
+    return ("good", "bold green") if report.good else ("fails", "bold red")
+
+
+def _facts(report: Report) -> Table:
+    made = table("what the files say", "fact", "value", "why")
+    for fact in report.facts:
+        made.add_row(fact.what, Text(fact.value), Text("\n".join(fact.why)))
+    return made
+
+
+def _files(report: Report) -> Table:
+    made = table(
+        f"{report.parameters:,} parameters", "file", "tensors", "type", "numbers", "size", right=("tensors", "numbers", "size")
+    )
+    for file in report.files:
+        for kind in file.bytes:
+            made.add_row(file.file, str(file.tensors), kind, f"{file.numbers[kind]:,}", size(file.bytes[kind]))
+    return made
+
+
+def _tests(report: Report) -> Table:
+    made = table("self-test on this CPU", "test", "", "measured")
+    for test in report.tests:
+        made.add_row(test.name, Text("ok", style="green") if test.passed else Text("FAILS", style="bold red"), Text(test.detail))
+    return made

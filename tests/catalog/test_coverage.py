@@ -1,0 +1,63 @@
+"""docs/models.md: every model of the catalogue is there once, what is said of it can be, and the page is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from libs.catalog import coverage
+from libs.catalog.card import Kind
+from libs.errors import InvalidInput
+from services.worker.models.registry import model_types
+
+CATALOGUE = Path(__file__).parent / "catalogue.txt"
+"""Models that users of comparable servers run: an id and its inputs (text, image, video) a line."""
+
+
+def test_every_model_is_there_once() -> None:
+    wanted = [line.split()[0] for line in CATALOGUE.read_text().splitlines()]
+    assert sorted(row.model for row in coverage.rows()) == sorted(wanted)
+
+
+def test_cards_name_families_and_kinds_that_are_served() -> None:
+    for row in coverage.rows():
+        if row.status in ("run", "card", "convert first"):
+            assert row.kind in get_args(Kind), row
+            assert set(row.family.split(" or ")) <= set(model_types()), row
+
+
+def test_models_for_pictures_have_no_card() -> None:
+    pictures = [line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]]
+    status = {row.model: row.status for row in coverage.rows()}
+    assert {status[model] for model in pictures} == {"not yet"}
+
+
+def test_what_has_no_card_has_a_reason() -> None:
+    assert all(row.reason for row in coverage.rows() if row.status in ("not yet", "unknown"))
+
+
+def test_a_model_with_a_card_and_a_reason_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "uncovered.yaml"
+    file.write_text("- {models: [BAAI/bge-m3], status: not yet, reason: none}\n")
+    monkeypatch.setattr(coverage, "UNCOVERED", file)
+    with pytest.raises(InvalidInput, match="bge-m3 has a card or a line of uncovered"):
+        coverage.rows()
+
+
+def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert coverage.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_stale_page_is_told_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "models.md"
+    page.write_text("old")
+    monkeypatch.setattr(coverage, "FILE", page)
+    assert coverage.main(["--check"]) == 1
+    assert "stale: models.md" in capsys.readouterr().out
+    assert page.read_text() == "old"
+    assert coverage.main([]) == 0
+    assert coverage.main(["--check"]) == 0

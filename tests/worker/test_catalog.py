@@ -1,0 +1,111 @@
+"""What a card changes in a worker: prompts and pools it reports, number format, revision that is fetched, pin."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.errors import InvalidInput
+from libs.store import open_store
+from services.worker.device import open_device
+from services.worker.models import EncodeResult, EncodeWork
+from services.worker.residency import Residency
+from services.worker.settings import Settings
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.worker.fakes import until
+
+MODEL = "org/model"
+
+
+def settings(tmp_path: Path, card: str, models: str = "", stores: str = "") -> Settings:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards/own.yaml").write_text(card)
+    return Settings.from_env(
+        {
+            "SHOAL_CATALOG": str(tmp_path / "cards"),
+            "SHOAL_MODELS": models,
+            "SHOAL_STORES": stores,
+            "SHOAL_STORE_DIR": str(tmp_path / "store"),
+            "SHOAL_DEVICE": "cpu",
+            "SHOAL_DTYPE": "float32",
+        }
+    )
+
+
+@asynccontextmanager
+async def residency(told: Settings) -> AsyncIterator[Residency]:
+    device = open_device(told)
+    store = open_store(told.stores, told.store_dir, 0) if told.stores else None
+    async with asyncio.TaskGroup() as tasks:
+        made = Residency(
+            told.models,
+            store,
+            device.memory_bytes,
+            device.item_bytes,
+            device.load,
+            tasks,
+            clock=time.monotonic,
+            changed=lambda: None,
+            trim=device.trim,
+            catalog=told.catalog,
+        )
+        tasks.create_task(made.run())
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def line(made: Residency, model: str = MODEL) -> worker_pb2.WorkerModel:
+    return next((one for one in made.report() if one.model == model), worker_pb2.WorkerModel())
+
+
+async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
+    card = f'model: {MODEL}\nprompts: {{query: "a query: "}}\npools: [l4, cpu]\ndtype: bfloat16\npinned: true\nmax_tokens: 11\n'
+    async with residency(settings(tmp_path, card, models=str(tmp_path / "models"))) as made:
+        await until(lambda: line(made).HasField("card"))
+        cold = line(made).card
+        assert (list(cold.prompts), list(cold.pools), cold.max_tokens) == (["query"], ["l4", "cpu"], 11)
+        made.load(MODEL)
+        await until(lambda: line(made).state == models_pb2.MODEL_STATE_RESIDENT)
+        resident = made.serving(MODEL)
+        assert resident is not None
+        assert (line(made).pinned, line(made).card.data_type) == (True, "bfloat16")
+        # Half of the encoder's numbers, as against float32.
+        assert resident.model.bytes < (directory / "model.safetensors").stat().st_size * 0.6
+        prepared = resident.model.prepare(EncodeWork(["text"], role="query"))
+        plain = resident.model.prepare(EncodeWork(["text"]))
+        assert prepared.sequences[0].tokens > plain.sequences[0].tokens
+        answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
+        assert isinstance(answer, EncodeResult)
+
+
+async def test_a_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> None:
+    original = write_checkpoint("bert", tmp_path / "bucket" / f"{MODEL}@v2", sentence=SentenceFiles())
+    shutil.copytree(original, tmp_path / "bucket" / MODEL)
+    (tmp_path / "bucket" / MODEL / "config.json").write_text("{}")
+    told = settings(tmp_path, f"model: {MODEL}\nrevision: v2\n", stores=f"file://{tmp_path}/bucket")
+    async with residency(told) as made:
+        made.load(MODEL)
+        await until(lambda: line(made).state in (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_FAILED))
+        assert line(made).failure.message == ""
+        assert line(made).card.revision == "v2"
+
+
+def test_a_broken_card_keeps_the_worker_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"own\.yaml:1: the card has no key 'modle'"):
+        settings(tmp_path, "modle: org/model\n")
+
+
+def test_settings_say_how_many_cards_there_are(tmp_path: Path) -> None:
+    described = settings(tmp_path, f"model: {MODEL}\n").describe()
+    assert described["catalog"].endswith(" cards")
+    assert int(described["catalog"].split()[0]) > 100

@@ -1,0 +1,278 @@
+"""`shoal models check`: what it says of a directory, of a refused one, and of a model that answers wrongly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from shoal.cli import main, plugins
+from typer.testing import CliRunner
+
+from libs.catalog.cards import read_catalog
+from services.worker import selftest
+from services.worker.check import Report, inspect
+from services.worker.models import Head, Output, TextModel
+from services.worker.models.work import Sequence as Tokens
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.glirel_models import make_reference as make_glirel
+
+LABELS = ("O", "B-PER", "I-PER")
+CHECK = EntryPoint("models.check", "services.worker.command:check", plugins.GROUP)
+
+
+class Ran:
+    """What the command said and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Check = Callable[..., Ran]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Check:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (CHECK,))
+    for name in ("SHOAL_MODELS", "SHOAL_STORES", "SHOAL_CATALOG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*arguments: str | Path) -> Ran:
+        result = CliRunner().invoke(main.build(), ["models", "check", *map(str, arguments)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return invoke
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> Path:
+    files = SentenceFiles(max_seq_length=32, dense=16, prompts={"query": "query: "}, default_prompt="query")
+    return write_checkpoint("bert", tmp_path / "org" / "embedder", sentence=files)
+
+
+def why(report: Report) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {fact.what: (fact.value, fact.why) for fact in report.facts}
+
+
+def test_each_fact_names_its_file_and_key(embedder: Path) -> None:
+    report = inspect(embedder, "org/embedder", None)
+    facts = why(report)
+    assert facts["family"] == ("bert", ('config.json model_type = "bert"',))
+    assert facts["kind"][0] == "dense"
+    assert 'modules.json type = "sentence_transformers.models.Pooling"' in facts["kind"][1]
+    assert 'config.json architectures = ["BertModel"]' in facts["kind"][1]
+    limits = ("sentence_bert_config.json max_seq_length = 32", "config.json max_position_embeddings = 128")
+    assert facts["max tokens"] == ("32", limits)
+    assert facts["pooling"] == ("mean", ("1_Pooling/config.json pooling_mode_mean_tokens = true",))
+    assert "2_Dense/config.json out_features = 16" in facts["dimensions"][1]
+    assert facts["normalised"] == ("yes", ('modules.json type = "sentence_transformers.models.Normalize"',))
+    assert facts["prompts"] == ("query: 'query: '", ('config_sentence_transformers.json prompts = {"query": "query: "}',))
+    assert facts["default prompt"] == ("query", ('config_sentence_transformers.json default_prompt_name = "query"',))
+    assert facts["tasks"] == ("encode, score, classify", ("follow from the kind",))
+
+
+def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:
+    report = inspect(embedder, "org/embedder", None)
+    tensors = {str(path.relative_to(embedder)): load_file(path) for path in embedder.glob("**/*.safetensors")}
+    assert {file.file: file.tensors for file in report.files} == {name: len(found) for name, found in tensors.items()}
+    assert report.parameters == sum(tensor.numel() for found in tensors.values() for tensor in found.values())
+    assert sum(file.bytes["F32"] for file in report.files) == 4 * report.parameters
+
+
+def test_labels_and_their_keys(tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path, head="token_classification", labels=LABELS)
+    facts = why(inspect(directory, "org/tagger", None))
+    assert facts["labels"] == ("PER", ('config.json id2label = {"0": "O", "1": "B-PER", "2": "I-PER"}',))
+
+
+def test_what_a_card_says_is_told_with_its_line(embedder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards/mine.yaml").write_text(
+        '# mine\nmodel: org/embedder\nmax_tokens: 9\nprompts: {document: "d: "}\npinned: true\n'
+    )
+    facts = why(inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).of("org/embedder")))
+    card = f"card {tmp_path}/cards/mine.yaml:2"
+    assert (facts["max tokens"][0], facts["max tokens"][1][0]) == ("9", card)
+    assert (facts["prompts"][0], facts["prompts"][1][0]) == ("query: 'query: '\ndocument: 'd: '", card)
+    assert facts["pinned"] == ("yes", (card,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "labels", "tasks"),
+    [
+        ("bert", "base", ("LABEL_0",), {"encode", "score", "classify"}),
+        ("roberta", "sequence_classification", ("LABEL_0",), {"score"}),
+        ("distilbert", "sequence_classification", ("bad", "good"), {"score", "classify"}),
+        ("mpnet", "token_classification", LABELS, {"entities"}),
+    ],
+)
+def test_sound_models_pass(tmp_path: Path, kind: str, head: Any, labels: Sequence[str], tasks: set[str]) -> None:
+    directory = write_checkpoint(kind, tmp_path, head=head, labels=labels)
+    tests = list(selftest.run(directory, "org/name", None))
+    assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
+    assert {test.name.partition(":")[0] for test in tests[1:]} == tasks
+    names = {test.name.partition(": ")[2] for test in tests[1:]}
+    assert names == {"finite", "packed as alone", "same text, same answer", "answer", "bfloat16 near float32"}
+
+
+@pytest.mark.filterwarnings("ignore")  # glirel's dependencies warn of much
+def test_a_model_that_is_given_entities_passes(tmp_path: Path) -> None:
+    tests = list(selftest.run(make_glirel(tmp_path, {}).directory, "org/name", None))
+    assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
+    assert "relations: answer" in {test.name for test in tests}
+
+
+def test_weights_that_are_no_numbers_fail(embedder: Path) -> None:
+    file = embedder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["encoder.layer.0.output.dense.bias"][0] = float("nan")
+    save_file(tensors, file)
+    failed = {test.name for test in selftest.run(embedder, "org/name", None) if not test.passed}
+    assert {"encode: finite", "encode: packed as alone"} <= failed
+    # What is not finite has no answer to look at.
+    assert "encode: answer" not in failed
+
+
+def test_a_model_whose_batch_mates_matter_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = TextModel.forward
+
+    def leaking(model: TextModel, head: Head, sequences: Sequence[Tokens]) -> list[Output]:
+        """As if padding or a neighbour were seen: the answers hang on the size and order of the batch."""
+        found = sound(model, head, sequences)
+        return [np.asarray(output, np.float32) + np.float32(0.01 * number) for number, output in enumerate(found)]
+
+    monkeypatch.setattr(TextModel, "forward", leaking)
+    failed = {test.name for test in selftest.run(embedder, "org/name", None) if not test.passed}
+    assert {"encode: packed as alone", "encode: same text, same answer"} <= failed
+    assert "encode: finite" not in failed
+
+
+def test_a_wrong_width_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = TextModel.load
+
+    def lying(*arguments: Any) -> TextModel:
+        model = sound(*arguments)
+        model.card = replace(model.card, dimensions=17)
+        return model
+
+    monkeypatch.setattr(TextModel, "load", lying)
+    failed = {test.name: test.detail for test in selftest.run(embedder, "org/name", None) if not test.passed}
+    assert failed["encode: answer"] == "dense vectors have shape (4, 16), not (4, 17)"
+
+
+def test_the_command_on_a_good_model(check: Check, embedder: Path) -> None:
+    ran = check(embedder)
+    assert ran.code == 0, ran.out
+    for words in ("org/embedder", "good", "max_seq_length = 32", "parameters", "encode: packed as alone"):
+        assert words in ran.out
+    assert "FAILS" not in ran.out
+
+
+def test_several_models_as_json(check: Check, embedder: Path, tmp_path: Path) -> None:
+    broken = write_checkpoint("bert", tmp_path / "org" / "broken")
+    (broken / "model.safetensors").unlink()
+    (broken / "pytorch_model.bin").write_bytes(b"pickle")
+    (broken / "modeling.py").write_text("raise SystemExit(1)")
+    ran = check(embedder, broken, "--no-test", "--json")
+    assert ran.code == 1
+    good, bad = ran.json()
+    assert (good["model"], good["good"], good["skipped"], good["card"]["dimensions"]) == ("org/embedder", True, "--no-test", 16)
+    assert bad["good"] is False
+    assert bad["refused"].startswith("pytorch_model.bin: pickle files can run code and are never opened")
+    assert bad["ignored"] == ["modeling.py: code, never opened", "pytorch_model.bin: pickle, never opened"]
+
+
+def test_a_refusal_says_what_was_seen(check: Check, tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path / "org" / "name")
+    (directory / "modules.json").write_text('[{"type": "sentence_transformers.models.WordWeights", "path": ""}]')
+    ran = check(directory, "--no-test")
+    assert ran.code == 1
+    assert "modules.json: `type`" in ran.out
+    assert "no self-test: the model is refused" in ran.out
+
+
+def test_a_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Path) -> None:
+    file = embedder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["encoder.layer.1.output.dense.bias"]
+    save_file(tensors, file)
+    assert check(embedder, "--no-test").code == 0
+    ran = check(embedder, "--json")
+    assert ran.code == 1
+    assert ran.json()[0]["refused"] == "model.safetensors: tensor 'encoder.layer.1.output.dense.bias' is missing"
+
+
+def test_an_architecture_that_is_not_served_is_found_by_loading(check: Check, embedder: Path) -> None:
+    config = json.loads((embedder / "config.json").read_text()) | {"model_type": "mamba"}
+    (embedder / "config.json").write_text(json.dumps(config))
+    untried = check(embedder, "--no-test")
+    assert (untried.code, "was not tried" in untried.out) == (0, True)
+    (report,) = check(embedder, "--json").json()
+    assert report["refused"].startswith("config.json: model_type is 'mamba': supported are ")
+
+
+def test_an_id_is_looked_for_in_the_folders(check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_MODELS", str(tmp_path))
+    (report,) = check("org/embedder", "--no-test", "--json").json()
+    assert (report["directory"], report["refused"]) == (str(embedder), "")
+    (missing,) = check("org/missing", "--json").json()
+    assert missing["refused"].startswith("org/missing is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf")
+    (neither,) = check("nonsense", "--json").json()
+    assert neither["refused"] == "nonsense is neither a directory nor a model id of the form org/name"
+
+
+def test_an_id_is_fetched_where_stores_are_named(
+    check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_STORES", f"file://{tmp_path}")
+    monkeypatch.setenv("SHOAL_STORE_DIR", str(tmp_path / "store"))
+    (report,) = check("org/embedder", "--no-test", "--json").json()
+    assert (report["refused"], report["card"]["dimensions"]) == ("", 16)
+
+
+def test_the_card_of_another_id(check: Check, tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path / "anything", sentence=SentenceFiles())
+    (report,) = check(directory, "--as", "intfloat/e5-base-v2", "--no-test", "--json").json()
+    assert report["card"]["prompts"] == {"query": "query: ", "passage": "passage: "}
+    assert check(directory, "--as", "nonsense").code == 2
+
+
+def test_a_broken_card_is_a_usage_error(check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards/mine.yaml").write_text("modle: org/name\n")
+    monkeypatch.setenv("SHOAL_CATALOG", str(tmp_path / "cards"))
+    ran = check(embedder)
+    assert (ran.code, ran.out) == (2, "")
+    assert "mine.yaml:1: the card has no key 'modle': did you mean 'model'?" in ran.err
+
+
+def test_a_model_too_large_for_this_memory_is_not_loaded(check: Check, embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.command._free_bytes", lambda: 1000)
+    (report,) = check(embedder, "--json").json()
+    assert report["good"]
+    assert "of memory, and 1000 B are free" in report["skipped"]
+
+
+def test_the_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards/mine.yaml").write_text("model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n")
+    said = read_catalog([tmp_path / "cards"]).of("org/embedder")
+    whole = TextModel.load(embedder, "org/embedder", torch.device("cpu"), torch.float32)
+    half = TextModel.load(embedder, "org/embedder", torch.device("cpu"), torch.float32, said)
+    assert half.bytes == 123_456_789 > whole.bytes
+    assert half.card.dtype == "bfloat16"
+    assert {
+        test.detail.partition(" bytes")[0] for test in selftest.run(embedder, "org/embedder", said) if "loads" in test.name
+    } == {"123,456,789"}
