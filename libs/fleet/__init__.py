@@ -2,6 +2,6 @@
 
 from libs.fleet.claims import may_claim
 from libs.fleet.registry import Fleet
-from libs.fleet.snapshot import FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet.snapshot import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 
-__all__ = ["Fleet", "FleetSnapshot", "WorkerModelRecord", "WorkerRecord", "may_claim"]
+__all__ = ["COMING", "Fleet", "FleetSnapshot", "WorkerModelRecord", "WorkerRecord", "may_claim"]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from shoal.v1 import models_pb2
 
-from libs.fleet.snapshot import FleetSnapshot, WorkerModelRecord
+from libs.fleet.snapshot import COMING, FleetSnapshot, WorkerModelRecord
 from libs.queue.jobs import LaneGauges
 
 UNKNOWN_LOAD_SECONDS = 5.0
 START_SECONDS = 2.0
 BYTES_PER_SECOND = 1.5e9
 """Reading weights from a local disk, and what comes before; used until a load of the model was measured."""
+
+_SERVED = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
 
 
 def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bool:
@@ -25,7 +27,7 @@ def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bo
         return False
     if worker_id in snapshot.failures.get(lane.model, {}):
         return False
-    if worker.state(lane.model) in (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT):
+    if worker.state(lane.model) in _SERVED:
         return False
     copies = _copies(gauges, snapshot)
     if not copies:
@@ -35,7 +37,7 @@ def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bo
 
 
 def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
-    """How long the lane's work keeps its copies busy, those that are loading included. None: no copy, or no speed measured yet."""
+    """How long the lane's work keeps its copies busy, those on their way included. None: no copy, or no speed measured yet."""
     copies = _copies(gauges, snapshot)
     speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
     if not speeds:
@@ -55,5 +57,4 @@ def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
 
 def _copies(gauges: LaneGauges, snapshot: FleetSnapshot) -> list[WorkerModelRecord]:
     records = [worker.models.get(gauges.lane.model) for worker in snapshot.in_pool(gauges.lane.pool)]
-    served = (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT)
-    return [record for record in records if record is not None and record.state in served]
+    return [record for record in records if record is not None and record.state in _SERVED]

@@ -13,15 +13,17 @@ from typing import cast
 from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import ModelNotFound
+from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
 from libs.fleet.snapshot import FleetSnapshot, WorkerRecord
 from libs.queue.connection import translated
 from libs.queue.keys import LaneKey
 
 FAILURE_MS = 15 * 60_000
-NOT_FOUND_MS = 60_000
-"""For how long a worker does not try a model again that it could not load, and one that it could not find."""
+PASSING_MS = 60_000
+"""For how long a worker does not try a model again that it could not load, and one that it could not find or reach."""
+
+_PASSING = (ModelNotFound.reason, NoCapacity.reason)
 
 _WORKERS, _CARDS, _FAILURES, _ROUTERS = (f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "routers"))
 
@@ -80,8 +82,8 @@ class Fleet:
         self.snapshot = replace(self.snapshot, failures=failures)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
-        """Notes that the worker cannot load the model: for 15 minutes, or one if it did not find it."""
-        last_ms = NOT_FOUND_MS if failure.reason == ModelNotFound.reason else FAILURE_MS
+        """Notes that the worker cannot load the model: for 15 minutes, or for one if it did not find or not reach it."""
+        last_ms = PASSING_MS if failure.reason in _PASSING else FAILURE_MS
         field = f"{model} {worker_id}"
         await scripts.record_failure(self._redis, (_FAILURES,), field=field, failure=failure.SerializeToString(), last_ms=last_ms)
         failed = {**self.snapshot.failures.get(model, {}), worker_id: failure}

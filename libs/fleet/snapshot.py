@@ -9,7 +9,10 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound
 
-HELD = (models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
+"""States of a model that a worker is about to hold."""
+
+HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class WorkerModelRecord:
     tokens_per_second: float
     idle_seconds: float
     pinned: bool
+    downloaded_bytes: int = 0
+    download_bytes: int = 0
 
     @staticmethod
     def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
@@ -35,6 +40,8 @@ class WorkerModelRecord:
             model.tokens_per_second,
             model.idle_seconds,
             model.pinned,
+            model.downloaded_bytes,
+            model.download_bytes,
         )
 
 

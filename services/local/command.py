@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from libs.errors import ShoalError
 from services.local.mesh import LocalMesh, running
-from services.local.settings import MINILM, Settings, known_models, layout
+from services.local.settings import MINILM, Settings, known_models, known_stores, layout
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
 
@@ -30,7 +30,8 @@ def up(
     console = Console(stderr=True)
     try:
         count, each = layout(1 if latency else workers, threads)
-        settings = Settings(port=port, workers=count, threads=each, models=known_models(model or [], os.environ), dtype=dtype)
+        models, stores = known_models(model or [], os.environ), known_stores(os.environ)
+        settings = Settings(port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype)
         failed = asyncio.run(_up(settings, console))
     except ShoalError as error:
         console.print(f"[red]error:[/red] {escape(error.message)}")
@@ -77,6 +78,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     model = names[0] if names else MINILM
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
+    if settings.stores:
+        console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)
     console.print(f"logs    {mesh.directory}", highlight=False)
     lines = [
         f'shoal --address {mesh.address} encode {model} "Hello, mesh"',

@@ -24,6 +24,8 @@ class Settings:
     """Threads of each worker. More than the cores in all are refused: the forward passes would fight for them."""
     models: str = ""
     """As SHOAL_MODELS of the worker: `org/name=/path` entries and roots `<root>/<org>/<name>`, separated by colons."""
+    stores: str = ""
+    """As SHOAL_STORES of the worker: where models come from that no folder has."""
     dtype: str = "auto"
     environment: tuple[tuple[str, str], ...] = ()
     """More SHOAL_* variables for router and workers."""
@@ -65,6 +67,11 @@ def known_models(asked: list[str], environ: Mapping[str, str]) -> str:
         if not path.is_dir():
             raise InvalidInput(f"{path} is not a directory (given as model {entry!r})", field="model")
     return ":".join(entries)
+
+
+def known_stores(environ: Mapping[str, str]) -> str:
+    """Those of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this is who asks for models."""
+    return environ.get("SHOAL_STORES", "hf")
 
 
 def packaged_minilm() -> Path | None:

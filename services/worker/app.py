@@ -17,6 +17,7 @@ from typing import Final
 import uvloop
 
 from libs.serving import serving
+from libs.store import open_store
 from libs.telemetry.logs import fields
 from services.worker.batcher import Limits
 from services.worker.delivery import Delivery
@@ -109,8 +110,10 @@ class Worker:
         self._tasks = tasks
         self._pull_again = asyncio.Event()
         self._report_again = asyncio.Event()
+        store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
         self._residency = Residency(
             settings.models,
+            store,
             device.memory_bytes,
             device.item_bytes,
             device.load,
@@ -118,6 +121,7 @@ class Worker:
             clock=time.monotonic,
             changed=self._models_changed,
             trim=device.trim,
+            catalog=settings.catalog,
         )
         self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go)
         finisher = Finisher(self._delivery, threads.finishing, self._pull_again)

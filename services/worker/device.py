@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
 from services.worker.held import Model
 from services.worker.models import TextModel
@@ -60,8 +61,8 @@ def open_device(settings: Settings) -> Device:
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def _load(device: torch.device, dtype: torch.dtype) -> Callable[[Path, str], Model]:
-    return lambda directory, model: TextModel.load(directory, model, device, dtype)
+def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callable[[Path, str], Model]:
+    return lambda directory, model: TextModel.load(directory, model, device, dtype, catalog.of(model))
 
 
 def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
@@ -70,7 +71,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
         memory_bytes=settings.memory_bytes or int(_host_bytes() * _CPU_SHARE),
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
-        load=_load(device, dtype),
+        load=_load(device, dtype, settings.catalog),
         trim=_collect,
         # The number of threads belongs to the calling thread, so the device thread must set its own.
         enter=lambda: torch.set_num_threads(settings.threads),
@@ -84,7 +85,7 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
         memory_bytes=settings.memory_bytes or int(total * _ACCELERATOR_SHARE),
         batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
-        load=_load(device, dtype),
+        load=_load(device, dtype, settings.catalog),
         recover=_recover_accelerator,
         trim=_trim_accelerator,
     )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.files import tensor_header
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound
+from libs.store.names import is_model_id
+from libs.store.select import CONFIGS
 
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MODEL = re.compile(rf"{_PART}/{_PART}(@{_PART})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,6 @@ def _shelf(entry: str) -> Shelf:
     return Shelf(Path(path), model)
 
 
-def is_model_id(model: str) -> bool:
-    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`, absolute or deeper paths."""
-    return bool(_MODEL.fullmatch(model))
-
-
 def find(shelves: tuple[Shelf, ...], model: str) -> Path:
     """The directory of a model on the first shelf that has it; a revision is part of the id. Raises ModelNotFound."""
     if is_model_id(model):
@@ -67,7 +61,7 @@ def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in ("config.json", "modules.json"))
+    return any((directory / name).is_file() for name in CONFIGS)
 
 
 def _below(root: Path) -> list[tuple[str, Path]]:

@@ -1,4 +1,5 @@
-"""Which models are on the device: loads on order or first demand, unloads when no job needs them, keeps within the memory budget.
+"""Which models are on the device: fetches and loads them on order or first demand, unloads when no job needs them, keeps within the
+memory budget.
 
 Beside the way of a request: `intake.py` asks what is resident and passes on what routers want loaded; `heartbeat.py` reports it.
 Event loop only; files are read and models built in threads of their own, so that other models are served meanwhile.
@@ -14,14 +15,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog import read_card
 from libs.catalog.card import Card
-from libs.errors import ModelBroken, ShoalError
+from libs.catalog.overrides import Catalog
+from libs.errors import ModelBroken, ModelNotFound, ShoalError
+from libs.store import Copy, Progress, Store
 from libs.telemetry.logs import fields
 from services.worker import codec, disk
 from services.worker.held import Load, Resident
@@ -29,9 +31,11 @@ from services.worker.held import Load, Resident
 log = logging.getLogger(__name__)
 
 DATA_TYPES: Final = {2: "bfloat16", 4: "float32"}
+ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 MAX_LOADS: Final = 2
-"""At the same time."""
+MAX_DOWNLOADS: Final = 4
+"""At the same time. A download does not count as a load: it takes long, and neither the device nor its memory."""
 
 MIN_RESIDENT_SECONDS: Final = 10.0
 """A model in use stays at least so long before one that nobody told us to load may take its place."""
@@ -80,13 +84,14 @@ def to_evict(residents: Collection[Resident], needed_bytes: int) -> list[Residen
 class Residency:
     """The worker's models.
 
-    `item_bytes` is the size of a weight on the device, `clock` rises (seconds), `changed` is called whenever a model changes its
-    state, `trim` gives freed device memory back.
+    `item_bytes` is the size of a weight on the device where `catalog` has no other, `clock` rises (seconds), `changed` is called
+    whenever a model changes its state, `trim` gives freed device memory back.
     """
 
     def __init__(
         self,
         shelves: tuple[disk.Shelf, ...],
+        store: Store | None,
         memory_bytes: int,
         item_bytes: int,
         load: Load,
@@ -95,19 +100,25 @@ class Residency:
         clock: Callable[[], float],
         changed: Callable[[], None],
         trim: Callable[[], None],
+        catalog: Catalog | None = None,
     ) -> None:
         self.memory_bytes = memory_bytes
         self._shelves = shelves
+        self._store = store
         self._item_bytes = item_bytes
+        self._catalog = catalog or Catalog()
         self._load_model = load
         self._tasks = tasks
         self._changed = changed
         self._trim = trim
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         # Mutable state. A name is in at most one of `_loading`, `_residents` and `_failed`, but for one that loads after it leaves.
         self._cold: dict[str, Card | None] = {}
         self._loading: dict[str, int] = {}  # bytes set aside
+        self._downloads: dict[str, Progress | None] = {}  # of those in `_loading` for which the store is asked; None: not begun
+        self._copies: dict[str, Copy] = {}  # of those in `_residents`
         self._residents: dict[str, Resident] = {}
         self._failed: dict[str, Failed] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -171,7 +182,8 @@ class Residency:
 
     def can_load(self) -> bool:
         """Whether a router may offer one more model: a tenth of the memory is free, or some model has had its time."""
-        if self._stopped.is_set() or len(self._loading) >= MAX_LOADS:
+        loads = len(self._loading) - len(self._downloads)
+        if self._stopped.is_set() or loads >= MAX_LOADS or len(self._downloads) >= MAX_DOWNLOADS:
             return False
         since = self._clock() - MIN_RESIDENT_SECONDS
         may_go = [one for one in self._residents.values() if not one.pinned and not one.leaving]
@@ -184,7 +196,7 @@ class Residency:
         return sum(one.model.bytes for one in self._residents.values()) + sum(self._loading.values())
 
     def report(self) -> list[worker_pb2.WorkerModel]:
-        """Every model that is on disk, loading, resident, or failed within the last minute."""
+        """Every model that is on disk, on its way there, loading, resident, or failed within the last minute."""
         now = self._clock()
         self._failed = {name: failed for name, failed in self._failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
         lines = {name: worker_pb2.WorkerModel(model=name, state=models_pb2.MODEL_STATE_COLD) for name in self._cold}
@@ -192,7 +204,7 @@ class Residency:
             failure = codec.failure_of(failed.error)
             lines[name] = worker_pb2.WorkerModel(model=name, state=models_pb2.MODEL_STATE_FAILED, failure=failure)
         for name, size in self._loading.items():
-            lines[name] = worker_pb2.WorkerModel(model=name, state=models_pb2.MODEL_STATE_LOADING, bytes=size)
+            lines[name] = _coming(name, size, self._downloads.get(name))
         for name, card in self._cold.items():
             if card is not None:
                 lines[name].card.CopyFrom(codec.to_card(card))
@@ -201,6 +213,8 @@ class Residency:
 
     def _line(self, one: Resident, now: float) -> worker_pb2.WorkerModel:
         meter, size = one.meter, one.model.bytes
+        own = one.model.card.dtype
+        data_type = DATA_TYPES[self._item_bytes] if own == "auto" else own
         return worker_pb2.WorkerModel(
             model=one.name,
             state=models_pb2.MODEL_STATE_RESIDENT,
@@ -209,16 +223,15 @@ class Residency:
             tokens_per_second=meter.tokens_per_second,
             idle_seconds=0.0 if one.held_jobs else now - one.last_used,
             pinned=one.pinned,
-            card=codec.to_card(
-                one.model.card, stored_bytes=size, data_type=DATA_TYPES[self._item_bytes], tokens_per_byte=meter.tokens_per_byte
-            ),
+            card=codec.to_card(one.model.card, stored_bytes=size, data_type=data_type, tokens_per_byte=meter.tokens_per_byte),
         )
 
     async def run(self) -> None:
         """Keeps the list of models on disk fresh, until `stop`."""
+        shelves = self._shelves if self._store is None else (*self._shelves, disk.Shelf(self._store.models))
         while not self._stopped.is_set():
             known = self._cold
-            found = await in_thread(partial(_read_cards, self._shelves, known))
+            found = await in_thread(partial(_read_cards, shelves, known, self._catalog))
             if found.keys() != known.keys():
                 self._cold = found
                 self._changed()
@@ -256,16 +269,47 @@ class Residency:
         log.warning("model failed", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
 
     async def _loaded(self, model: str) -> Resident:
-        started = self._clock()
         if model in self._unloading:
             await asyncio.wait([self._unloading[model]])
-        directory, needed = await in_thread(lambda: _find(self._shelves, model, self._item_bytes))
-        await self._set_aside(model, needed)
-        loaded = await in_thread(lambda: self._load_model(directory, model))
-        if loaded.bytes > needed:
-            await self._set_aside(model, loaded.bytes)
+        copy = await self._on_disk(model)
+        try:
+            started = self._clock()
+            needed = await in_thread(partial(disk.weight_bytes, copy.directory, self._item_bytes_of(model)))
+            await self._set_aside(model, needed)
+            loaded = await in_thread(partial(self._load_model, copy.directory, model))
+            if loaded.bytes > needed:
+                await self._set_aside(model, loaded.bytes)
+        except BaseException:
+            copy.close()
+            raise
+        self._copies[model] = copy
         now = self._clock()
-        return Resident(model, loaded, load_seconds=now - started, loaded_at=now, last_used=now)
+        return Resident(model, loaded, load_seconds=now - started, loaded_at=now, last_used=now, pinned=loaded.card.pinned)
+
+    def _item_bytes_of(self, model: str) -> int:
+        said = self._catalog.of(model)
+        return ITEM_BYTES.get((said and said.dtype) or "", self._item_bytes)
+
+    async def _on_disk(self, model: str) -> Copy:
+        """Its directory: in a folder, else in the store, which fetches it if need be."""
+        try:
+            return Copy(await in_thread(partial(disk.find, self._shelves, model)))
+        except ModelNotFound:
+            if self._store is None:
+                raise
+        self._downloads[model] = None
+        try:
+            return await in_thread(partial(self._store.get, self._catalog.pinned_id(model), partial(self._downloading, model)))
+        finally:
+            del self._downloads[model]
+            self._changed()
+
+    def _downloading(self, model: str, progress: Progress) -> None:
+        """On a thread of the store."""
+        is_news = self._downloads.get(model) is None
+        self._downloads[model] = progress
+        if is_news:
+            self._loop.call_soon_threadsafe(self._changed)
 
     async def _set_aside(self, model: str, needed: int) -> None:
         """Unload others until `needed` bytes are free, and reserve them. Raises ModelBroken with the numbers if they cannot be.
@@ -302,18 +346,25 @@ class Residency:
         """Second phase: gone when no job is held any more."""
         await drained.wait()
         size = self._residents.pop(model).model.bytes
+        self._copies.pop(model).close()
         await in_thread(self._trim)
         del self._unloading[model]
         log.info("model unloaded", extra=fields({"model": model, "bytes": size}))
         self._changed()
 
 
-def _find(shelves: tuple[disk.Shelf, ...], model: str, item_bytes: int) -> tuple[Path, int]:
-    directory = disk.find(shelves, model)
-    return directory, disk.weight_bytes(directory, item_bytes)
+def _coming(model: str, size: int, progress: Progress | None) -> worker_pb2.WorkerModel:
+    if progress is None:
+        return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_LOADING, bytes=size)
+    return worker_pb2.WorkerModel(
+        model=model,
+        state=models_pb2.MODEL_STATE_DOWNLOADING,
+        downloaded_bytes=progress.done,
+        download_bytes=progress.total,
+    )
 
 
-def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, Card | None]) -> dict[str, Card | None]:
+def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, Card | None], catalog: Catalog) -> dict[str, Card | None]:
     """The models on disk with their cards; None for a broken one, which says why when somebody wants it."""
     cards: dict[str, Card | None] = {}
     for model, directory in disk.listing(shelves).items():
@@ -321,8 +372,8 @@ def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, Card | None]) 
             cards[model] = known[model]
             continue
         try:
-            cards[model] = read_card(directory, model)
-        except ShoalError as error:
-            log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": error.message}))
+            cards[model] = read_card(directory, model, catalog.of(model))
+        except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
+            log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
             cards[model] = None
     return cards

@@ -7,10 +7,14 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal, TypeVar
 
+from libs.catalog.cards import parse_folders, read_catalog
+from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
+from libs.store import check_urls, default_root
 from services.worker.disk import Shelf, parse_shelves
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -31,6 +35,14 @@ class Settings:
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
     pool: str = "cpu"
     models: tuple[Shelf, ...] = ()
+    stores: tuple[str, ...] = ()
+    """Where models come from that no folder has, in order of search. None: nothing is ever fetched."""
+    store_dir: Path = Path("shoal")
+    """Where what was fetched is kept. Shared by the workers of a node."""
+    store_bytes: int = 0
+    """Bytes that may take. 0: 90 % of what the disk has free at the start."""
+    catalog: Catalog = field(default_factory=Catalog)
+    """What is said of models over what their files say: shipped cards and those of SHOAL_CATALOG's folders."""
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
     threads: int = 1
@@ -57,6 +69,7 @@ class Settings:
         _check(self.batch_tokens >= 0, "SHOAL_BATCH_TOKENS", "at least 1, or 0 for the device's default")
         _check(self.batch_items >= 1, "SHOAL_BATCH_ITEMS", "at least 1")
         _check(0 < self.max_age_seconds <= 60, "SHOAL_MAX_AGE_SECONDS", "above 0, at most 60")
+        _check(self.store_bytes >= 0, "SHOAL_STORE_BYTES", "at least 1, or 0 for what the disk has")
         _check(self.memory_bytes >= 0, "SHOAL_MEMORY_BYTES", "at least 1, or 0 for the device's default")
         _check(0.1 <= self.heartbeat_seconds <= 5, "SHOAL_HEARTBEAT_SECONDS", "0.1..5: leases last 15 s")
         _check(0.1 <= self.pull_wait_seconds <= 10, "SHOAL_PULL_WAIT_SECONDS", "0.1..10")
@@ -70,6 +83,10 @@ class Settings:
             routers=tuple(address.strip() for address in environ.get("SHOAL_ROUTERS", "127.0.0.1:50051").split(",")),
             pool=environ.get("SHOAL_POOL", "cpu"),
             models=parse_shelves(environ.get("SHOAL_MODELS", "")),
+            stores=check_urls(environ.get("SHOAL_STORES", "")),
+            store_dir=Path(environ.get("SHOAL_STORE_DIR") or default_root(environ)),
+            store_bytes=_integer(environ, "SHOAL_STORE_BYTES", 0),
+            catalog=read_catalog(parse_folders(environ.get("SHOAL_CATALOG", ""))),
             device=_choice(environ, "SHOAL_DEVICE", "auto", DEVICES),
             dtype=_choice(environ, "SHOAL_DTYPE", "auto", DTYPES),
             threads=_integer(environ, "SHOAL_THREADS", len(os.sched_getaffinity(0))),
@@ -86,8 +103,12 @@ class Settings:
 
     def describe(self) -> dict[str, str]:
         """For the one log line at the start."""
-        told = {field.name: str(getattr(self, field.name)) for field in fields(self)}
-        return told | {"routers": ",".join(self.routers), "models": ":".join(map(str, self.models))}
+        told = {one.name: str(getattr(self, one.name)) for one in fields(self)}
+        return told | {
+            "routers": ",".join(self.routers),
+            "models": ":".join(map(str, self.models)),
+            "stores": ",".join(self.stores),
+        }
 
 
 def _random_id() -> str:

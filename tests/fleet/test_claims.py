@@ -9,7 +9,8 @@ from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.fleet.claims import load_seconds, wait_seconds
 from libs.queue import LaneGauges, LaneKey
 
-COLD, LOADING, WARM, RESIDENT, FAILED = (
+DOWNLOADING, COLD, LOADING, WARM, RESIDENT, FAILED = (
+    models_pb2.MODEL_STATE_DOWNLOADING,
     models_pb2.MODEL_STATE_COLD,
     models_pb2.MODEL_STATE_LOADING,
     models_pb2.MODEL_STATE_WARM,
@@ -59,6 +60,8 @@ def test_work_for_a_model_that_no_one_serves_is_claimed(state: models_pb2.ModelS
         pytest.param(lane(10**9), fleet(worker("w", RESIDENT, speed=1)), id="already resident"),
         pytest.param(lane(1), fleet(worker("w"), failures={"w": BROKEN}), id="it failed before"),
         pytest.param(lane(1), fleet(worker("w"), worker("v", LOADING)), id="loading elsewhere"),
+        pytest.param(lane(1), fleet(worker("w"), worker("v", DOWNLOADING)), id="downloading elsewhere"),
+        pytest.param(lane(1), fleet(worker("w", DOWNLOADING)), id="already downloading"),
         pytest.param(lane(1000), fleet(worker("w"), worker("v", RESIDENT, speed=1000, seconds=2)), id="served soon enough"),
         pytest.param(lane(10**9), fleet(worker("w"), worker("v", RESIDENT)), id="served at unknown speed"),
     ],
@@ -100,7 +103,7 @@ def test_failures_of_other_pools_and_of_the_dead_do_not_count() -> None:
     assert fleet(worker("b", pool="gpu"), failures={"b": BROKEN}).verdict(MODEL, "cpu") is None
 
 
-@pytest.mark.parametrize("state", [LOADING, WARM, RESIDENT])
+@pytest.mark.parametrize("state", [DOWNLOADING, LOADING, WARM, RESIDENT])
 def test_a_model_that_someone_holds_is_not_given_up(state: models_pb2.ModelState) -> None:
     failures = {"a": BROKEN, "b": BROKEN, "c": BROKEN}
     assert fleet(*(worker(name, FAILED) for name in "abc"), worker("d", state), failures=failures).verdict(MODEL, "cpu") is None

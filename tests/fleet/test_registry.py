@@ -108,11 +108,14 @@ async def test_failures_last_for_minutes(fleet: Fleet, redis: Redis) -> None:
     seconds, _ = await redis.time()
     await fleet.record_failure("org/broken", "w", BROKEN)
     await fleet.record_failure("org/absent", "w", NOT_FOUND)
+    await fleet.record_failure("org/far", "w", worker_pb2.Failure(reason="NO_CAPACITY"))
     fields = cast(dict[bytes, bytes], await redis.hgetall("v1:{fleet}:failures"))
     left = {field.split()[0]: int(value.split(b" ")[0]) / 1000 - seconds for field, value in fields.items()}
     assert 14 * 60 < left[b"org/broken"] <= 15 * 60 + 30
     assert 50 < left[b"org/absent"] <= 60 + 30
-    await redis.hset("v1:{fleet}:failures", "org/broken w", b"1 " + BROKEN.SerializeToString())
+    assert 50 < left[b"org/far"] <= 60 + 30
+    for model in ("org/broken", "org/far"):
+        await redis.hset("v1:{fleet}:failures", f"{model} w", b"1 " + BROKEN.SerializeToString())
     assert (await fleet.refresh()).failures == {"org/absent": {"w": NOT_FOUND}}
     assert await redis.hlen("v1:{fleet}:failures") == 1
 

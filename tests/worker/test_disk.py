@@ -51,6 +51,13 @@ def test_ids_that_are_paths_are_not_found(tmp_path: Path, model: str) -> None:
         find((Shelf(tmp_path / "root"),), model)
 
 
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "gliner_config.json"])
+def test_what_makes_a_directory_a_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "org" / "a").mkdir(parents=True)
+    (tmp_path / "org" / "a" / name).write_text("{}")
+    assert find((Shelf(tmp_path),), "org/a") == tmp_path / "org" / "a"
+
+
 def test_a_directory_without_configuration_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "org" / "a").mkdir(parents=True)
     assert listing((Shelf(tmp_path),)) == {}

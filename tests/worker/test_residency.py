@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from fsspec.implementations.local import LocalFileSystem
 from safetensors.numpy import save_file
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import ModelBroken
+from libs.errors import ModelBroken, ModelNotFound
+from libs.store import Remote, RemoteFile, Store
+from libs.store.cache import Cache
+from libs.store.download import Transfer
+from libs.store.objects import ObjectStore
 from services.worker.disk import Shelf
 from services.worker.held import Resident
-from services.worker.residency import Residency, to_evict
+from services.worker.residency import MAX_DOWNLOADS, Residency, to_evict
 from tests.worker.fakes import FakeModel, checkpoint, until
 
 
-class Store:
+class Checkpoints:
     """Checkpoints of 100 bytes each and a loader that can be held up or made to fail."""
 
     def __init__(self, root: Path, *names: str) -> None:
@@ -44,10 +50,18 @@ class Store:
 
 
 @asynccontextmanager
-async def residency(store: Store, memory_bytes: int = 250) -> AsyncIterator[Residency]:
+async def residency(store: Checkpoints, memory_bytes: int = 250, remote: Store | None = None) -> AsyncIterator[Residency]:
     async with asyncio.TaskGroup() as tasks:
         made = Residency(
-            (Shelf(store.root),), memory_bytes, 4, store.load, tasks, clock=time.monotonic, changed=lambda: None, trim=lambda: None
+            (Shelf(store.root),),
+            remote,
+            memory_bytes,
+            4,
+            store.load,
+            tasks,
+            clock=time.monotonic,
+            changed=lambda: None,
+            trim=lambda: None,
         )
         try:
             yield made
@@ -79,7 +93,7 @@ def held(residency: Residency, model: str) -> Resident:
 
 
 async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
-    store = Store(tmp_path, "org/a", "org/b")
+    store = Checkpoints(tmp_path, "org/a", "org/b")
     async with residency(store) as r:
         await loaded(r, "org/a")
         store.gate.clear()
@@ -96,7 +110,7 @@ async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path)) as r:
+    async with residency(Checkpoints(tmp_path)) as r:
         for model in ("org/unknown", "../../etc"):
             r.load(model)
             await until(lambda model=model: state(r, model) == models_pb2.MODEL_STATE_FAILED)  # type: ignore[misc]
@@ -104,7 +118,7 @@ async def test_an_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None
 
 
 async def test_a_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) -> None:
-    store = Store(tmp_path, "org/a", "org/b")
+    store = Checkpoints(tmp_path, "org/a", "org/b")
     store.errors = {"org/a": ModelBroken("config.json: no family"), "org/b": ValueError("odd")}
     async with residency(store) as r:
         for model, why in (("org/a", "config.json: no family"), ("org/b", "odd")):
@@ -118,7 +132,7 @@ async def test_a_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) ->
 
 
 async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    store = Store(tmp_path, "org/a")
+    store = Checkpoints(tmp_path, "org/a")
     store.add("org/huge", size=1000)
     async with residency(store) as r:
         await loaded(r, "org/a")
@@ -131,7 +145,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: 
 
 
 async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path, "org/a", "org/b", "org/c")) as r:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c")) as r:
         await loaded(r, "org/a", "org/b")
         r.let_go(held(r, "org/a"))
         await loaded(r, "org/c")
@@ -140,7 +154,7 @@ async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
 
 
 async def test_a_pinned_model_stays(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path, "org/a", "org/b", "org/c", "org/d")) as r:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d")) as r:
         await loaded(r, "org/a", "org/b")
         r.pin("org/a", True)
         await loaded(r, "org/c")
@@ -155,7 +169,7 @@ async def test_a_pinned_model_stays(tmp_path: Path) -> None:
 
 
 async def test_an_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path, "org/a")) as r:
+    async with residency(Checkpoints(tmp_path, "org/a")) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
         r.evict("org/a")
@@ -171,7 +185,7 @@ async def test_an_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) ->
 
 async def test_loads_that_need_each_others_room_all_end(tmp_path: Path) -> None:
     names = [f"org/m{number}" for number in range(8)]
-    store = Store(tmp_path, *names)
+    store = Checkpoints(tmp_path, *names)
     async with residency(store) as r:
         for name in names:
             r.load(name)
@@ -182,7 +196,7 @@ async def test_loads_that_need_each_others_room_all_end(tmp_path: Path) -> None:
 
 
 async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path, "org/a", "org/b"), memory_bytes=200) as r:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b"), memory_bytes=200) as r:
         assert r.can_load()
         await loaded(r, "org/a", "org/b")
         assert r.can_load(), "an idle model may go"
@@ -193,7 +207,7 @@ async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
 
 
 async def test_models_take_turns(tmp_path: Path) -> None:
-    async with residency(Store(tmp_path, "org/a", "org/b")) as r:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b")) as r:
         await loaded(r, "org/a", "org/b")
         r.let_go(held(r, "org/a"))
         assert r.lanes() == ["org/b", "org/a"]
@@ -202,7 +216,7 @@ async def test_models_take_turns(tmp_path: Path) -> None:
 
 
 async def test_a_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    store = Store(tmp_path, "org/a")
+    store = Checkpoints(tmp_path, "org/a")
     store.gate.clear()
     async with residency(store) as r:
         r.load("org/a")
@@ -224,3 +238,126 @@ def test_idle_models_go_before_used_ones() -> None:
         assert to_evict(models, 0) == []
 
     asyncio.run(main())
+
+
+class FakeSource:
+    """A store of checkpoints whose weights come when `gate` is set."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        self.gate = threading.Event()
+        for name in names:
+            save_file({"w": np.zeros(25, np.float32)}, checkpoint(root, name) / "model.safetensors")
+        self._source = ObjectStore("file://", LocalFileSystem(), str(root))
+
+    def find(self, model: str) -> Remote:
+        return _Slow(self._source.find(model), self.gate)
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """`remote`, held up."""
+
+    remote: Remote
+    gate: threading.Event
+
+    @property
+    def origin(self) -> str:
+        return self.remote.origin
+
+    @property
+    def revision(self) -> str:
+        return self.remote.revision
+
+    @property
+    def files(self) -> Sequence[RemoteFile]:
+        return self.remote.files
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        if file.path.endswith(".safetensors"):
+            assert self.gate.wait(10)
+        return self.remote.read(file, start, end)
+
+    def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
+        return None
+
+
+def store_of(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> Store:
+    return Store([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
+
+
+async def test_a_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
+    source = FakeSource(tmp_path / "remote", "org/far")
+    store = store_of(tmp_path / "store", source)
+    async with residency(Checkpoints(tmp_path / "folder", "org/near"), remote=store) as r:
+        r.load("org/far")
+        await until(lambda: state(r, "org/far") == models_pb2.MODEL_STATE_DOWNLOADING and line(r, "org/far").downloaded_bytes > 0)
+        assert 0 < line(r, "org/far").downloaded_bytes < line(r, "org/far").download_bytes
+        assert r.can_load()
+        await loaded(r, "org/near")
+        source.gate.set()
+        await until(lambda: r.serving("org/far") is not None)
+        assert line(r, "org/far").download_bytes == 0
+
+
+async def test_a_resident_model_stays_on_disk(tmp_path: Path) -> None:
+    source = FakeSource(tmp_path / "remote", "org/a", "org/b")
+    source.gate.set()
+    store = store_of(tmp_path / "store", source, budget_bytes=300)
+    async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
+        await loaded(r, "org/a")
+        r.load("org/b")
+        await until(lambda: state(r, "org/b") == models_pb2.MODEL_STATE_FAILED)
+        assert line(r, "org/b").failure.reason == "NO_CAPACITY"
+        assert "SHOAL_STORE_BYTES" in line(r, "org/b").failure.message
+        r.evict("org/a")
+        await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_ABSENT)
+        await loaded(r, "org/b")
+
+
+async def test_a_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) -> None:
+    source = FakeSource(tmp_path / "remote", "org/a")
+    source.gate.set()
+    checkpoints = Checkpoints(tmp_path / "folder")
+    checkpoints.errors = {"org/a": ModelBroken("no family")}
+    store = store_of(tmp_path / "store", source)
+    async with residency(checkpoints, remote=store) as r:
+        r.load("org/a")
+        await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_FAILED)
+        assert line(r, "org/a").failure.message == "no family"
+        lock = Cache(tmp_path / "store").lock("org/a")
+        assert lock.try_exclusive()
+        lock.close()
+
+
+async def test_a_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "store", FakeSource(tmp_path / "remote"))
+    async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
+        for model in ("org/unknown", "../../etc"):
+            r.load(model)
+            await until(lambda model=model: state(r, model) == models_pb2.MODEL_STATE_FAILED)  # type: ignore[misc]
+            assert line(r, model).failure.reason == ModelNotFound.reason
+
+
+async def test_only_so_many_downloads_at_a_time(tmp_path: Path) -> None:
+    names = [f"org/m{number}" for number in range(MAX_DOWNLOADS)]
+    source = FakeSource(tmp_path / "remote", *names)
+    async with residency(Checkpoints(tmp_path / "folder"), 1000, store_of(tmp_path / "store", source)) as r:
+        for name in names:
+            assert r.can_load()
+            r.load(name)
+            await until(lambda name=name: state(r, name) == models_pb2.MODEL_STATE_DOWNLOADING)  # type: ignore[misc]
+        assert not r.can_load()
+        source.gate.set()
+        await until(lambda: all(r.serving(name) is not None for name in names))
+        assert r.can_load()
+
+
+async def test_what_was_fetched_is_on_disk_after_a_restart(tmp_path: Path) -> None:
+    source = FakeSource(tmp_path / "remote", "org/a")
+    source.gate.set()
+    store = store_of(tmp_path / "store", source)
+    store.get("org/a", lambda progress: None).close()
+    async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r, asyncio.TaskGroup() as tasks:
+        tasks.create_task(r.run())
+        await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_COLD)
+        r.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from libs.errors import InvalidInput
@@ -15,6 +17,8 @@ def test_defaults() -> None:
     assert settings.pool == "cpu"
     assert settings.threads >= 1
     assert settings.health_address == ""
+    assert settings.stores == (), "nothing is fetched unless somebody says from where"
+    assert Settings.from_env({"HOME": "/home/me"}).store_dir == Path("/home/me/.cache/shoal")
     assert Settings.from_env({}).worker_id != settings.worker_id
 
 
@@ -25,6 +29,9 @@ def test_everything_set() -> None:
             "SHOAL_WORKER_ID": "w",
             "SHOAL_MODELS": "org/a=/x:/y",
             "SHOAL_DTYPE": "bfloat16",
+            "SHOAL_STORES": "hf,file:///models",
+            "SHOAL_STORE_DIR": "/var/shoal",
+            "SHOAL_STORE_BYTES": "1000",
             "SHOAL_BATCH_TOKENS": "100",
             "SHOAL_MAX_AGE_SECONDS": "0.25",
         }
@@ -32,7 +39,9 @@ def test_everything_set() -> None:
     assert settings.routers == ("a:1", "b:2")
     assert settings.models == parse_shelves("org/a=/x:/y")
     assert (settings.worker_id, settings.dtype, settings.batch_tokens, settings.max_age_seconds) == ("w", "bfloat16", 100, 0.25)
+    assert (settings.stores, settings.store_dir, settings.store_bytes) == (("hf", "file:///models"), Path("/var/shoal"), 1000)
     assert settings.describe()["models"] == "org/a=/x:/y"
+    assert settings.describe()["stores"] == "hf,file:///models"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,8 @@ def test_everything_set() -> None:
         ("SHOAL_ROUTERS", "a:1,,b:2"),
         ("SHOAL_WORKER_ID", "a b"),
         ("SHOAL_BATCH_TOKENS", "-1"),
+        ("SHOAL_STORES", "https://somewhere/models"),
+        ("SHOAL_STORE_BYTES", "-1"),
     ],
 )
 def test_values_that_cannot_be_are_named(name: str, value: str) -> None:

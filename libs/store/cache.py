@@ -1,0 +1,231 @@
+"""The copies that the store keeps on this node's disk, shared by all its processes.
+
+    <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` says what was fetched from where
+    <root>/incoming/<org>/<name>[@revision]/ one that is being fetched, or was when its process died: `listing.json` and `files/`
+    <root>/locks/                            one file a model: shared by who uses it, exclusive for who fetches or removes it
+    <root>/trash/                            what is being removed
+
+A model appears in `models/` by one rename and leaves it by one. Locks are flock(2): they end with their process, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from libs.errors import ModelBroken, NoCapacity
+from libs.store.download import done_bytes
+from libs.store.source import Progress, Remote, RemoteFile
+
+RECORD: Final = ".shoal.json"
+_LISTING: Final = "listing.json"
+_BUDGET_LOCK: Final = "budget.lock"
+_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is fetched: all that decides whether bytes on the disk are those wanted."""
+
+    origin: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+
+    @staticmethod
+    def of(remote: Remote, files: Sequence[RemoteFile]) -> Listing:
+        return Listing(remote.origin, remote.revision, tuple(files))
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> Listing | None:
+        """None if there is none, or one that was cut short by a crash."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            files = tuple(RemoteFile(**file) for file in found["files"])
+            return Listing(found["origin"], found["revision"], files)
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+
+class Lock:
+    """flock(2) on a file, without waiting. Two Locks exclude each other in one process as well."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def try_shared(self) -> bool:
+        return self._try(fcntl.LOCK_SH)
+
+    def try_exclusive(self) -> bool:
+        return self._try(fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Gives it up. Idempotent."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _try(self, mode: int) -> bool:
+        try:
+            fcntl.flock(self._handle, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A model that takes room, or will: complete or on its way."""
+
+    model: str
+    directory: Path
+    bytes: int
+    last_used: float
+
+
+class Cache:
+    """See above. `root` is made if need be."""
+
+    def __init__(self, root: Path) -> None:
+        self.models = root / "models"
+        self._incoming = root / "incoming"
+        self._locks = root / "locks"
+        self._trash = root / "trash"
+        for folder in (self.models, self._incoming, self._locks, self._trash):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def directory(self, model: str) -> Path | None:
+        """Where a complete copy is, if there is one."""
+        directory = self.models / model
+        return directory if (directory / RECORD).is_file() else None
+
+    def lock(self, model: str) -> Lock:
+        return Lock(self._locks / f"{model}.lock")
+
+    def touch(self, model: str) -> None:
+        """It is used now."""
+        with suppress(FileNotFoundError):
+            os.utime(self.models / model / RECORD)
+
+    def progress(self, model: str) -> Progress | None:
+        """Of a download by any process of this node."""
+        listing = Listing.read(self._incoming / model / _LISTING)
+        if listing is None:
+            return None
+        return Progress(done_bytes(listing.files, self._incoming / model / "files"), listing.bytes)
+
+    def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
+        """Makes room, evicting what was not used for longest, and reserves it. Answers where the files go; those that an earlier
+        try left there are kept if they are of this listing. The caller holds the model's lock.
+
+        Raises ModelBroken if the model is larger than the budget, NoCapacity if the rest of it is in use, both with the numbers.
+        """
+        if listing.bytes > budget_bytes:
+            raise ModelBroken(
+                f"{model} takes {listing.bytes:,} bytes on disk; the store of this worker may keep {budget_bytes:,} "
+                "(SHOAL_STORE_BYTES)"
+            )
+        with self._budget_lock():
+            incoming = self._incoming / model
+            if Listing.read(incoming / _LISTING) != listing:
+                self._remove(incoming)
+                self._make_room(model, listing.bytes, budget_bytes)
+                (incoming / "files").mkdir(parents=True)
+                listing.write(incoming / _LISTING)
+            os.utime(incoming / _LISTING)
+            return incoming / "files"
+
+    def publish(self, model: str) -> Path:
+        """All files are there: makes the model visible. The caller holds its lock."""
+        incoming, directory = self._incoming / model, self.models / model
+        (incoming / _LISTING).rename(incoming / "files" / RECORD)
+        for folder in [incoming / "files", *(path for path in (incoming / "files").rglob("*") if path.is_dir())]:
+            _sync(folder)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        (incoming / "files").rename(directory)
+        _sync(directory.parent)
+        self._remove(incoming)
+        self.touch(model)
+        return directory
+
+    def used_bytes(self) -> int:
+        """Of complete models, and of those on their way as if they were."""
+        return sum(entry.bytes for entry in self._entries())
+
+    def _entries(self) -> list[_Entry]:
+        found = []
+        for root, name in ((self.models, RECORD), (self._incoming, _LISTING)):
+            for record in root.glob(f"*/*/{name}"):
+                listing = Listing.read(record)
+                with suppress(FileNotFoundError):
+                    model = str(record.parent.relative_to(root))
+                    found.append(_Entry(model, record.parent, listing.bytes if listing else 0, record.stat().st_mtime))
+        return found
+
+    def _make_room(self, model: str, needed: int, budget_bytes: int) -> None:
+        for old in self._trash.iterdir():
+            shutil.rmtree(old, ignore_errors=True)
+        entries = sorted(self._entries(), key=lambda entry: entry.last_used)
+        used = sum(entry.bytes for entry in entries)
+        for entry in entries:
+            if used + needed <= budget_bytes:
+                return
+            if self._evict(entry):
+                used -= entry.bytes
+        if used + needed > budget_bytes:
+            raise NoCapacity(
+                f"{model} takes {needed:,} bytes on disk; the store of this worker may keep {budget_bytes:,}, "
+                f"of which {used:,} are in use (SHOAL_STORE_BYTES)"
+            )
+
+    def _evict(self, entry: _Entry) -> bool:
+        """False if somebody uses it."""
+        lock = self.lock(entry.model)
+        try:
+            if not lock.try_exclusive():
+                return False
+            self._remove(entry.directory)
+            return True
+        finally:
+            lock.close()
+
+    def _remove(self, directory: Path) -> None:
+        """Out of sight first, by one rename."""
+        trash = self._trash / uuid.uuid4().hex
+        with suppress(FileNotFoundError):
+            directory.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    @contextmanager
+    def _budget_lock(self) -> Iterator[None]:
+        lock = Lock(self._locks / _BUDGET_LOCK)
+        try:
+            while not lock.try_exclusive():
+                time.sleep(_POLL_SECONDS)
+            yield
+        finally:
+            lock.close()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

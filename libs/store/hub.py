@@ -1,0 +1,171 @@
+"""The Hugging Face hub, and the cache that other programs of this machine have filled from it.
+
+Names, revisions, redirects, authorisation and errors are huggingface_hub's. The bytes are read in ranges by `download.py`, because
+huggingface_hub (2.4) downloads a file anew after an interruption: its partial files are named at random and removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # not in its __all__
+
+from libs.catalog.files import tensor_files
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.store.names import split_revision
+from libs.store.source import RemoteFile
+from libs.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+# It logs every URL at INFO, and those of large files carry a signature that opens them.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+_BUSY: Final = (408, 425, 429)
+_CACHED: Final = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """`endpoint` and `cache` default to huggingface_hub's (HF_ENDPOINT, HF_HOME). No token but `token` is ever sent."""
+
+    token: str = ""
+    endpoint: str | None = None
+    cache: Path | None = None
+
+    def find(self, model: str) -> HubModel | Path:
+        """See `Source`. With HF_HUB_OFFLINE, or while the hub cannot be reached, what the cache of this machine has."""
+        try:
+            return self._look_up(model)
+        except NoCapacity:
+            with suppress(ModelBroken):
+                cached = self._cached(model)
+                if cached is not None:
+                    log.warning("the hub cannot be reached: a model is taken from its cache", extra=fields({"model": model}))
+                    return cached
+            raise
+        except OfflineModeIsEnabled:
+            cached = self._cached(model)
+            if cached is None:
+                raise ModelNotFound(
+                    f"the Hugging Face cache of this machine does not have {model}, and HF_HUB_OFFLINE forbids to fetch it",
+                    field="model",
+                ) from None
+            return cached
+
+    def _look_up(self, model: str) -> HubModel:
+        name, revision = split_revision(model)
+        api = HfApi(endpoint=self.endpoint, token=self.token or False)
+        with _translated(model, api.endpoint):
+            info = api.model_info(name, revision=revision or None, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        if info.sha is None:
+            raise ModelBroken(f"{api.endpoint} tells no commit of {model}")
+        files = [
+            RemoteFile(
+                entry.rfilename,
+                entry.size or 0,
+                f"sha256:{entry.lfs.sha256}" if entry.lfs is not None else f"git:{entry.blob_id}" if entry.blob_id else "",
+            )
+            for entry in info.siblings or []
+        ]
+        return HubModel(self, name, info.sha, tuple(files), api.endpoint)
+
+    def _cached(self, model: str) -> Path | None:
+        """A complete snapshot, as far as the cache can tell: a file that no program ever asked for is not missed.
+
+        Raises ModelBroken if its weights are missing, or there only as pickle.
+        """
+        name, revision = split_revision(model)
+        try:
+            found = snapshot_download(
+                name, revision=revision or None, cache_dir=self.cache, local_files_only=True, allow_patterns=_CACHED
+            )
+        except LocalEntryNotFoundError:
+            return None
+        snapshot = Path(found)
+        if not (snapshot / "modules.json").is_file():
+            if not (snapshot / "config.json").is_file():
+                return None
+            tensor_files(snapshot, "")
+        return snapshot
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """See `Remote`. `revision` is the commit."""
+
+    hub: Hub
+    name: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+    origin: str
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        is_whole = end - start == file.size
+        headers = build_hf_headers(token=self.hub.token or False) | {"Accept-Encoding": "identity"}
+        if not is_whole:
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        url = hf_hub_url(self.name, file.path, revision=self.revision, endpoint=self.hub.endpoint)
+        with (
+            _translated(self.name, self.origin),
+            get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response,
+        ):
+            hf_raise_for_status(response)
+            if not is_whole and response.status_code != httpx2.codes.PARTIAL_CONTENT:
+                raise ModelBroken(f"{file.path}: {self.origin} does not answer requests for a range of it")
+            return response.read()
+
+    def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
+        root: Path | None = None
+        for file in files:
+            cached = try_to_load_from_cache(self.name, file.path, cache_dir=self.hub.cache, revision=self.revision)
+            if not isinstance(cached, str) or Path(cached).stat().st_size != file.size:
+                return None
+            root = Path(cached.removesuffix(file.path))
+        return root
+
+
+@contextmanager
+def _translated(model: str, endpoint: str) -> Iterator[None]:
+    """huggingface_hub's errors as ours. Texts are our own: a server's answer is not passed on to clients."""
+    try:
+        yield
+    except GatedRepoError:
+        page = f"{endpoint}/{split_revision(model)[0]}"
+        raise ModelBroken(
+            f"{model} is gated: accept its terms at {page} and give the worker a token (HF_TOKEN) of that account"
+        ) from None
+    except RepositoryNotFoundError:
+        raise ModelNotFound(
+            f"{endpoint} has no model {model}, or it is private and the worker's token (HF_TOKEN) does not open it", field="model"
+        ) from None
+    except RevisionNotFoundError:
+        raise ModelNotFound(f"{endpoint} has no such revision of {model}", field="model") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
+            raise ModelBroken(
+                f"{endpoint} refuses {model} with status {status}: give the worker a token (HF_TOKEN) that may read it"
+            ) from None
+        if status in _BUSY or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise NoCapacity(f"{endpoint} answers with status {status} for {model}") from None
+        raise ModelBroken(f"{endpoint} answers with status {status} for {model}") from None
+    except OfflineModeIsEnabled:
+        raise
+    except httpx2.HTTPError as error:
+        raise NoCapacity(f"{endpoint} cannot be reached for {model}: {type(error).__name__}") from None

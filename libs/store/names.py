@@ -1,0 +1,19 @@
+"""Ids of models. Only what passes here is ever made part of a path, a URL or an object's key."""
+
+from __future__ import annotations
+
+import re
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_MODEL = re.compile(rf"{_PART}/{_PART}(@{_PART})?")
+
+
+def is_model_id(model: str) -> bool:
+    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`, absolute or deeper paths."""
+    return bool(_MODEL.fullmatch(model))
+
+
+def split_revision(model: str) -> tuple[str, str]:
+    """`org/name` and the revision, which is empty if the id has none."""
+    name, _, revision = model.partition("@")
+    return name, revision

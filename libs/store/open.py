@@ -1,0 +1,95 @@
+"""SHOAL_STORES to sources. A source's library is imported only where it is configured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from libs.errors import InvalidInput
+from libs.store.cache import Cache
+from libs.store.source import Source
+from libs.store.store import Store
+
+_LIBRARIES: Final = {"s3": ("s3fs", "shoal-mesh[s3]"), "gs": ("gcsfs", "shoal-mesh[gs]"), "file": ("fsspec", "shoal-mesh[worker]")}
+_HUB: Final = "hf"
+_DISK_SHARE: Final = 0.9
+
+
+def default_root(environ: Mapping[str, str]) -> Path:
+    """Where copies are kept unless SHOAL_STORE_DIR says otherwise: `shoal/` below XDG_CACHE_HOME or ~/.cache."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/tmp") / ".cache") / "shoal"  # noqa: S108
+
+
+def check_urls(text: str) -> tuple[str, ...]:
+    """SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder`, separated by commas, in order of search.
+
+    Raises InvalidInput for anything else, and for one whose library is not installed, naming the extra that brings it.
+    """
+    urls = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
+    for url in urls:
+        _check(url)
+    return urls
+
+
+def _check(url: str) -> None:
+    protocol, separator, place = url.partition("://")
+    if url == _HUB:
+        library, extra = "huggingface_hub", "shoal-mesh[worker]"
+    elif separator and place and protocol in _LIBRARIES:
+        library, extra = _LIBRARIES[protocol]
+    else:
+        raise InvalidInput(f"SHOAL_STORES: {url!r} is not hf, s3://…, gs://… or file:///…", field="SHOAL_STORES")
+    if protocol == "file" and not place.startswith("/"):
+        raise InvalidInput(f"SHOAL_STORES: {url!r} is not an absolute path: write file:///…", field="SHOAL_STORES")
+    if find_spec(library) is None:
+        raise InvalidInput(f"SHOAL_STORES: {url} needs {library}: pip install '{extra}'", field="SHOAL_STORES")
+
+
+def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int) -> Store:
+    """The store of these sources. `budget_bytes` 0: nine tenths of what the disk has free now and the copies take already.
+
+    Raises InvalidInput if `root` cannot be written.
+    """
+    try:
+        cache = Cache(root)
+    except OSError as error:
+        raise InvalidInput(f"SHOAL_STORE_DIR: {root} cannot be used: {error.strerror}", field="SHOAL_STORE_DIR") from error
+    budget = budget_bytes or int((shutil.disk_usage(root).free + cache.used_bytes()) * _DISK_SHARE)
+    return Store([_open(url) for url in urls], cache, budget)
+
+
+def _open(url: str) -> Source:
+    if url == _HUB:
+        # Read when huggingface_hub is imported; without it the hub is told of torch's version and more.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        from libs.store.hub import Hub
+
+        return Hub(token=os.environ.get("HF_TOKEN", ""))
+    import fsspec
+
+    from libs.store.objects import ObjectStore
+
+    protocol = url.partition("://")[0]
+    options = {} if protocol == "file" else {"use_listings_cache": False}
+    files = fsspec.filesystem(protocol, **options)
+    return ObjectStore(url, files, str(files._strip_protocol(url)), _trouble(protocol))
+
+
+def _trouble(protocol: str) -> tuple[type[Exception], ...]:
+    """What a library raises beside OSError when it cannot reach its service or has no credentials for it."""
+    if protocol == "s3":
+        from aiohttp import ClientError
+        from botocore.exceptions import BotoCoreError
+
+        return (BotoCoreError, ClientError)
+    if protocol == "gs":
+        from aiohttp import ClientError
+        from gcsfs.retry import HttpError
+        from google.auth.exceptions import GoogleAuthError
+
+        return (GoogleAuthError, HttpError, ClientError)
+    return ()

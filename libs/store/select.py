@@ -1,0 +1,152 @@
+"""Which files of a model are fetched: what is served from, nothing that could hold code. Decided before a byte of weights moves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+from libs.catalog import gliner, glirel
+from libs.errors import ModelBroken
+from libs.store.source import Remote, RemoteFile
+
+_WEIGHTS: Final = ".safetensors"
+_TEXTS: Final = (".json", ".txt", ".model", ".jinja")
+"""`.model`: the vocabularies of SentencePiece. `.jinja`: chat templates."""
+
+_METADATA: Final = "artifact.metadata"
+"""The settings of Stanford's ColBERT."""
+
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
+_NO_WEIGHTS: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+")
+"""Left behind by training; a checkpoint is not judged by them."""
+
+_DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
+"""Mistral's second copy of the weights, in its own format."""
+
+_SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_ROUTERS: Final = ("Router", "Asym")
+"""Modules that hold others in folders of their own."""
+
+_TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
+"""Beside a module: GLiNER's second tokenizer, transformers' named templates."""
+
+CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE)
+"""One of them makes a directory a checkpoint."""
+
+_ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
+"""How pickles of packages with a configuration of their own are converted."""
+
+_ANY_ADVICE: Final = (
+    "Convert it once, where you trust it: `AutoModel.from_pretrained(...).save_pretrained(...)` of transformers writes "
+    "model.safetensors"
+)
+
+_MAX_LIST_BYTES: Final = 1_000_000
+
+
+def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
+    """The files to fetch: configuration and vocabulary of the root and of the folders of its modules, and their safetensors.
+
+    Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
+    """
+    by_path = {file.path: file for file in remote.files}
+    if not any(name in by_path for name in CONFIGS):
+        raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
+    folders = _module_folders(remote, by_path)
+    weights = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
+    for folder in sorted(folders):
+        _refuse_pickles(model, remote, folder, has_weights=any(_folder(file) == folder for file in weights))
+    if not weights:
+        raise ModelBroken(f"model.safetensors: missing from {model} in {remote.origin}")
+    places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
+    texts = [file for file in remote.files if _folder(file) in places and _is_text(file)]
+    return tuple(sorted([*texts, *weights], key=lambda file: file.path))
+
+
+def _folder(file: RemoteFile) -> str:
+    parent = str(PurePosixPath(file.path).parent)
+    return "" if parent == "." else parent
+
+
+def _is_weights(file: RemoteFile) -> bool:
+    name = PurePosixPath(file.path).name
+    return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
+
+
+def _is_text(file: RemoteFile) -> bool:
+    return (file.path.endswith(_TEXTS) or PurePosixPath(file.path).name == _METADATA) and _is_safe(file.path)
+
+
+def _is_safe(path: str) -> bool:
+    """Whether it stays below the directory it is written to; hidden files are not wanted either."""
+    return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
+
+
+def _refuse_pickles(model: str, remote: Remote, folder: str, *, has_weights: bool) -> None:
+    pickles = sorted(file.path for file in remote.files if _folder(file) == folder and _is_pickle(file))
+    if pickles and not has_weights:
+        own = next((_ADVICE[file.path] for file in remote.files if file.path in _ADVICE), "")
+        raise ModelBroken(
+            f"{pickles[0]}: {model} has these weights in {remote.origin} only as pickle. Pickle files can run code and are neither "
+            f"downloaded nor opened. {own or _ANY_ADVICE}. Then put the directory into a folder of SHOAL_MODELS or a store of your "
+            "own"
+        )
+
+
+def _is_pickle(file: RemoteFile) -> bool:
+    name = PurePosixPath(file.path).name
+    return name.endswith(_PICKLES) and not _NO_WEIGHTS.fullmatch(name)
+
+
+def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
+    """Folders of the modules that sentence-transformers loads ("" is the root); only the root without modules.json.
+
+    modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an Asym's config.json) has `types`, an
+    object keyed by folders within its own.
+    """
+    if "modules.json" not in by_path:
+        return {""}
+    listed = _json(remote, by_path["modules.json"])
+    if not isinstance(listed, list):
+        raise ModelBroken("modules.json: must hold a list of objects")
+    found: set[str] = set()
+    for entry in listed:
+        path, kind = (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
+        if isinstance(path, str):
+            folder = _checked("modules.json", path)
+            found.add(folder)
+            if str(kind).rpartition(".")[2] in _ROUTERS:
+                found.update(_routed(remote, by_path, folder))
+    return found
+
+
+def _routed(remote: Remote, by_path: dict[str, RemoteFile], folder: str) -> list[str]:
+    names = (_inside(folder, "router_config.json"), _inside(folder, "config.json"))
+    name = next((name for name in names if name in by_path), None)
+    value = _json(remote, by_path[name]) if name is not None else None
+    types = value.get("types") if isinstance(value, dict) else None
+    if name is None or not isinstance(types, dict):
+        raise ModelBroken(f"{name or names[0]}: names no `types` of modules")
+    return [_inside(folder, _checked(name, path)) for path in types]
+
+
+def _checked(name: str, path: str) -> str:
+    folder = path.rstrip("/")
+    if folder and not _is_safe(folder):
+        raise ModelBroken(f"{name}: names {path!r}, which is no folder of the model")
+    return folder
+
+
+def _inside(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _json(remote: Remote, file: RemoteFile) -> object:
+    if file.size > _MAX_LIST_BYTES:
+        raise ModelBroken(f"{file.path}: {file.size:,} bytes are too many for a list of modules")
+    try:
+        return json.loads(remote.read(file, 0, file.size))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelBroken(f"{file.path}: cannot be read as JSON: {error}") from error

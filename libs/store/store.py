@@ -1,0 +1,156 @@
+"""`Store.get`: the directory of a model, from this node's copies or from the first source that has it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
+from libs.store.cache import Cache, Listing, Lock
+from libs.store.download import Transfer, download, patiently
+from libs.store.names import is_model_id
+from libs.store.select import select
+from libs.store.source import Progress, Source
+from libs.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.1
+"""How often one who waits for another process's download looks at it."""
+
+Report = Callable[[Progress], None]
+
+
+class Copy:
+    """A model's directory, which stays where it is until `close`."""
+
+    def __init__(self, directory: Path, lock: Lock | None = None) -> None:
+        self.directory = directory
+        self._lock = lock
+
+    def close(self) -> None:
+        """The directory may be evicted from now on. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+class Store:
+    """Thread-safe. However many threads and processes of this node ask for a model, it is fetched once."""
+
+    def __init__(self, sources: Sequence[Source], cache: Cache, budget_bytes: int, transfer: Transfer | None = None) -> None:
+        self._sources = sources
+        self._cache = cache
+        self._budget_bytes = budget_bytes
+        self._transfer = transfer or Transfer()
+        self._mutex = threading.Lock()
+        # Mutable state: fetches under way in this process; each ends with None, or with a directory that is not the store's own.
+        self._fetches: dict[str, Future[Path | None]] = {}
+
+    @property
+    def models(self) -> Path:
+        """The folder of complete copies, laid out `<org>/<name>[@revision]/`."""
+        return self._cache.models
+
+    def get(self, model: str, report: Report) -> Copy:
+        """Blocks until the model is here. `report` is called from any thread, first when it is clear that there is something to
+        fetch; of several threads that ask at the same time only one gets reports.
+
+        Raises ModelNotFound, ModelBroken (with advice) or NoCapacity (a source is out of reach, or the disk's budget is in use).
+        """
+        if not is_model_id(model):
+            raise ModelNotFound(f"{model!r} is not a model id of the form org/name", field="model")
+        while True:
+            copy = self._copy(model)
+            if copy is not None:
+                return copy
+            directory = self._fetch_once(model, report)
+            if directory is not None:
+                return Copy(directory)
+
+    def _copy(self, model: str) -> Copy | None:
+        """The complete copy, held. None also while another process is about to remove it."""
+        lock = self._cache.lock(model)
+        directory = self._cache.directory(model) if lock.try_shared() else None
+        if directory is None:
+            lock.close()
+            return None
+        self._cache.touch(model)
+        return Copy(directory, lock)
+
+    def _fetch_once(self, model: str, report: Report) -> Path | None:
+        with self._mutex:
+            others = self._fetches.get(model)
+            mine: Future[Path | None] = others or Future()
+            self._fetches[model] = mine
+        if others is not None:
+            return others.result()
+        try:
+            mine.set_result(self._fetch(model, report))
+        except BaseException as error:
+            mine.set_exception(error)
+        finally:
+            with self._mutex:
+                del self._fetches[model]
+        return mine.result()
+
+    def _fetch(self, model: str, report: Report) -> Path | None:
+        with self._alone(model, report):
+            if self._cache.directory(model) is not None:
+                return None
+            errors: list[ShoalError] = []
+            for source in self._sources:
+                try:
+                    return self._fetch_from(source, model, report)
+                except (ModelNotFound, ModelBroken, NoCapacity) as error:
+                    errors.append(error)
+        raise _worst(model, errors)
+
+    def _fetch_from(self, source: Source, model: str, report: Report) -> Path | None:
+        pauses = self._transfer.retry_seconds
+        found = patiently(lambda: source.find(model), pauses)
+        if isinstance(found, Path):
+            return found
+        files = patiently(lambda: select(model, found), pauses)
+        directory = found.on_disk(files)
+        if directory is not None:
+            return directory
+        started = time.monotonic()
+        listing = Listing.of(found, files)
+        incoming = self._cache.begin(model, listing, self._budget_bytes)
+        download(found, files, incoming, self._transfer, report)
+        self._cache.publish(model)
+        seconds = time.monotonic() - started
+        told = fields(
+            {"model": model, "origin": found.origin, "revision": found.revision, "bytes": listing.bytes, "seconds": seconds}
+        )
+        log.info("model fetched", extra=told)
+        return None
+
+    @contextmanager
+    def _alone(self, model: str, report: Report) -> Iterator[None]:
+        """Waits until no other process of this node fetches the model; what that one does is reported meanwhile."""
+        lock = self._cache.lock(model)
+        try:
+            while not lock.try_exclusive():
+                progress = self._cache.progress(model)
+                if progress is not None:
+                    report(progress)
+                time.sleep(_POLL_SECONDS)
+            yield
+        finally:
+            lock.close()
+
+
+def _worst(model: str, errors: Sequence[ShoalError]) -> ShoalError:
+    """What to tell when no source had the model: a broken one before one that may come back before none at all."""
+    for kind in (ModelBroken, NoCapacity, ModelNotFound):
+        for error in errors:
+            if isinstance(error, kind):
+                return error
+    return ModelNotFound(f"no store is configured that could have {model}", field="model")

@@ -1,0 +1,234 @@
+"""From the hub to a directory: what is fetched, how often, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.store import Copy, Progress
+from libs.store.cache import RECORD
+from tests.store.checkpoints import MODEL, WANTED, WEIGHT_BYTES, same, write_model
+from tests.store.conftest import TRANSFER, MakeStore
+from tests.store.fake_hub import COMMIT, FakeHub
+
+
+def ignore(progress: Progress) -> None:
+    return
+
+
+def published(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root / "models")) for path in (root / "models").glob("*/*"))
+
+
+def test_a_model_is_fetched_whole_and_once(hub: FakeHub, model: Path, root: Path, make_store: MakeStore) -> None:
+    seen: list[Progress] = []
+    store = make_store()
+    copy = store.get(MODEL, seen.append)
+    assert copy.directory == root / "models" / MODEL
+    assert same(copy.directory, model)
+    sizes = {name: (model / name).stat().st_size for name in WANTED}
+    # The list of modules is read once more, before it is clear what to fetch.
+    assert dict(hub.sent) == {name: size * (2 if name == "modules.json" else 1) for name, size in sizes.items() if size}
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert seen[0] == Progress(0, sum(sizes.values()))
+    assert seen[-1] == Progress(sum(sizes.values()), sum(sizes.values()))
+    record = json.loads((copy.directory / RECORD).read_text())
+    assert (record["origin"], record["revision"]) == (hub.endpoint, COMMIT)
+    calls = len(hub.calls)
+    assert store.get(MODEL, ignore).directory == copy.directory
+    assert make_store().get(MODEL, ignore).directory == copy.directory
+    assert len(hub.calls) == calls
+
+
+def test_large_files_come_in_ranges_at_the_same_time(hub: FakeHub, make_store: MakeStore) -> None:
+    hub.free_bytes = 1
+    with ThreadPoolExecutor(1) as pool:
+        fetch = pool.submit(make_store().get, MODEL, ignore)
+        for _ in range(TRANSFER.threads):
+            assert hub.waiting.acquire(timeout=10), "as many ranges as threads wait for the hub together"
+        hub.gate.set()
+        fetch.result(30)
+
+
+def test_a_revision_is_a_model_of_its_own(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+    store = make_store()
+    store.get(f"{MODEL}@{COMMIT}", ignore)
+    store.get(f"{MODEL}@main", ignore)
+    assert published(root) == [f"{MODEL}@{COMMIT}", f"{MODEL}@main"]
+    with pytest.raises(ModelNotFound, match="no such revision"):
+        store.get(f"{MODEL}@v9", ignore)
+
+
+def test_a_cut_connection_costs_one_range(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    hub.cut["model.safetensors"] = deque([1000, 0, 50])
+    copy = make_store().get(MODEL, ignore)
+    assert same(copy.directory, model)
+    assert hub.sent["model.safetensors"] == (model / "model.safetensors").stat().st_size + 1050
+
+
+def test_what_arrived_before_a_failure_is_not_fetched_again(hub: FakeHub, model: Path, root: Path, make_store: MakeStore) -> None:
+    size = (model / "model.safetensors").stat().st_size
+    hub.cut["model.safetensors"] = deque([64 * 1024] * 5 + [0] * 100)
+    with pytest.raises(NoCapacity, match="cannot be reached"):
+        make_store().get(MODEL, ignore)
+    assert published(root) == []
+    hub.cut.clear()
+    before = hub.sent["model.safetensors"]
+    assert before >= 5 * 64 * 1024
+    seen: list[Progress] = []
+    assert same(make_store().get(MODEL, seen.append).directory, model)
+    assert hub.sent["model.safetensors"] == size
+    assert seen[0].done >= before
+
+
+def test_a_new_commit_starts_anew(hub: FakeHub, model: Path, tmp_path: Path, make_store: MakeStore) -> None:
+    hub.cut["model.safetensors"] = deque([64 * 1024] * 5 + [0] * 100)
+    with pytest.raises(NoCapacity):
+        make_store().get(MODEL, ignore)
+    hub.cut.clear()
+    hub.models[MODEL] = write_model(tmp_path / "changed", seed=1)
+    assert same(make_store().get(MODEL, ignore).directory, tmp_path / "changed")
+
+
+def test_a_flipped_bit_is_found_and_fetched_again(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    hub.flip.update(["model.safetensors", "tokenizer.json"])
+    assert same(make_store().get(MODEL, ignore).directory, model)
+
+
+@pytest.mark.parametrize(("name", "digest"), [("model.safetensors", "sha256"), ("tokenizer.json", "git")])
+def test_a_file_that_never_fits_its_digest_is_refused(
+    hub: FakeHub, root: Path, make_store: MakeStore, name: str, digest: str
+) -> None:
+    hub.flip[name] = 1000
+    with pytest.raises(ModelBroken, match=rf"{name}: its {digest} digest is \w+, not \w+\. It came so twice"):
+        make_store().get(MODEL, ignore)
+    assert published(root) == []
+
+
+def test_pickle_is_refused_before_a_byte_of_it_moves(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .* only as pickle.*save_pretrained"):
+        make_store().get(MODEL, ignore)
+    assert set(hub.sent) == {"modules.json"}
+
+
+def test_a_module_that_is_pickle_is_refused_too(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(ModelBroken, match=r"2_Dense/pytorch_model\.bin"):
+        make_store().get(MODEL, ignore)
+    assert set(hub.sent) == {"modules.json"}
+
+
+@pytest.mark.parametrize(("file", "rest"), [("config.json", "modules.json"), ("model.safetensors", "pytorch_model.bin")])
+def test_a_repository_without_a_model_is_named(hub: FakeHub, model: Path, make_store: MakeStore, file: str, rest: str) -> None:
+    for name in (file, rest, "2_Dense/model.safetensors"):
+        (model / name).unlink()
+    with pytest.raises(ModelBroken, match=f"{file}: missing from {MODEL}"):
+        make_store().get(MODEL, ignore)
+
+
+def test_an_unknown_model_is_not_found(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+    with pytest.raises(ModelNotFound, match="HF_TOKEN"):
+        make_store().get("org/nothing", ignore)
+    assert published(root) == []
+
+
+@pytest.mark.parametrize("name", ["../x/y", "org/model/../..", "http://evil/x", "org", "org/a\n", "//x"])
+def test_what_is_no_id_goes_nowhere(hub: FakeHub, make_store: MakeStore, name: str) -> None:
+    with pytest.raises(ModelNotFound, match="not a model id"):
+        make_store().get(name, ignore)
+    assert hub.calls == []
+
+
+def test_no_permission_says_what_to_do(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    hub.token = "hf_secret"
+    with pytest.raises(ModelBroken, match=r"401.*HF_TOKEN") as caught:
+        make_store(token="hf_wrong").get(MODEL, ignore)
+    assert "hf_wrong" not in str(caught.value)
+    assert same(make_store(token="hf_secret").get(MODEL, ignore).directory, model)
+    assert hub.tokens == {""}, "the host that the hub redirects to must not see the token"
+
+
+def test_a_gated_model_says_what_to_do(hub: FakeHub, make_store: MakeStore) -> None:
+    hub.is_gated = True
+    with pytest.raises(ModelBroken, match=rf"gated: accept its terms at {hub.endpoint}/{MODEL} and .*HF_TOKEN"):
+        make_store().get(MODEL, ignore)
+    assert not hub.sent
+
+
+def test_a_busy_hub_is_asked_again(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+    hub.statuses.extend([500, 503, 429])
+    assert same(make_store().get(MODEL, ignore).directory, model)
+
+
+def test_a_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeStore) -> None:
+    hub.statuses.extend([503] * 4)
+    with pytest.raises(NoCapacity, match="503") as caught:
+        make_store().get(MODEL, ignore)
+    assert caught.value.retry_after > 0
+
+
+def test_threads_that_ask_together_share_one_download(hub: FakeHub, make_store: MakeStore) -> None:
+    store = make_store()
+    start = threading.Barrier(4)
+
+    def ask() -> Copy:
+        start.wait()
+        return store.get(MODEL, ignore)
+
+    with ThreadPoolExecutor(4) as pool:
+        copies = [future.result(30) for future in [pool.submit(ask) for _ in range(4)]]
+    assert len({copy.directory for copy in copies}) == 1
+    assert WEIGHT_BYTES < hub.sent["model.safetensors"] < WEIGHT_BYTES + 1000
+
+
+class TestCache:
+    """The Hugging Face cache of this machine, filled by huggingface_hub itself."""
+
+    @pytest.fixture
+    def cached(self, hub: FakeHub, tmp_path: Path) -> Path:
+        """A snapshot as huggingface_hub lays it out."""
+        repository = tmp_path / "hf" / f"models--{MODEL.replace('/', '--')}"
+        snapshot = write_model(repository / "snapshots" / COMMIT)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(COMMIT)
+        assert snapshot_download(MODEL, cache_dir=tmp_path / "hf", local_files_only=True) == str(snapshot)
+        return snapshot
+
+    def test_what_it_has_is_not_fetched(self, hub: FakeHub, cached: Path, make_store: MakeStore) -> None:
+        assert make_store().get(MODEL, ignore).directory == cached
+        assert set(hub.sent) == {"modules.json"}
+
+    def test_what_it_has_in_part_is(self, hub: FakeHub, cached: Path, root: Path, make_store: MakeStore) -> None:
+        (cached / "1_Pooling" / "config.json").unlink()
+        assert make_store().get(MODEL, ignore).directory == root / "models" / MODEL
+
+    def test_it_stands_in_for_a_hub_out_of_reach(self, hub: FakeHub, cached: Path, make_store: MakeStore) -> None:
+        hub.statuses.append(503)
+        assert make_store().get(MODEL, ignore).directory == cached
+
+    def test_offline_it_is_all_there_is(
+        self, hub: FakeHub, cached: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert make_store().get(MODEL, ignore).directory == cached
+        assert make_store().get(f"{MODEL}@{COMMIT}", ignore).directory == cached
+        with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):
+            make_store().get("org/other", ignore)
+        assert hub.calls == []
+
+    def test_offline_a_pickle_in_it_is_refused(
+        self, hub: FakeHub, cached: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        (cached / "model.safetensors").unlink()
+        (cached / "modules.json").unlink()
+        with pytest.raises(ModelBroken, match="pickle"):
+            make_store().get(MODEL, ignore)

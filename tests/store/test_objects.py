@@ -1,0 +1,157 @@
+"""Models below a URL, through fsspec's own file systems; S3 against moto's server."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import s3fs
+from fsspec.implementations.memory import MemoryFileSystem
+from moto.server import ThreadedMotoServer
+
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.store import Progress, Store, open_store
+from libs.store.cache import Cache
+from libs.store.objects import ObjectStore
+from tests.store.checkpoints import MODEL, same, write_model
+from tests.store.conftest import TRANSFER
+
+
+def ignore(progress: Progress) -> None:
+    return
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A folder laid out as a store is, with the model and a revision of it."""
+    write_model(tmp_path / "bucket" / MODEL)
+    write_model(tmp_path / "bucket" / f"{MODEL}@v2", seed=2)
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def memory(bucket: Path) -> Iterator[MemoryFileSystem]:
+    files = MemoryFileSystem()
+    files.put(str(bucket), "/bucket", recursive=True)
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def test_a_folder(bucket: Path, tmp_path: Path) -> None:
+    store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
+    assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
+    assert same(store.get(f"{MODEL}@v2", ignore).directory, bucket / f"{MODEL}@v2")
+    with pytest.raises(ModelNotFound):
+        store.get("org/other", ignore)
+
+
+def test_an_object_store(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
+    store = Store([ObjectStore("memory://bucket", memory, "/bucket")], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+    assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
+    with pytest.raises(ModelNotFound):
+        store.get("org/other", ignore)
+
+
+def test_the_first_store_that_has_it_counts(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
+    empty = ObjectStore("memory://empty", memory, "/empty")
+    full = ObjectStore("memory://bucket", memory, "/bucket")
+    store = Store([empty, full], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+    assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
+    store = Store([empty], Cache(tmp_path / "other"), 1 << 40, TRANSFER)
+    with pytest.raises(ModelNotFound, match="memory://empty"):
+        store.get(MODEL, ignore)
+
+
+def test_a_truncated_file_is_named(bucket: Path, tmp_path: Path) -> None:
+    weights = bucket / MODEL / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
+    with pytest.raises(ModelBroken, match=r"model\.safetensors: its header stands for [\d,]+ bytes, but it has [\d,]+"):
+        store.get(MODEL, ignore)
+
+
+class FakeTrouble(MemoryFileSystem):  # type: ignore[misc]  # fsspec is not typed
+    """A store out of reach, or closed to us."""
+
+    cachable = False
+    error: Exception = OSError("no route")
+
+    def find(self, path: str, **options: object) -> dict[str, object]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (OSError("no route"), NoCapacity, "cannot be reached"),
+        (TimeoutError(), NoCapacity, "cannot be reached"),
+        (ZeroDivisionError(), NoCapacity, "ZeroDivisionError"),
+        (PermissionError("403"), ModelBroken, "credentials"),
+    ],
+)
+def test_trouble_is_told_apart(tmp_path: Path, error: Exception, kind: type[Exception], said: str) -> None:
+    files = FakeTrouble()
+    files.error = error
+    source = ObjectStore("memory://bucket", files, "/bucket", trouble=(ZeroDivisionError,))
+    with pytest.raises(kind, match=said):
+        Store([source], Cache(tmp_path), 1 << 40, TRANSFER).get(MODEL, ignore)
+
+
+def test_files_named_out_of_the_model_are_left_alone(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    memory.pipe_file(f"/bucket/{MODEL}/../escaped.json", b"{}")
+    memory.pipe_file(f"/bucket/{MODEL}/.hidden.json", b"{}")
+    store = Store([ObjectStore("memory://bucket", memory, "/bucket")], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+    directory = store.get(MODEL, ignore).directory
+    assert not list(tmp_path.rglob("escaped.json"))
+    assert not (directory / ".hidden.json").exists()
+
+
+class TestS3:
+    """Against moto's server, through s3fs."""
+
+    @pytest.fixture
+    def s3(self, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fsspec.AbstractFileSystem]:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+            monkeypatch.setenv(name, "us-east-1")
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        s3fs.S3FileSystem.clear_instance_cache()
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        files.mkdir("models")
+        files.put(str(bucket), "models/team", recursive=True)
+        yield files
+        # moto keeps its buckets beside its servers.
+        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+        server.stop()
+
+    def test_a_bucket(self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path) -> None:
+        store = open_store(("s3://models/team",), tmp_path / "store", 0)
+        assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
+        with pytest.raises(ModelNotFound):
+            store.get("org/other", ignore)
+
+    def test_its_digest_is_checked(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+        remote = ObjectStore("s3://models/team", s3, "models/team").find(MODEL)
+        digests = {file.path: file.digest for file in remote.files}
+        assert digests["model.safetensors"].startswith("md5:")
+
+    def test_the_etag_of_an_encrypted_object_is_no_digest(
+        self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path
+    ) -> None:
+        content = (bucket / MODEL / "model.safetensors").read_bytes()
+        s3.call_s3(
+            "put_object", Bucket="models", Key=f"team/{MODEL}/model.safetensors", Body=content, ServerSideEncryption="aws:kms"
+        )
+        remote = ObjectStore("s3://models/team", s3, "models/team").find(MODEL)
+        assert {file.path: file.digest for file in remote.files}["model.safetensors"] == ""
+
+    def test_a_bucket_that_is_not_there(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+        store = open_store(("s3://nowhere/team",), tmp_path / "store", 0)
+        with pytest.raises(ModelNotFound):
+            store.get(MODEL, ignore)

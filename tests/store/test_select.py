@@ -1,0 +1,106 @@
+"""Which files of a listing are wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from libs.errors import ModelBroken
+from libs.store.select import select
+from libs.store.source import RemoteFile
+
+
+@dataclass(frozen=True)
+class FakeRemote:
+    """Files that are their content; others are 10 bytes that cannot be read."""
+
+    contents: Mapping[str, object]
+    others: Sequence[str]
+    origin: str = "here"
+    revision: str = "r1"
+
+    @property
+    def files(self) -> tuple[RemoteFile, ...]:
+        known = [RemoteFile(name, len(json.dumps(value))) for name, value in self.contents.items()]
+        return (*known, *(RemoteFile(name, 10) for name in self.others))
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        return json.dumps(self.contents[file.path]).encode()[start:end]
+
+    def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
+        return None
+
+
+def wanted(contents: Mapping[str, object], *others: str) -> list[str]:
+    return [file.path for file in select("org/model", FakeRemote(contents, others))]
+
+
+def test_without_lists_only_the_root_counts() -> None:
+    others = ("config.json", "model.safetensors", "lora/adapter.safetensors", "1_Pooling/config.json", "merges.txt")
+    assert wanted({}, *others) == ["config.json", "merges.txt", "model.safetensors"]
+
+
+def test_shards_tokenizers_and_templates() -> None:
+    others = (
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "sentencepiece.bpe.model",
+        "chat_template.jinja",
+        "artifact.metadata",
+    )
+    assert wanted({}, *others, "consolidated.safetensors", "model.onnx", "flax_model.msgpack") == sorted(others)
+
+
+def test_of_several_dense_folders_only_the_one_that_is_listed() -> None:
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024/"}]
+    others = ("model.safetensors", "1_Pooling/config.json", "2_Dense_1024/model.safetensors", "2_Dense_8192/model.safetensors")
+    assert wanted({"modules.json": modules}, *others) == sorted([*others[:3], "modules.json"])
+
+
+def test_a_router_names_its_folders() -> None:
+    types = {"types": {"query_0_Static": "x", "document_0_MLM": "y"}}
+    for folder, name in (("", "router_config.json"), ("0_Router/", "router_config.json"), ("0_Asym/", "config.json")):
+        kind = "Asym" if name == "config.json" else "Router"
+        lists = {"modules.json": [{"path": folder, "type": f"sentence_transformers.models.{kind}"}], folder + name: types}
+        others = ("config.json", f"{folder}query_0_Static/idf.json", f"{folder}document_0_MLM/model.safetensors", "other/idf.json")
+        assert wanted(lists, *others) == sorted({*lists, *others[:3]})
+
+
+def test_gliner_and_its_second_tokenizer() -> None:
+    others = ("gliner_config.json", "model.safetensors", "labels_tokenizer/tokenizer.json")
+    assert wanted({}, *others, "onnx/model.onnx", "onnx/tokenizer.json") == sorted(others)
+
+
+def test_named_templates_beside_the_encoder() -> None:
+    others = ("0_Transformer/model.safetensors", "0_Transformer/additional_chat_templates/rerank.jinja")
+    assert wanted({"modules.json": [{"path": "0_Transformer"}]}, *others) == sorted([*others, "modules.json"])
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc", "a/../../b", ".git"])
+def test_a_folder_out_of_the_model_is_refused(path: str) -> None:
+    with pytest.raises(ModelBroken, match=r"modules\.json"):
+        wanted({"modules.json": [{"path": path}]}, "model.safetensors")
+
+
+@pytest.mark.parametrize("value", ["text", 7, {"types": {}}])
+def test_lists_that_are_none(value: object) -> None:
+    with pytest.raises(ModelBroken, match=r"modules\.json: must hold a list"):
+        wanted({"modules.json": value}, "model.safetensors")
+
+
+@pytest.mark.parametrize("value", [[], {}, {"types": ["a"]}])
+def test_routers_that_are_none(value: object) -> None:
+    lists = {"modules.json": [{"path": "", "type": "x.Router"}], "router_config.json": value}
+    with pytest.raises(ModelBroken, match=r"router_config\.json: names no `types`"):
+        wanted(lists, "model.safetensors")
+
+
+def test_pickles_of_glirel_are_refused_with_what_to_put_in_their_place() -> None:
+    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*only as pickle.*`encoder_config`.*Converting GLiREL"):
+        wanted({"glirel_config.json": {}}, "pytorch_model.bin")
