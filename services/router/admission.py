@@ -155,4 +155,6 @@ def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
         return f"the deadline passed before {lane.model} answered"
     if models_pb2.MODEL_STATE_LOADING in states:
         return f"the deadline passed while {lane.model} was being loaded"
+    if models_pb2.MODEL_STATE_DOWNLOADING in states:
+        return f"the deadline passed while {lane.model} was being downloaded; that goes on"
     return f"the deadline passed before a worker of pool {lane.pool} could load {lane.model}"

@@ -106,6 +106,9 @@ def _explain(worker: WorkerRecord, gauges: LaneGauges, snapshot: FleetSnapshot) 
         reason = f"it holds the model: {record.bytes:,} bytes, {record.tokens_per_second:,.0f} tokens/s"
     elif state == models_pb2.MODEL_STATE_LOADING:
         reason = "it is loading the model"
+    elif state == models_pb2.MODEL_STATE_DOWNLOADING:
+        record = worker.models[model]
+        reason = f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes"
     elif worker.draining:
         eligible, reason = False, "it is draining"
     elif failure is not None:

@@ -11,7 +11,7 @@ from shoal.v1 import models_pb2 as pb
 from shoal.v1 import models_pb2_grpc, worker_pb2
 
 from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
-from libs.fleet import Fleet, WorkerRecord
+from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.telemetry.logs import fields
 from services.router.codec import from_failure
 from services.router.view import View, describe, is_known, known_models
@@ -85,14 +85,14 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
         # Where no worker is left to hold one more copy, those that are on their way are waited for.
-        loading = [worker for worker in workers if worker.state(model) == pb.MODEL_STATE_LOADING]
-        for worker in [place] if place is not None else loading:
+        coming = [worker for worker in workers if worker.state(model) in COMING]
+        for worker in [place] if place is not None else coming:
             await self._resident(model, worker)
 
     def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
         """The worker to load one more copy: the one with most room. None if all of them hold the model, or will soon."""
         failed = self._view.snapshot.failures.get(model, {})
-        held = (pb.MODEL_STATE_LOADING, pb.MODEL_STATE_RESIDENT)
+        held = (*COMING, pb.MODEL_STATE_RESIDENT)
         free = [worker for worker in workers if worker.state(model) not in held]
         return max(
             free,

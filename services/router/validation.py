@@ -19,6 +19,11 @@ from libs.errors import InvalidInput, TaskNotSupported
 
 MAX_ITEMS: Final = 10_000
 MAX_LABELS: Final = 256
+MAX_ENTITIES: Final = 128
+"""Of an item: a model scores all pairs of them."""
+ENTITY_CHARACTERS: Final = 1000
+LABEL_CHARACTERS: Final = 256
+"""Of an entity that a request brings, and of its label: an answer repeats both for each of its relations."""
 IMAGE_BYTES: Final = 1000
 """What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
 
@@ -95,13 +100,17 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     elif task == "classify":
         labels = _check_classify(request.classify, card)
     elif task == "relations":
-        labels = _check_labels(request.relations.labels, "relations.labels", None, required=True)
+        labels = _check_relations(request, card)
     elif task == "regions":
         labels = _check_labels(request.regions.labels, "regions.labels", None, required=True)
         _check_threshold(request.regions, "regions", 0.0)
     else:
         _check_text(request.text)
-    return Sizes(_check_items(request.items, "items", card), once=sum(map(len, labels)))
+    given = task == "relations" and (card is None or card.given_entities)
+    items, names = _check_items(request.items, "items", card, given=given), sum(map(len, labels))
+    # A model without labels of its own finds entities by those that stand before each text.
+    before_each = task in ("entities", "relations") and (card is None or not card.labels)
+    return Sizes(items, each=names) if before_each else Sizes(items, once=names)
 
 
 def _check_model(model: str, adapter: str) -> None:
@@ -122,29 +131,51 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
         raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
 
 
-def _check_items(items: Sequence[pb.Item], field: str, card: Card | None) -> list[int]:
+def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, given: bool = False) -> list[int]:
+    """`given`: items may bring entities."""
     _refuse(not items, f"{field} is empty: 1..{MAX_ITEMS:,} are allowed", field)
     _refuse(len(items) > MAX_ITEMS, f"{field} has {len(items):,} entries: 1..{MAX_ITEMS:,} are allowed", field)
     sizes = []
     for index, item in enumerate(items):
         size = item.ByteSize()
-        if size <= _EMPTY_ITEM_BYTES or item.WhichOneof("content") != "text":
-            size = _item_bytes(item, f"{field}[{index}]", card)
+        if size <= _EMPTY_ITEM_BYTES or item.WhichOneof("content") != "text" or item.entities:
+            size = _item_bytes(item, f"{field}[{index}]", card, given=given)
         sizes.append(size)
     return sizes
 
 
-def _item_bytes(item: pb.Item, path: str, card: Card | None) -> int:
+def _item_bytes(item: pb.Item, path: str, card: Card | None, *, given: bool = False) -> int:
     content = item.WhichOneof("content")
+    known = item.entities
+    message = f"{path}.entities are for the task relations, with a model that does not find them itself"
+    _refuse(bool(known) and not given, message, f"{path}.entities")
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "text":
         _refuse(not item.text, f"{path}.text is empty", f"{path}.text")
-        return item.ByteSize()
+        _check_given(known, len(item.text), f"{path}.entities")
+        return pb.Item(text=item.text).ByteSize() if known else item.ByteSize()
     if card is not None and not {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks):
         raise TaskNotSupported(f"{card.model} takes no pictures", field=f"{path}.image")
     _refuse(not item.image.data, f"{path}.image.data is empty", f"{path}.image.data")
     return IMAGE_BYTES
+
+
+def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
+    """Entities of a text of so many characters."""
+    _refuse(len(entities) > MAX_ENTITIES, f"{field} has {len(entities)} entries; at most {MAX_ENTITIES} are allowed", field)
+    for index, entity in enumerate(entities):
+        path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
+        outside = not entity.start < entity.end <= characters
+        _refuse(outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path)
+        long = entity.end - entity.start > ENTITY_CHARACTERS
+        _refuse(long, f"{path} is at {place}; at most {ENTITY_CHARACTERS:,} characters are allowed", path)
+        label = len(entity.label)
+        _refuse(
+            label > LABEL_CHARACTERS,
+            f"{path}.label has {label} characters; at most {LABEL_CHARACTERS} are allowed",
+            f"{path}.label",
+        )
 
 
 def _check_task(card: Card, task: int, field: str) -> None:
@@ -192,6 +223,19 @@ def _check_entities(task: pb.EntitiesTask, card: Card | None) -> Sequence[str]:
     return _check_labels(task.labels, "entities.labels", card)
 
 
+def _check_relations(request: pb.ExtractRequest, card: Card | None) -> Sequence[str]:
+    task = request.relations
+    _check_threshold(task, "relations", 0.0)
+    labels = _check_labels(task.labels, "relations.labels", None, required=True)
+    kinds = _check_labels(task.entity_labels, "relations.entity_labels", None)
+    given = any(item.entities for item in request.items)
+    if card is not None and card.given_entities:
+        _refuse(not given, f"{card.model} relates entities that it is given, and no item has any", "items[0].entities")
+    message = "between what? Name relations.entity_labels, or for a model that is given the entities, items[i].entities"
+    _refuse(not given and not kinds, message, "relations.entity_labels")
+    return [*labels, *kinds]
+
+
 def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
     embeds = card is None or models_pb2.TASK_ENCODE in card.tasks
     _check_threshold(task, "classify", -1.0 if embeds else 0.0)
@@ -211,7 +255,7 @@ def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, requi
     needed = required or (card is not None and not card.labels)
     _refuse(needed and not labels, f"{field} is empty: name 1..{MAX_LABELS} labels", field)
     _refuse(len(labels) > MAX_LABELS, f"{field} has {len(labels)} entries; at most {MAX_LABELS} are allowed", field)
-    fixed = frozenset(card.labels) if card is not None else frozenset()
+    fixed = frozenset(card.labels) if card is not None and not card.open_labels else frozenset()
     for index, label in enumerate(labels):
         path = f"{field}[{index}]"
         _refuse(not label, f"{path} is empty", path)
@@ -219,7 +263,7 @@ def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, requi
     return labels
 
 
-def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RegionsTask, name: str, lowest: float) -> None:
+def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RelationsTask | pb.RegionsTask, name: str, lowest: float) -> None:
     if not task.HasField("threshold"):
         return
     value, field = task.threshold, f"{name}.threshold"

@@ -17,6 +17,7 @@ _NEARNESS: Final = (
     models_pb2.MODEL_STATE_LOADING,
     models_pb2.MODEL_STATE_WARM,
     models_pb2.MODEL_STATE_COLD,
+    models_pb2.MODEL_STATE_DOWNLOADING,
     models_pb2.MODEL_STATE_FAILED,
 )
 
@@ -96,6 +97,8 @@ def _places(model: str, snapshot: FleetSnapshot) -> list[models_pb2.ModelPlace]:
             place.load_seconds = record.load_seconds
             place.tokens_per_second = record.tokens_per_second
             place.pinned = record.pinned
+            place.downloaded_bytes = record.downloaded_bytes
+            place.download_bytes = record.download_bytes
         place.last_error = failure.message if failure is not None else ""
         places.append(place)
     return places

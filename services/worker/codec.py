@@ -6,7 +6,7 @@ On the way of a request: `read_job` and `to_work` right after a Pull, `result_of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from services.worker.models import (
     Entity,
     Extraction,
     ExtractResult,
+    Given,
     RelationsWork,
     Representation,
     Result,
@@ -201,6 +202,9 @@ def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_pe
         data_type=data_type,
         prompts=sorted(card.prompts),
         tokens_per_byte=tokens_per_byte,
+        pools=card.pools,
+        open_labels=card.contradiction is not None,
+        given_entities=card.given_entities,
     )
 
 
@@ -253,11 +257,12 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
         case "relations":
             relations = request.relations
             return RelationsWork(
-                texts=_texts(request.items, "items"),
+                texts=_texts(request.items, "items", given=True),
                 labels=tuple(relations.labels),
                 entity_labels=tuple(relations.entity_labels),
                 threshold=relations.threshold if relations.HasField("threshold") else None,
                 truncation=truncation,
+                entities=_given(request.items),
             )
         case None:
             raise InvalidInput("no task is set", field="task")
@@ -265,17 +270,26 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
 
 
-def _texts(items: Iterable[inference_pb2.Item], field: str) -> list[str]:
-    return [_text(item, f"{field}[{index}]") for index, item in enumerate(items)]
+def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = False) -> list[str]:
+    return [_text(item, f"{field}[{index}]", given=given) for index, item in enumerate(items)]
 
 
-def _text(item: inference_pb2.Item, field: str) -> str:
+def _text(item: inference_pb2.Item, field: str, *, given: bool = False) -> str:
+    """`given`: the task takes entities beside the text."""
+    if item.entities and not given:
+        raise InvalidInput(f"{field}.entities are for the task relations", field=f"{field}.entities")
     match item.WhichOneof("content"):
         case "text":
             return item.text
         case "image":
             raise TaskNotSupported("the model reads texts, not pictures", field=f"{field}.image")
     raise InvalidInput("neither a text nor a picture is set", field=field)
+
+
+def _given(items: Sequence[inference_pb2.Item]) -> tuple[tuple[Given, ...], ...]:
+    if not any(item.entities for item in items):
+        return ()
+    return tuple(tuple(Given(one.start, one.end, one.label) for one in item.entities) for item in items)
 
 
 def _word(words: Mapping[int, _Word], value: int, field: str) -> _Word:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import grpc
@@ -34,6 +35,8 @@ from tests.api import wire
 DIMENSIONS = 12
 VOCABULARY = 200
 MODEL = "org/small"
+COMING = "org/coming"
+"""A model that one worker has downloaded 43 % of, and another nothing yet."""
 
 
 def vector_of(text: str) -> wire.Floats:
@@ -172,7 +175,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Extract(self, request: inference_pb2.ExtractRequest, context: Any) -> inference_pb2.ExtractResponse:
         number = self._router.answer("Extract", request, context)
         texts = [item.text for item in request.items]
-        found = _capitals if request.HasField("entities") else _labels
+        found = _FINDERS.get(request.WhichOneof("task") or "", _labels)
         results = [found(text, request) for text in texts]
         return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
 
@@ -189,11 +192,23 @@ def _capitals(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2
     return inference_pb2.Extraction(entities=entities)
 
 
+def _neighbours(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
+    """Each capitalised word stands in the first relation to the next one."""
+    entities = _capitals(text, request).entities
+    label = request.relations.labels[0]
+    return inference_pb2.Extraction(
+        relations=[inference_pb2.Relation(head=head, tail=tail, label=label, score=0.75) for head, tail in pairwise(entities)]
+    )
+
+
 def _labels(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
     """A label fits as well as its letters occur."""
     scores = {label: len(set(label) & set(text)) / len(set(label)) for label in request.classify.labels}
     best = sorted(scores.items(), key=lambda pair: -pair[1])
     return inference_pb2.Extraction(labels=[inference_pb2.LabelScore(label=label, score=score) for label, score in best])
+
+
+_FINDERS = {"entities": _capitals, "relations": _neighbours}
 
 
 def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> models_pb2.Model:
@@ -213,6 +228,19 @@ def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> 
     return models_pb2.Model(model=name, state=state, card=card, places=[place], queued_tokens=7)
 
 
+def _coming() -> models_pb2.Model:
+    places = [
+        models_pb2.ModelPlace(
+            worker_id=f"w{number}",
+            state=models_pb2.MODEL_STATE_DOWNLOADING,
+            downloaded_bytes=done,
+            download_bytes=100 << 20,
+        )
+        for number, done in enumerate((43 << 20, 0))
+    ]
+    return models_pb2.Model(model=COMING, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
+
+
 class _Models(models_pb2_grpc.ModelServiceServicer):
     def __init__(self, router: FakeRouter) -> None:
         self._router = router
@@ -220,10 +248,12 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def ListModels(self, request: models_pb2.ListModelsRequest, context: Any) -> models_pb2.ListModelsResponse:
         self._router.answer("ListModels", request, context)
         broken = models_pb2.Model(model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'")
-        return models_pb2.ListModelsResponse(models=[broken, _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)])
+        return models_pb2.ListModelsResponse(models=[broken, _coming(), _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)])
 
     def GetModel(self, request: models_pb2.GetModelRequest, context: Any) -> models_pb2.GetModelResponse:
         self._router.answer("GetModel", request, context)
+        if request.model == COMING:
+            return models_pb2.GetModelResponse(model=_coming())
         if request.model != MODEL:
             refuse(context, Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", f"no worker knows {request.model}"))
         return models_pb2.GetModelResponse(model=_model(MODEL, models_pb2.MODEL_STATE_RESIDENT))

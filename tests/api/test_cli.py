@@ -20,7 +20,7 @@ import typer
 from shoal.cli import console, main, plugins
 from typer.testing import CliRunner
 
-from tests.api.fake_router import MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import COMING, MODEL, FakeRouter, Refusal, vector_of
 
 
 class Ran:
@@ -137,12 +137,48 @@ def test_extract_entities_and_labels(run: Run, tmp_path: Path) -> None:
     assert "ab" in run("extract", "classify", MODEL, "abc", "-l", "ab", "--multi-label").out
 
 
+def test_extract_relations(run: Run, tmp_path: Path) -> None:
+    arguments = ("extract", "relations", MODEL, "Ada met Bob", "-l", "met", "--entity", "person")
+    relation = run(*arguments, "--threshold", "0.1", "--json").json()["results"][0]["relations"][0]
+    assert (relation["head"]["text"], relation["label"], relation["tail"]["start"]) == ("Ada", "met", 8)
+    table = run(*arguments).out
+    assert "Ada → Bob" in table
+    assert "0.7500" in table
+    assert "no relations" in run("extract", "relations", MODEL, "nobody", "-l", "met").out
+    run(*arguments, "-o", tmp_path / "found.jsonl")
+    assert json.loads((tmp_path / "found.jsonl").read_text())["relations"] == [relation]
+
+
+def test_relations_between_entities_of_a_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    """What one command has found is what the next one relates."""
+    file = tmp_path / "found.jsonl"
+    run("extract", "entities", MODEL, "Ada met Bob", "nobody", "-l", "person", "-o", file)
+    run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
+    items = router.calls[-1].request.items  # type: ignore[attr-defined]
+    assert [(one.start, one.end, one.label) for one in items[0].entities] == [(0, 3, "person"), (8, 11, "person")]
+    assert not items[1].entities
+    for line, reason in (({"text": "a"}, "no list of entities"), ({"text": "a", "entities": [{"start": 0}]}, "start and end")):
+        file.write_text(json.dumps(line))
+        refused = run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
+        assert refused.code != 0
+        assert reason in refused.err
+
+
+def test_a_download_shows_how_far_it_is(run: Run) -> None:
+    assert "downloading 43 %" in run("models").out
+    shown = run("models", "show", COMING).out
+    assert "downloading 43 %" in shown
+    assert "downloading 43.0 MiB of 100.0 MiB" in shown
+    place = run("models", "show", COMING, "--json").json()["places"][0]
+    assert (place["state"], place["downloaded_bytes"], place["download_bytes"]) == ("downloading", 43 << 20, 100 << 20)
+
+
 def test_models(run: Run, router: FakeRouter) -> None:
     table = run("models").out
     assert MODEL in table
     assert "[no] tensor 'a.b'" in table
     listed = json.loads(run("models", "--json").out)
-    assert [model["model"] for model in listed] == ["org/broken", MODEL]
+    assert [model["model"] for model in listed] == ["org/broken", COMING, MODEL]
     assert json.loads(run("models", "list", "--json").out) == listed
     assert "bfloat16" in run("models", "show", MODEL).out
     assert run("models", "show", MODEL, "--json").json()["card"]["family"] == "bert"
@@ -265,15 +301,29 @@ def test_commands_of_other_distributions(run: Run, monkeypatch: pytest.MonkeyPat
     assert run("encode", MODEL, "x").code == 0
 
 
+def test_a_command_of_another_distribution_below_one_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
+    missing = run("models", "check", "x")
+    assert (missing.code, "`shoal models check` is part of Shoal's services" in missing.err) == (1, True)
+    found = EntryPoint("models.check", "tests.api.test_cli:hello", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (found,))
+    assert run("models", "check", "world", "--loud").out == "HELLO world\n"
+    assert "check" in run("models", "--help").out
+    assert run("models", "list").code == 0
+    # A name whose first part is no group of ours is a command of its own.
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (EntryPoint("a.b", "tests.api.test_cli:hello", plugins.GROUP),))
+    assert run("a.b", "world").out == "hello world\n"
+
+
 def test_completion_and_module(router: FakeRouter) -> None:
     environment = dict(os.environ) | {
         "PYTHONPATH": str(Path(shoal.__file__).parents[1]),
         "_SHOAL_COMPLETE": "complete_bash",
-        "COMP_WORDS": "shoal sta",
-        "COMP_CWORD": "1",
     }
-    done = subprocess.run([sys.executable, "-m", "shoal"], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["status"]
+    for words, completed in (("shoal sta", "status"), ("shoal models che", "check")):
+        typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run([sys.executable, "-m", "shoal"], env=environment | typed, capture_output=True, text=True, check=False)
+        assert done.stdout.split() == [completed]
 
 
 def test_a_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:

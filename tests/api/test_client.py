@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
+from shoal.v1 import inference_pb2
 
 from tests.api.conftest import Connect
 from tests.api.fake_router import MODEL, FakeRouter, Refusal, vector_of
@@ -81,6 +82,41 @@ async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None
     assert 'hypothesis: "It is {}."' in str(router.calls[1].request)
 
 
+async def test_relations(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    found = await client.do("relations", MODEL, ["Ada met Bob", "nobody"], ["met"], entity_labels=["person"], threshold=0.25)
+    relation = found[0].relations[0]
+    assert (relation.head.text, relation.label, relation.tail.text, relation.score) == ("Ada", "met", "Bob", 0.75)
+    assert found[1].relations == ()
+    sent = router.calls[-1].request
+    assert isinstance(sent, inference_pb2.ExtractRequest)
+    assert sent.relations == inference_pb2.RelationsTask(labels=["met"], entity_labels=["person"], threshold=0.25)
+    await client.do("relations", MODEL, "Ada met Bob", ["met"])
+    assert not router.calls[-1].request.relations.HasField("threshold")  # type: ignore[attr-defined]
+
+
+async def test_relations_between_given_entities(connect: Connect, router: FakeRouter) -> None:
+    """By place, with a label, or as another model answered them; each item keeps its own also where a call is split."""
+    client = connect(router.address, request_items=1)
+    known = shoal.Entity(start=8, end=11, label="person", score=0.5, text="Bob")
+    await client.do("relations", MODEL, ["Ada met Bob", "nobody"], ["met"], entities=[[(0, 3), (4, 7, "verb"), known], []])
+    sent = {call.request.items[0].text: call.request.items[0] for call in router.calls}  # type: ignore[attr-defined]
+    assert [(one.start, one.end, one.label) for one in sent["Ada met Bob"].entities] == [
+        (0, 3, ""),
+        (4, 7, "verb"),
+        (8, 11, "person"),
+    ]
+    assert not sent["nobody"].entities
+    for wrong, field in (
+        ([[(0, 3)]], "entities"),
+        ([[], [(0, 1), (-1, 3)]], "items[1].entities[1]"),
+        ([[(1,)], []], "items[0].entities[0]"),
+    ):
+        with pytest.raises(errors.InvalidInput) as caught:
+            await client.do("relations", MODEL, ["Ada met Bob", "nobody"], ["met"], entities=wrong)
+        assert caught.value.field == field
+
+
 async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
     tasks = {
@@ -97,7 +133,7 @@ async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) 
 
 async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    assert [model.state for model in await client.do("models.list")] == ["failed", "resident"]
+    assert [model.state for model in await client.do("models.list")] == ["failed", "downloading", "resident"]
     model = await client.do("models.get", MODEL)
     assert (model.card.tasks, model.card.representations) == (("encode", "score"), ("dense", "multi_vector"))
     assert (await client.do("models.load", MODEL, pool="cpu")).places[0].worker_id == "w1"

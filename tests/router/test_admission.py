@@ -29,7 +29,7 @@ from services.router.admission import (
     split,
     why_late,
 )
-from services.router.validation import Sizes
+from services.router.validation import Sizes, check_extract
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)
@@ -141,5 +141,23 @@ def test_job_ids_tell_requests_apart_and_retries_together() -> None:
 def test_a_missed_deadline_is_explained() -> None:
     assert "no worker" in why_late(LANE, fleet())
     assert "being loaded" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_LOADING)))
+    assert "downloaded" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING)))
     assert "could load" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD)))
     assert "answered" in why_late(LANE, fleet(worker("w1")))
+
+
+def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
+    """Models without labels of their own read the request's with each text; others never read them."""
+    items = [pb.Item(text="abc"), pb.Item(text="abcdef")]
+    entities = pb.ExtractRequest(model="t/m", items=items, entities=pb.EntitiesTask(labels=["ab", "cde"]))
+    relations = pb.ExtractRequest(model="t/m", items=items, relations=pb.RelationsTask(labels=["in"], entity_labels=["city"]))
+    zero_shot = models_pb2.ModelCard(model="t/m", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS])
+    fixed = models_pb2.ModelCard(model="t/m", tasks=[models_pb2.TASK_ENTITIES], labels=["ab", "cde"])
+    sizes = check_extract(entities, zero_shot)
+    plain = check_extract(relations, None)
+    relations.items[1].entities.add(start=0, end=3, label="a kind of entity")
+    assert check_extract(relations, None) == plain
+    relations.items[1].ClearField("entities")
+    assert (sizes.each, sizes.once) == (5, 0)
+    assert check_extract(relations, zero_shot).each == check_extract(relations, None).each == 6
+    assert (check_extract(entities, fixed).each, check_extract(entities, fixed).once) == (0, 5)

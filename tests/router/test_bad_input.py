@@ -16,6 +16,12 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BINARY = int(tensor_pb2.DATA_TYPE_BINARY)
 TEXT = pb.Item(text="a")
 
+
+def given(*places: tuple[int, int], label: str = "", text: str = "東京 😀") -> pb.Item:
+    return pb.Item(text=text, entities=[pb.Entity(start=start, end=end, label=label) for start, end in places])
+
+
+RELATIONS = pb.RelationsTask(labels=["in"])
 ENCODE = {
     "no model": (pb.EncodeRequest(items=[TEXT]), "model"),
     "malformed model": (pb.EncodeRequest(model="../../etc/passwd", items=[TEXT]), "model"),
@@ -28,6 +34,7 @@ ENCODE = {
     "unknown data type": (changed(encode_request("a"), data_type=99), "data_type"),
     "unknown truncation": (changed(encode_request("a"), truncation=-1), "truncation"),
     "unknown priority": (changed(encode_request("a"), priority=9), "priority"),
+    "entities of a text to encode": (pb.EncodeRequest(model=MODEL, items=[TEXT, given((0, 1))]), "items[1].entities"),
     "unknown representation": (changed(encode_request("a"), representations=[1, 42]), "representations[1]"),
     "unspecified representation": (changed(encode_request("a"), representations=[0]), "representations[0]"),
     "dimensions above the model's": (changed(encode_request("a"), dimensions=5), "dimensions"),
@@ -45,6 +52,36 @@ EXTRACT = {
     "257 labels": (pb.ExtractRequest(classify=pb.ClassifyTask(labels=["a"] * 257)), "classify.labels"),
     "hypothesis without place": (pb.ExtractRequest(classify=pb.ClassifyTask(hypothesis="it is")), "classify.hypothesis"),
     "relations without labels": (pb.ExtractRequest(relations=pb.RelationsTask()), "relations.labels"),
+    "empty entity label": (
+        pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b", ""])),
+        "relations.entity_labels[1]",
+    ),
+    "257 entity labels": (
+        pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b"] * 257)),
+        "relations.entity_labels",
+    ),
+    "relations' threshold": (pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], threshold=1.5)), "relations.threshold"),
+    "relations of nothing": (pb.ExtractRequest(relations=RELATIONS), "relations.entity_labels"),
+    "entities of a text to classify": (
+        pb.ExtractRequest(items=[given((0, 1))], classify=pb.ClassifyTask(labels=["a"])),
+        "items[0].entities",
+    ),
+    "empty entity": (pb.ExtractRequest(items=[given((0, 1), (2, 2))], relations=RELATIONS), "items[0].entities[1]"),
+    "entity from back to front": (pb.ExtractRequest(items=[given((2, 1))], relations=RELATIONS), "items[0].entities[0]"),
+    "entity beyond the text": (pb.ExtractRequest(items=[given((0, 4), (3, 5))], relations=RELATIONS), "items[0].entities[1]"),
+    "entity of 1,001 characters": (
+        pb.ExtractRequest(items=[given((0, 1001), text="a" * 1001)], relations=RELATIONS),
+        "items[0].entities[0]",
+    ),
+    "129 entities": (pb.ExtractRequest(items=[given(*[(0, 1)] * 129)], relations=RELATIONS), "items[0].entities"),
+    "entity with a long label": (
+        pb.ExtractRequest(items=[given((0, 1), label="a" * 257)], relations=RELATIONS),
+        "items[0].entities[0].label",
+    ),
+    "entities without text": (
+        pb.ExtractRequest(items=[given((0, 1), text="")], relations=RELATIONS),
+        "items[0].text",
+    ),
     "unknown kind of text": (pb.ExtractRequest(text=changed(pb.TextTask(), kind=9)), "text.kind"),
     "too much text": (pb.ExtractRequest(text=pb.TextTask(max_tokens=5000)), "text.max_tokens"),
 }
@@ -54,6 +91,8 @@ SCORE = {
     "query without content": (pb.ScoreRequest(query=pb.Item(), documents=[TEXT]), "query"),
     "empty query": (pb.ScoreRequest(query=pb.Item(text=""), documents=[TEXT]), "query.text"),
     "no documents": (pb.ScoreRequest(query=TEXT), "documents"),
+    "entities of the query": (pb.ScoreRequest(query=given((0, 1)), documents=[TEXT]), "query.entities"),
+    "entities of a document": (pb.ScoreRequest(query=TEXT, documents=[given((0, 1))]), "documents[0].entities"),
     "empty document": (pb.ScoreRequest(query=TEXT, documents=[TEXT, pb.Item(text="")]), "documents[1].text"),
     "unknown scale": (changed(pb.ScoreRequest(query=TEXT, documents=[TEXT]), scale=9), "scale"),
 }
@@ -109,6 +148,32 @@ async def test_a_model_is_only_asked_for_what_its_card_names(redis_url: str) -> 
         unknown = pb.ExtractRequest(model="tests/labels", items=[TEXT], classify=pb.ClassifyTask(labels=["yes", "maybe"]))
         refusal = await refused(client.inference.Extract(unknown))
         assert (refusal.reason, refusal.field) == ("INVALID_INPUT", "classify.labels[1]")
+        await still_answers(client)
+
+
+async def test_a_model_of_inference_takes_any_labels_or_none(redis_url: str) -> None:
+    nli = card("tests/nli", labels=["contradiction", "entailment"], tasks=[models_pb2.TASK_CLASSIFY])
+    nli.open_labels = True
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), nli]).working():
+        for labels in ([], ["sport"]):
+            request = pb.ExtractRequest(model="tests/nli", items=[TEXT], classify=pb.ClassifyTask(labels=labels))
+            assert len((await client.inference.Extract(request)).results) == 1
+
+
+async def test_entities_are_for_models_that_are_given_them(redis_url: str) -> None:
+    finds, relates = (card(name, tasks=[models_pb2.TASK_RELATIONS]) for name in ("tests/finds", "tests/relates"))
+    relates.given_entities = True
+    task = pb.RelationsTask(labels=["in"], entity_labels=["city"])
+    refusals = {
+        "tests/finds": (given((0, 1)), "items[1].entities"),
+        "tests/relates": (TEXT, "items[0].entities"),
+    }
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), finds, relates]).working():
+        for model, (item, field) in refusals.items():
+            refusal = await refused(client.inference.Extract(pb.ExtractRequest(model=model, items=[TEXT, item], relations=task)))
+            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field)
+        request = pb.ExtractRequest(model="tests/relates", items=[TEXT, given((0, 4), (1, 2))], relations=RELATIONS)
+        assert len((await client.inference.Extract(request)).results) == 2
         await still_answers(client)
 
 

@@ -41,6 +41,14 @@ def test_every_job_of_a_score_has_the_query() -> None:
     assert [(job.query.text, [item.text for item in job.documents]) for job in jobs] == [("q", ["0", "1"]), ("q", ["2"])]
 
 
+def test_items_keep_their_entities() -> None:
+    items = [pb.Item(text="abc", entities=[pb.Entity(start=0, end=number)]) for number in (1, 2, 3)]
+    request = pb.ExtractRequest(model="a/b", items=items, relations=pb.RelationsTask(labels=["in"]))
+    payloads = job_payloads(request, [Part(0, 2, 1), Part(2, 1, 1)], ["x", "y"], STAMP)
+    jobs = [worker_pb2.Job.FromString(payload).extract for payload in payloads]
+    assert [[item.entities[0].end for item in job.items] for job in jobs] == [[1, 2], [3]]
+
+
 def test_dense_answers_are_joined_by_row() -> None:
     values = np.arange(20, dtype=np.float32).reshape(5, 4)
     parts = [pb.EncodeResponse(dense=tensor(part), model_revision="r") for part in (values[:2], values[2:])]

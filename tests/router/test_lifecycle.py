@@ -184,6 +184,21 @@ async def test_the_mesh_is_shown_and_explained(redis_url: str) -> None:
         assert refusal.field == "interval_seconds"
 
 
+async def test_a_download_is_shown(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        coming = worker_pb2.WorkerModel(
+            model=MODEL, state=models_pb2.MODEL_STATE_DOWNLOADING, downloaded_bytes=3000, download_bytes=4000
+        )
+        await worker_stub(client.channel).Heartbeat(
+            worker_pb2.HeartbeatRequest(worker_id="w1", epoch="1", pool="cpu", models=[coming])
+        )
+        listed = (await client.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model
+        assert listed.state == models_pb2.MODEL_STATE_DOWNLOADING
+        assert [(place.downloaded_bytes, place.download_bytes) for place in listed.places] == [(3000, 4000)]
+        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        assert "3,000 of 4,000 bytes" in explained.workers[0].reason
+
+
 async def test_a_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
@@ -72,7 +74,7 @@ class FakeModel:
         return np.array([sequence.tokens, total], dtype=np.float32)
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result:
-        rows = np.stack(outputs) if outputs else np.zeros((0, 2), np.float32)
+        rows = np.stack(cast("list[NDArray[np.float32]]", outputs)) if outputs else np.zeros((0, 2), np.float32)
         return EncodeResult(dense=Stored("float32", rows.shape, rows))
 
 

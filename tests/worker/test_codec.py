@@ -19,8 +19,10 @@ from services.worker.models import (
     Entity,
     Extraction,
     ExtractResult,
+    Given,
     LabelScore,
     RaggedRows,
+    RelationsWork,
     Result,
     ScoreResult,
     ScoreWork,
@@ -72,6 +74,14 @@ def test_extract() -> None:
     assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(["a"], (), None, True, "max")
     classify = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"))
     assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}")
+    task = pb.RelationsTask(labels=["in"], entity_labels=["city"], threshold=0.25)
+    relations = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task)))
+    assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "end")
+    assert codec.text_bytes(relations) == 3
+    known = pb.Item(text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")])
+    given = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a"), known], relations=task)))
+    assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "end", ((), (Given(3, 7, "city"),)))
+    assert codec.text_bytes(given) == 8
 
 
 @pytest.mark.parametrize(
@@ -81,9 +91,14 @@ def test_extract() -> None:
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a"), pb.Item()])), InvalidInput, "items[1]"),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(image=pb.Image())])), TaskNotSupported, "items[0].image"),
         (worker_pb2.Job(score=pb.ScoreRequest(documents=[item("a")])), InvalidInput, "query"),
+        (
+            worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(text="a", entities=[pb.Entity()])])),
+            InvalidInput,
+            "items[0].entities",
+        ),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
         (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
-        (worker_pb2.Job(extract=pb.ExtractRequest(relations=pb.RelationsTask())), TaskNotSupported, "relations"),
+        (worker_pb2.Job(extract=pb.ExtractRequest(regions=pb.RegionsTask())), TaskNotSupported, "regions"),
     ],
 )
 def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:

@@ -15,6 +15,7 @@ from libs.errors import DeadlinePassed, InternalError, ShoalError
 from services.worker import codec
 from services.worker.batcher import Limits
 from services.worker.held import HeldJob, Lease, Resident
+from services.worker.models import Output
 from services.worker.runner import Runner
 from tests.support.waiting import wait_until
 from tests.worker.fakes import POISON, SLOW, FakeModel, encode_job, vector
@@ -83,7 +84,7 @@ def bench(**options: int) -> Iterator[Bench]:
 
 
 def outputs(held: HeldJob) -> list[list[float]]:
-    return [held.outputs[index].tolist() for index in range(len(held.ready.sequences))]
+    return [np.asarray(held.outputs[index]).tolist() for index in range(len(held.ready.sequences))]
 
 
 def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
@@ -172,7 +173,7 @@ def test_no_forward_pass_overlaps_another() -> None:
         real = b.model.forward
         overlaps: list[int] = []
 
-        def watched(head: str, sequences: list[object]) -> list[np.ndarray]:
+        def watched(head: str, sequences: list[object]) -> list[Output]:
             if not running.acquire(blocking=False):
                 overlaps.append(1)
             try:

@@ -28,6 +28,7 @@ class AsyncClient(ClientBase):
     extract = verbs.extract
     entities = verbs.entities
     classify = verbs.classify
+    relations = verbs.relations
     mesh = verbs.mesh
     healthy = verbs.healthy
 
@@ -66,6 +67,7 @@ class Client(ClientBase):
     extract = blocking(verbs.extract)
     entities = blocking(verbs.entities)
     classify = blocking(verbs.classify)
+    relations = blocking(verbs.relations)
     mesh = blocking(verbs.mesh)
     healthy = blocking(verbs.healthy)
 

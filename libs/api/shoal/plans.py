@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from shoal import codec, parts
 from shoal.call import Plan
 from shoal.errors import InvalidInput
-from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
+from shoal.results import DataType, EncodeResult, Entity, ExtractResult, ScoreResult
 from shoal.transport import ENCODE, EXTRACT, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
@@ -27,6 +27,8 @@ Truncation = Literal["none", "end", "start"]
 Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+# An entity that the caller knows: start, end (exclusive) in code points, and its label if it has one; or one of a model's answer.
+Given = Entity | tuple[int, int] | tuple[int, int, str]
 
 E = TypeVar("E")
 M = TypeVar("M")
@@ -86,9 +88,14 @@ class Classify:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relations:
-    """Find how things relate."""
+    """Find how things relate. `entity_labels`: kinds of things between which they are looked for, for models that find them.
+    `entities`: the things themselves, a list for each item, for models that are given them. `threshold` 0..1, default the model's
+    own."""
 
     labels: Sequence[str]
+    entity_labels: Sequence[str] = ()
+    threshold: float | None = None
+    entities: Sequence[Sequence[Given]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,11 +209,17 @@ def extract(
         **_task(task),
     )
     listed = _listed(items)
+    given = task.entities if isinstance(task, Relations) else ()
+    if given and len(given) != len(listed):
+        raise InvalidInput(f"entities has {len(given)} lists for {len(listed)} items; it must have one for each", field="entities")
 
     def build(span: range) -> pb.ExtractRequest:
         request = pb.ExtractRequest()
         request.CopyFrom(frame)
         request.items.extend(_items("items", listed, span))
+        if given:
+            for number, (item, index) in enumerate(zip(request.items, span, strict=True)):
+                item.entities.extend(_entities(f"items[{number}].entities", given[index]))
         return request
 
     return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, parts.merge_extract)
@@ -233,7 +246,11 @@ def _task(task: Task) -> dict[str, object]:
                 )
             }
         case Relations():
-            return {"relations": _message(pb.RelationsTask, labels=task.labels)}
+            return {
+                "relations": _message(
+                    pb.RelationsTask, labels=task.labels, entity_labels=task.entity_labels, threshold=task.threshold
+                )
+            }
         case Regions():
             return {"regions": _message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)}
         case ReadText():
@@ -269,6 +286,18 @@ def _lengths(items: Sequence[Item]) -> list[int]:
 def _items(name: str, items: Sequence[Item], span: range) -> list[pb.Item]:
     # Paths are relative to the part, as the router's are; `ShoalError.move` makes them absolute.
     return [_item(f"{name}[{index - span.start}]", items[index]) for index in span]
+
+
+def _entities(path: str, given: Sequence[Given]) -> list[pb.Entity]:
+    return [_entity(f"{path}[{index}]", entity) for index, entity in enumerate(given)]
+
+
+def _entity(path: str, entity: Given) -> pb.Entity:
+    try:
+        start, end, label = (entity.start, entity.end, entity.label) if isinstance(entity, Entity) else (*entity, "")[:3]
+        return pb.Entity(start=start, end=end, label=label)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{path} does not fit the request: {error}", field=path) from None
 
 
 def _item(path: str, item: Item) -> pb.Item:

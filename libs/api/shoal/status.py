@@ -26,6 +26,7 @@ class ModelCard:
     data_type: str
     prompts: tuple[str, ...]
     tokens_per_byte: float
+    pools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class Model:
 
     @property
     def downloaded(self) -> float | None:
-        """How much of the model the furthest download has on disk, 0..1; None while no worker downloads it."""
+        """How much of the model the furthest download has on disk, 0..1; None if there is none, or its size is not known yet."""
         shares = [place.downloaded_bytes / place.download_bytes for place in self.places if place.download_bytes]
-        return max(shares, default=0.0 if self.state == "downloading" else None)
+        return max(shares, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from shoal.plans import (
     Classify,
     Entities,
     Form,
+    Given,
     Item,
     Items,
     Priority,
+    Relations,
     Role,
     Scale,
     Task,
@@ -230,6 +232,31 @@ async def classify(
 ) -> ExtractResult:
     """Says which labels fit: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
     task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def relations(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str],
+    *,
+    entity_labels: Sequence[str] = (),
+    entities: Sequence[Sequence[Given]] = (),
+    threshold: float | None = None,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    priority: Priority | None = None,
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Finds how things relate: `result[i].relations`, best first. `extract` with `Relations(...)`. Raises ShoalError.
+
+    A model either finds the things by `entity_labels`, or is given them: `entities` has a list for each item, of `(start, end)`,
+    `(start, end, label)` or the `Entity` objects of another model's answer.
+    """
+    task = Relations(labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities)
     plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 

@@ -1,4 +1,4 @@
-"""`shoal encode`, `shoal score`, `shoal extract entities`, `shoal extract classify`."""
+"""`shoal encode`, `shoal score`, `shoal extract entities`, `shoal extract classify`, `shoal extract relations`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shoal.cli import outputs
 from shoal.cli.console import bar, emit, note, preview, show, table
-from shoal.cli.inputs import Record, located, read
+from shoal.cli.inputs import Record, given_entities, located, read
 from shoal.cli.options import Json, Reach, connected
 from shoal.plans import Aggregation, Form, Priority, Role, Scale, Truncation
 from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
@@ -52,7 +52,7 @@ Forms = Annotated[
     list[FormName] | None, typer.Option("--representation", "-r", help="Repeat for more; default the model's.", show_default=False)
 ]
 
-extract = typer.Typer(no_args_is_help=True, help="Find entities or labels in texts.")
+extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts.")
 
 
 @connected
@@ -222,6 +222,51 @@ def classify(
     _report(model, records, result, "labels", output, as_json, time.monotonic() - started)
 
 
+@extract.command()
+@connected
+def relations(
+    mesh: Reach,
+    model: ModelId,
+    texts: Texts = None,
+    source: Input = None,
+    field: Field = None,
+    output: LineFile = None,
+    labels: Labels = None,
+    entity_labels: Annotated[
+        list[str] | None,
+        typer.Option("--entity", "-e", help="Kind of entity to look between; repeat for more.", show_default=False),
+    ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(help="Field of a .jsonl line with its entities, for models that do not find them.", show_default=False),
+    ] = None,
+    threshold: Threshold = None,
+    truncation: Truncate = None,
+    adapter: Adapter = "",
+    priority: Urgency = None,
+    as_json: Json = False,
+) -> None:
+    """Find how entities in texts relate."""
+    outputs.check(output, ".jsonl")
+    records = read(texts, source, field)
+    entities = () if given is None else given_entities(records, given)
+    started = time.monotonic()
+    with located(records, "items"), bar("reading", len(records)) as on_progress:
+        result = mesh().relations(
+            model,
+            [record.text for record in records],
+            labels or (),
+            entity_labels=entity_labels or (),
+            entities=entities,
+            threshold=threshold,
+            truncation=truncation,
+            adapter=adapter,
+            priority=priority,
+            on_progress=on_progress,
+        )
+    _report(model, records, result, "relations", output, as_json, time.monotonic() - started)
+
+
 def _report(
     model: str, records: Sequence[Record], result: ExtractResult, only: str, output: Path | None, as_json: bool, seconds: float
 ) -> None:
@@ -284,6 +329,9 @@ def _show_findings(model: str, records: Sequence[Record], result: ExtractResult,
             made.add_row(text, entity.label, f"{entity.score:.4f}", Text(f"{entity.text}  ({entity.start}-{entity.end})"))
         for label in extraction.labels:
             made.add_row(text, label.label, f"{label.score:.4f}", "")
-        if not (extraction.entities or extraction.labels):
+        for relation in extraction.relations:
+            ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
+            made.add_row(text, relation.label, f"{relation.score:.4f}", Text(ends))
+        if not (extraction.entities or extraction.labels or extraction.relations):
             made.add_row(text, f"no {only}", "", "")
     show(made)

@@ -74,6 +74,27 @@ def _object(line: str, where: str, field: str) -> Record:
     return Record(value[field], where, value)
 
 
+def given_entities(records: Sequence[Record], field: str) -> list[list[tuple[int, int, str]]]:
+    """The entities under a field of each record, as `shoal extract entities --output` writes them. Raises InputError."""
+    return [_entities(record, field) for record in records]
+
+
+def _entities(record: Record, field: str) -> list[tuple[int, int, str]]:
+    values = None if record.fields is None else record.fields.get(field)
+    if not isinstance(values, list):
+        raise InputError(f"{record.where} has no list of entities under {field!r}")
+    return [_entity(value, record.where, field) for value in values]
+
+
+def _entity(value: object, where: str, field: str) -> tuple[int, int, str]:
+    match value:
+        case {"start": int(start), "end": int(end), "label": str(label)}:
+            return start, end, label
+        case {"start": int(start), "end": int(end)}:
+            return start, end, ""
+    raise InputError(f"{where}: {value!r} under {field!r} is no object with the numbers start and end")
+
+
 @contextmanager
 def located(records: Sequence[Record], name: str) -> Iterator[None]:
     """Adds to an error about `name[i]` where that item came from."""

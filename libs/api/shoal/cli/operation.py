@@ -173,7 +173,8 @@ def _models(models: list[Model] | tuple[Model, ...]) -> Table:
 
 
 def _state(model: Model) -> str:
-    return f"downloading {model.downloaded:.0%}" if model.state == "downloading" and model.downloaded is not None else model.state
+    is_measured = model.state == "downloading" and model.downloaded is not None
+    return f"downloading {model.downloaded:.0%}".replace("%", " %") if is_measured else model.state
 
 
 def _progress(place: ModelPlace) -> str:
@@ -196,6 +197,7 @@ def _describe(model: Model) -> None:
             ("size", size(card.bytes) if card.bytes else "unknown until loaded"),
             ("number format", card.data_type),
             ("prompts", ", ".join(card.prompts)),
+            ("pools", ", ".join(card.pools)),
             ("labels", ", ".join(card.labels)),
         ):
             if value:

@@ -1,12 +1,14 @@
 """Commands of other distributions: entry points of the group `shoal.commands`, such as `shoal up` of the services.
 
-An entry point names a `typer.Typer` or a function with typer's annotations. It is loaded when its command runs and not before: that
-of `shoal up` may import torch, and `shoal status` must not wait for it.
+One with a dot in its name stands below a command of ours: `models.check` is `shoal models check`. An entry point names a
+`typer.Typer` or a function with typer's annotations. It is loaded when its command runs and not before: that of `shoal up` may
+import torch, and `shoal status` must not wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
@@ -14,7 +16,10 @@ import typer
 from shoal.cli.console import complain
 
 GROUP = "shoal.commands"
-_KNOWN = {"up": "Start a whole mesh on this machine: Redis, router and workers."}
+_KNOWN = {
+    "up": "Start a whole mesh on this machine: Redis, router and workers.",
+    "models.check": "Explain what is read from a model's files, and test it on this machine.",
+}
 # Everything after the name is the command's own, --help included.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -25,7 +30,19 @@ def add(app: typer.Typer) -> None:
     found = {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in taken}
     for name in sorted(_KNOWN | found):
         words = _KNOWN.get(name, "") or f"From {found[name].value.partition(':')[0]}."
-        app.command(name, help=words, context_settings=_PASSED_ON)(_run(name, found.get(name)))
+        place, own_name = _place(app, name)
+        place.command(own_name, help=words, context_settings=_PASSED_ON)(_run(name.replace(".", " "), found.get(name)))
+
+
+def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:
+    """Where a command goes and what it is called there. A group gets it in a copy of its own: `app` is not the only one with it."""
+    group, _, own_name = name.rpartition(".")
+    for info in app.registered_groups:
+        if info.name == group and info.typer_instance is not None:
+            info.typer_instance = copy(info.typer_instance)
+            info.typer_instance.registered_commands = [*info.typer_instance.registered_commands]
+            return info.typer_instance, own_name
+    return app, name
 
 
 def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]:

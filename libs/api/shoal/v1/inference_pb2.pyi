@@ -78,12 +78,14 @@ class Image(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("text", "image")
+    __slots__ = ("text", "image", "entities")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    ENTITIES_FIELD_NUMBER: _ClassVar[int]
     text: str
     image: Image
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+    entities: _containers.RepeatedCompositeFieldContainer[Entity]
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("input_tokens",)

@@ -16,6 +16,7 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_WARM: _ClassVar[ModelState]
     MODEL_STATE_RESIDENT: _ClassVar[ModelState]
     MODEL_STATE_FAILED: _ClassVar[ModelState]
+    MODEL_STATE_DOWNLOADING: _ClassVar[ModelState]
 
 class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ MODEL_STATE_LOADING: ModelState
 MODEL_STATE_WARM: ModelState
 MODEL_STATE_RESIDENT: ModelState
 MODEL_STATE_FAILED: ModelState
+MODEL_STATE_DOWNLOADING: ModelState
 TASK_UNSPECIFIED: Task
 TASK_ENCODE: Task
 TASK_SCORE: Task
@@ -44,7 +46,7 @@ TASK_REGIONS: Task
 TASK_TEXT: Task
 
 class ModelCard(_message.Message):
-    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte")
+    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +60,9 @@ class ModelCard(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LABELS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_ENTITIES_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     family: str
@@ -71,10 +76,13 @@ class ModelCard(_message.Message):
     data_type: str
     prompts: _containers.RepeatedScalarFieldContainer[str]
     tokens_per_byte: float
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ...) -> None: ...
+    pools: _containers.RepeatedScalarFieldContainer[str]
+    open_labels: bool
+    given_entities: bool
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ...) -> None: ...
 
 class ModelPlace(_message.Message):
-    __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned")
+    __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned", "downloaded_bytes", "download_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +90,8 @@ class ModelPlace(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: ModelState
     bytes: int
@@ -89,7 +99,9 @@ class ModelPlace(_message.Message):
     tokens_per_second: float
     last_error: str
     pinned: bool
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., last_error: _Optional[str] = ..., pinned: bool = ...) -> None: ...
+    downloaded_bytes: int
+    download_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., last_error: _Optional[str] = ..., pinned: bool = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("model", "state", "card", "places", "queued_tokens", "last_error")
