@@ -13,12 +13,23 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from services.local.settings import MINILM, packaged_minilm
-from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
+from services.worker.models.heads.labels import LAYOUTS
+from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint, write_sentence_files, write_tokenizer
+from tests.parity.recipes import RECIPES
+from tests.parity.reference_hub import HUB, write_hub
 from tests.support.cluster import Cluster
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
 CLASSES = ("contradiction", "neutral", "entailment")
-KINDS: tuple[Kind, ...] = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
+KINDS: tuple[Kind, ...] = tuple(RECIPES)
+# Families that transformers has such heads for.
+RANKED: tuple[Kind, ...] = (
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gte",
+    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text",
+)  # fmt: skip
+TAGGED: tuple[Kind, ...] = (
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +45,29 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS:
         write_checkpoint(kind, root / "random" / f"{kind}-embed", sentence=SentenceFiles(prompts={"query": "find: "}))
-        write_checkpoint(kind, root / "random" / f"{kind}-rank", head="sequence_classification", labels=("LABEL_0",))
-        write_checkpoint(kind, root / "random" / f"{kind}-classes", head="sequence_classification", labels=CLASSES)
+    for kind in RANKED:
+        config = head_config(kind)
+        write_checkpoint(kind, root / "random" / f"{kind}-rank", head="sequence_classification", config=config)
+        write_checkpoint(kind, root / "random" / f"{kind}-classes", head="sequence_classification", labels=CLASSES, config=config)
+    for kind in TAGGED:
         write_checkpoint(kind, root / "random" / f"{kind}-entities", head="token_classification", labels=LABELS)
+    for name, family in HUB.items():
+        directory = root / "random" / f"{name}-embed"
+        write_hub(family, directory, hub_config(name))
+        write_tokenizer("xlm-roberta" if name == "xlmr-flash" else "bert", directory)
+        write_sentence_files(directory, SentenceFiles(), hidden=64)
     write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
     return root
+
+
+def head_config(kind: Kind) -> dict[str, object]:
+    """A causal model's classifier asks for a padding token, by which it finds the last one that is none; no text has this one."""
+    return {"pad_token_id": {"llama": 2, "mistral": 2}.get(kind, 0)} if LAYOUTS[kind].pooling == "last" else {}
+
+
+def hub_config(name: str) -> dict[str, object]:
+    """Of the small checkpoint of a family that only the hub has code for."""
+    return HUB[name].config(64, 4, 2) | {"vocab_size": 400}
 
 
 def write_late_interaction(directory: Path, base: Path) -> None:

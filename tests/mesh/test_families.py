@@ -1,4 +1,4 @@
-"""Every model type of the bert family, from a directory that no code was told about, through the mesh, against transformers."""
+"""Every family, from a directory that no code was told about, through the mesh, against transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from tests.mesh.conftest import CLASSES, KINDS
+from tests.mesh.conftest import CLASSES, KINDS, LABELS, RANKED, TAGGED, head_config, hub_config
+from tests.parity.checkpoints import Head, random_model
+from tests.parity.recipes import RECIPES
+from tests.parity.reference_hub import HUB, write_hub
 from tests.support.texts import texts
 
 TEXTS = texts(12, shortest=1, longest=30, seed=3)
@@ -33,30 +36,28 @@ def limit_of(client: shoal.Client, name: str) -> int:
 
 
 @lru_cache
-def reference(kind: Any, directory: Path) -> tuple[Any, Any]:
-    """Tokenizer and model as transformers reads them."""
-    model = kind.from_pretrained(directory, attn_implementation="eager").eval()
-    return transformers.AutoTokenizer.from_pretrained(directory), model
+def reference(kind: str, head: Head, labels: tuple[str, ...] = ("LABEL_0",)) -> Any:
+    """transformers' model with the checkpoint's weights."""
+    return random_model(kind, head=head, labels=labels, config={} if head == "base" else head_config(kind))
 
 
-def hidden_states(directory: Path, text: str, limit: int) -> torch.Tensor:
-    """[tokens, hidden] by transformers."""
-    tokenizer, model = reference(transformers.AutoModel, directory)
-    with torch.inference_mode():
-        return torch.as_tensor(model(**encoded(tokenizer, model, text, limit=limit)).last_hidden_state[0])
-
-
-def encoded(tokenizer: Any, model: Any, *texts: str, limit: int) -> Mapping[str, torch.Tensor]:
+def encoded(kind: str, directory: Path, *texts: str, limit: int) -> Mapping[str, torch.Tensor]:
     """The inputs that the model itself takes (a tokenizer may offer token types to a model without them)."""
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     fields = tokenizer(*texts, truncation="only_second" if len(texts) == 2 else True, max_length=limit, return_tensors="pt")
-    types = getattr(model.config, "type_vocab_size", 0)
-    return {name: tensor for name, tensor in fields.items() if name != "token_type_ids" or types > 1}
+    return {name: tensor for name, tensor in fields.items() if name != "token_type_ids" or RECIPES[kind].segmented}
 
 
-def logits(directory: Path, *texts: str, limit: int) -> NDArray[np.float32]:
-    tokenizer, model = reference(transformers.AutoModelForSequenceClassification, directory)
-    with torch.inference_mode():
-        return np.asarray(model(**encoded(tokenizer, model, *texts, limit=limit)).logits[0].numpy(), dtype=np.float32)
+@torch.inference_mode()
+def hidden_states(kind: str, directory: Path, text: str, limit: int) -> torch.Tensor:
+    """[tokens, hidden] by transformers."""
+    return torch.as_tensor(reference(kind, "base")(**encoded(kind, directory, text, limit=limit)).last_hidden_state[0])
+
+
+@torch.inference_mode()
+def logits(kind: str, directory: Path, labels: tuple[str, ...], *texts: str, limit: int) -> NDArray[np.float32]:
+    model = reference(kind, "sequence_classification", labels)
+    return np.asarray(model(**encoded(kind, directory, *texts, limit=limit)).logits[0].numpy(), dtype=np.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +66,23 @@ def test_pooled_vectors(kind: str, client: shoal.Client, checkpoints: Path) -> N
     limit = limit_of(client, name)
     ours = client.encode(name, TEXTS).dense
     assert ours is not None
-    rows = [torch.nn.functional.normalize(hidden_states(checkpoints / name, text, limit).mean(0), dim=0) for text in TEXTS]
+    rows = [torch.nn.functional.normalize(hidden_states(kind, checkpoints / name, text, limit).mean(0), dim=0) for text in TEXTS]
+    assert relative_error(ours, torch.stack(rows).numpy()) <= BOUND
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_pooled_vectors_of_families_of_the_hub(name: str, client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+    """Against the forward that is written out in reference_hub.py."""
+    directory = checkpoints / "random" / f"{name}-embed"
+    state = write_hub(HUB[name], tmp_path, hub_config(name))
+    ours = client.encode(f"random/{name}-embed", TEXTS).dense
+    assert ours is not None
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+    rows = []
+    for text in TEXTS:
+        ids = torch.tensor(tokenizer(text, truncation=True, max_length=64)["input_ids"])
+        hidden = HUB[name].forward(state, hub_config(name), ids, torch.zeros_like(ids))
+        rows.append(torch.nn.functional.normalize(hidden.mean(0), dim=0))
     assert relative_error(ours, torch.stack(rows).numpy()) <= BOUND
 
 
@@ -78,37 +95,36 @@ def test_role_puts_the_models_own_prompt_before_the_text(kind: str, client: shoa
     np.testing.assert_allclose(asked, spelled, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RANKED)
 def test_cross_encoder_logits(kind: str, client: shoal.Client, checkpoints: Path) -> None:
     name = f"random/{kind}-rank"
     ours = client.score(name, TEXTS[0], TEXTS[1:], scale="logit").scores
     limit = limit_of(client, name)
-    theirs = np.stack([logits(checkpoints / name, TEXTS[0], text, limit=limit)[0] for text in TEXTS[1:]])
+    theirs = np.stack([logits(kind, checkpoints / name, ("LABEL_0",), TEXTS[0], text, limit=limit)[0] for text in TEXTS[1:]])
     assert relative_error(ours, theirs) <= BOUND
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RANKED)
 def test_label_probabilities(kind: str, client: shoal.Client, checkpoints: Path) -> None:
     name = f"random/{kind}-classes"
     answers = client.classify(name, TEXTS)
     limit = limit_of(client, name)
     for answer, text in zip(answers.results, TEXTS, strict=True):
-        theirs = torch.from_numpy(logits(checkpoints / name, text, limit=limit)).softmax(0).numpy()
+        theirs = torch.from_numpy(logits(kind, checkpoints / name, CLASSES, text, limit=limit)).softmax(0).numpy()
         ours = {label.label: label.score for label in answer.labels}
         assert relative_error(np.array([ours[label] for label in CLASSES]), theirs) <= BOUND
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAGGED)
 def test_entities(kind: str, aggregation: Aggregation, client: shoal.Client, checkpoints: Path) -> None:
     name = f"random/{kind}-entities"
     directory = checkpoints / name
-    tokenizer, model = reference(transformers.AutoModelForTokenClassification, directory)
     pipeline = transformers.pipeline(
         "token-classification",
-        model=model,
-        tokenizer=tokenizer,
+        model=reference(kind, "token_classification", LABELS),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(directory),
         aggregation_strategy=aggregation,
     )
     answers = client.entities(name, TEXTS, aggregation=aggregation, flat=False)

@@ -1,0 +1,136 @@
+"""Fifty models of all families on one worker, asked for at once: encode, score and extract; each answers as it does alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shoal
+import torch
+from numpy.typing import NDArray
+
+from libs.catalog import Card, Task, read_card
+from services.worker.models import (
+    ClassifyWork,
+    EncodeResult,
+    EncodeWork,
+    EntitiesWork,
+    ExtractResult,
+    Result,
+    ScoreResult,
+    ScoreWork,
+    TextModel,
+    Work,
+)
+from tests.mesh.test_families import relative_error
+from tests.models.restoring import restore
+from tests.parity.recipes import RECIPES
+from tests.parity.reference_hub import HUB
+from tests.support.cluster import Cluster
+from tests.support.texts import texts
+
+REQUESTS = 600
+TEXTS = tuple(texts(200, shortest=1, longest=15, seed=50))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    model: str
+    task: Task
+    texts: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def cards(checkpoints: Path) -> dict[str, Card]:
+    """Of the models, at least fifty, in all families."""
+    found = {f"random/{directory.name}": directory for directory in sorted((checkpoints / "random").iterdir())}
+    cards = {model: read_card(directory, model) for model, directory in found.items()}
+    assert len(cards) >= 50
+    assert set(RECIPES) <= {card.family for card in cards.values()}
+    assert {f"random/{name}-embed" for name in HUB} <= cards.keys()
+    return cards
+
+
+@pytest.fixture(scope="module")
+def one_worker(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(checkpoints)) as started:
+        yield started
+
+
+def requests(cards: dict[str, Card]) -> list[Request]:
+    """Every model is asked for everything that it can do, the rest is drawn; in random order."""
+    drawn = random.Random(50)
+    wanted = [(model, task) for model, card in cards.items() for task in card.tasks if task != "relations"]
+    wanted += [drawn.choice(wanted) for _ in range(REQUESTS - len(wanted))]
+    drawn.shuffle(wanted)
+    return [Request(model, task, tuple(drawn.choices(TEXTS, k=drawn.randint(2, 6)))) for model, task in wanted]
+
+
+def labels_of(card: Card) -> tuple[str, ...]:
+    return () if card.labels else ("law", "software", "weather")
+
+
+def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.float32]:
+    """The answer's numbers in one row."""
+    if request.task == "encode":
+        answer = client.encode(request.model, list(request.texts), role="document")
+        if answer.sparse is not None:
+            return np.asarray(answer.sparse.data, dtype=np.float32)
+        return np.ravel(answer.dense if answer.multi_vector is None else answer.multi_vector.values)  # type: ignore[arg-type]
+    if request.task == "score":
+        return np.asarray(client.score(request.model, request.texts[0], list(request.texts[1:])).scores)
+    if request.task == "classify":
+        found = client.classify(request.model, list(request.texts), labels_of(card))
+        return np.array([score for item in found.results for _, score in sorted((one.label, one.score) for one in item.labels)])
+    entities = client.entities(request.model, list(request.texts), labels_of(card)).results
+    return np.array([part for item in entities for one in item.entities for part in (one.start, one.end, one.score)])
+
+
+def work_of(request: Request, card: Card) -> Work:
+    items = list(request.texts)
+    if request.task == "encode":
+        return EncodeWork(items, role="document")
+    if request.task == "score":
+        return ScoreWork(items[0], items[1:])
+    return ClassifyWork(items, labels_of(card)) if request.task == "classify" else EntitiesWork(items, labels_of(card))
+
+
+def alone(model: TextModel, request: Request) -> NDArray[np.float32]:
+    """The same in this process, with nothing else in the batch."""
+    prepared = model.prepare(work_of(request, model.card))
+    return flat(model.finish(prepared, model.forward(prepared.head, prepared.sequences)))
+
+
+def flat(result: Result) -> NDArray[np.float32]:
+    match result:
+        case EncodeResult():
+            stored = result.dense or (result.multi_vector or result.sparse).values  # type: ignore[union-attr]
+            return np.ravel(restore(stored))
+        case ScoreResult():
+            return result.scores
+        case ExtractResult():
+            labels = [score for item in result.items for _, score in sorted((one.label, one.score) for one in item.labels)]
+            entities = [part for item in result.items for one in item.entities for part in (one.start, one.end, one.score)]
+            return np.array(labels + entities)
+
+
+def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card], checkpoints: Path) -> None:
+    asked = requests(cards)
+    with shoal.Client(one_worker.address) as client:
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(lambda request: numbers(request, cards[request.model], client), asked))
+        resident = [model for model in client.models.list() if model.state == "resident"]
+    assert len(resident) >= 50
+    assert len(answers) == REQUESTS
+    models = {model: TextModel.load(checkpoints / model, model, torch.device("cpu"), torch.float32) for model in cards}
+    for request, answer in zip(asked, answers, strict=True):
+        wanted = alone(models[request.model], request)
+        assert answer.shape == wanted.shape, request
+        if wanted.size:
+            assert relative_error(answer, wanted) <= 1e-5, request
+    assert one_worker.processes["worker-0"].poll() is None

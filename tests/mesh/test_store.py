@@ -1,0 +1,100 @@
+"""A model that only a store has, asked for through the whole mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shoal
+from sentence_transformers import SentenceTransformer
+from shoal import errors
+from shoal.cli import main
+from typer.testing import CliRunner
+
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.store.fake_hub import FakeHub, serving
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
+
+FAR, PICKLE, NEAR = "far/model", "far/pickle", "random/bert-embed"
+TEXTS = ["A model that no folder has", "comes from the hub."]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint("bert", tmp_path_factory.mktemp("original") / "model", sentence=SentenceFiles(), seed=3)
+
+
+@pytest.fixture(scope="module")
+def hub(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    """It holds back the weights until its gate is opened."""
+    pickle = tmp_path_factory.mktemp("pickle")
+    (pickle / "config.json").write_text("{}")
+    (pickle / "pytorch_model.bin").write_bytes(b"pickle")
+    with serving(FakeHub(models={FAR: original, PICKLE: pickle}, free_bytes=0)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def far(hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One worker with a folder and the hub."""
+    directory = tmp_path_factory.mktemp("far")
+    environment = {
+        "SHOAL_STORES": "hf",
+        "SHOAL_STORE_DIR": str(directory / "store"),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(directory / "hf"),
+        "HF_HUB_OFFLINE": "0",
+    }
+    with Cluster(directory, models=str(checkpoints), environment=environment) as cluster:
+        yield cluster
+
+
+def test_a_model_of_the_hub_is_fetched_shown_and_served(
+    far: Cluster, hub: FakeHub, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shoal.Client(far.address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.encode, FAR, TEXTS, timeout=60)
+        assert hub.waiting.acquire(timeout=30)
+        wait_until(lambda: FAR in [model.model for model in client.models.list() if model.downloaded], 30, "progress to be seen")
+        seen = client.models.get(FAR)
+        assert (seen.state, seen.places[0].state) == ("downloading", "downloading")
+        assert seen.downloaded is not None
+        assert 0 < seen.downloaded < 1
+        monkeypatch.setenv("COLUMNS", "200")
+        shown = CliRunner().invoke(main.build(), ["models", "--address", far.address]).stdout
+        assert f"downloading {seen.downloaded * 100:.0f} %" in shown
+        # Meanwhile other models are loaded and served.
+        assert client.encode(NEAR, TEXTS).dense is not None
+        assert not answer.done()
+        hub.gate.set()
+        found = answer.result(60).dense
+        assert client.models.get(FAR).state == "resident"
+    expected = SentenceTransformer(str(original), device="cpu").encode(TEXTS)
+    assert found is not None
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert hub.calls.count(f"/api/models/{FAR}") == 1
+    # Nothing is told to the hub but what is asked for, and no log holds a URL that opens a file.
+    assert [call for call in hub.calls if not call.startswith(("/api/models/far/", "/far/", "/cdn/far/"))] == []
+    assert "/cdn/" not in (far.directory / "worker-0.log").read_text()
+
+
+def test_a_pickle_is_refused_with_advice_and_never_sent(far: Cluster, hub: FakeHub) -> None:
+    with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=r"pytorch_model\.bin: .*save_pretrained"):
+        client.encode(PICKLE, TEXTS, timeout=30)
+    assert "pytorch_model.bin" not in hub.sent
+
+
+def test_a_model_that_is_nowhere_is_not_found(far: Cluster) -> None:
+    with shoal.Client(far.address) as client, pytest.raises(errors.ModelNotFound, match="has no model far/nothing"):
+        client.encode("far/nothing", TEXTS, timeout=30)
+
+
+def test_a_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
+    calls = len(hub.calls)
+    with shoal.Client(far.address) as client, pytest.raises((errors.InvalidInput, errors.ModelNotFound)):
+        client.encode("../far/model", TEXTS, timeout=30)
+    assert len(hub.calls) == calls
