@@ -6,10 +6,12 @@ TORCH := torch==2.13.0
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
+# Packages whose models are held against ours; they ask for older versions of what they share with us, and run with ours.
+REFERENCES := gliner gliclass glirel loguru seqeval
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos bench bench-infinity clean
+.PHONY: help demo test check protos models-table bench bench-families bench-infinity clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -27,6 +29,7 @@ check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, g
 	$(BIN)/mypy tests benchmarks examples
 	$(BIN)/buf lint
 	$(BIN)/lint-imports
+	$(BIN)/python -m libs.catalog.coverage --check
 	@rm -rf .cache/protos && mkdir -p .cache/protos
 	@$(PROTOC) --python_out=.cache/protos --pyi_out=.cache/protos --grpc_python_out=.cache/protos --mypy_grpc_out=quiet:.cache/protos $(PROTOS)
 	@for made in .cache/protos/shoal/v1/*; do cmp $$made libs/api/shoal/v1/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
@@ -35,8 +38,14 @@ check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, g
 protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 from protos/
 	$(PROTOC) --python_out=libs/api --pyi_out=libs/api --grpc_python_out=libs/api --mypy_grpc_out=quiet:libs/api $(PROTOS)
 
+models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
+	$(BIN)/python -m libs.catalog.coverage
+
 bench: $(VENV)/.dev ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
 	$(BIN)/python -m benchmarks.mesh $(ARGS)
+
+bench-families: $(VENV)/.dev ## Measure every family's packed forward against transformers and sentence-transformers
+	$(BIN)/python -m benchmarks.families $(ARGS)
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
@@ -61,6 +70,7 @@ $(VENV)/.demo: pyproject.toml libs/api/pyproject.toml $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing test and check tools"
 	$(PIP) -e libs/api -e '.[dev]'
+	$(PIP) --no-deps $(REFERENCES)
 	@touch $@
 
 # Stubs made by an old grpcio-tools run with every newer grpcio and protobuf; a newer one's would not run with older ones.

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def forward_run(mix: Mix, batches: list[range], dtype: torch.dtype) -> Run:
     prepared = [model.prepare(EncodeWork([mix.texts[index] for index in batch])) for batch in batches]
 
     def run() -> Vectors:
-        return np.stack([vector for job in prepared for vector in model.forward(job.head, job.sequences)])
+        return np.stack([cast("Vectors", vector) for job in prepared for vector in model.forward(job.head, job.sequences)])
 
     return run
 
