@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.catalog import Card, Task, read_card
+from services.worker.disk import Shelf, listing
 from services.worker.models import (
     ClassifyWork,
     EncodeResult,
@@ -48,8 +49,7 @@ class Request:
 @pytest.fixture(scope="module")
 def cards(checkpoints: Path) -> dict[str, Card]:
     """Of the models, at least fifty, in all families."""
-    found = {f"random/{directory.name}": directory for directory in sorted((checkpoints / "random").iterdir())}
-    cards = {model: read_card(directory, model) for model, directory in found.items()}
+    cards = {model: read_card(directory, model) for model, directory in listing((Shelf(checkpoints),)).items()}
     assert len(cards) >= 50
     assert set(RECIPES) <= {card.family for card in cards.values()}
     assert {f"random/{name}-embed" for name in HUB} <= cards.keys()

@@ -73,8 +73,9 @@ def make_reference(
     settings = {"model_name": str(base), "hidden_size": HIDDEN, "max_width": WIDTH, "max_len": WORDS, **config}
     if labels_encoder is not None:
         settings["labels_encoder"] = str(write_checkpoint(labels_encoder, directory / "labels", hidden=48, seed=seed + 1))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
+        torch.manual_seed(seed)  # the package's new tokens have random embeddings
         model: Any = GLiNER.from_config(settings, backbone_from_pretrained=True)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -81,14 +81,8 @@ def make_reference(directory: Path, config: Mapping[str, object], *, encoder: st
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the package's new tokens have random embeddings
         model = GLiREL(Namespace(**settings)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "bert_layer.model." not in name:
-                spread = 0.1 if parameter.dim() < 2 else 2 * parameter.shape[1] ** -0.5
-                parameter.normal_(0.0, spread, generator=generator)
     reference = Reference(model, directory / "converted")
-    _spread(reference)
+    _draw(reference, torch.Generator().manual_seed(seed))
     model.save_pretrained(directory / "published")
     _convert(directory / "published", reference.directory)
     return reference
@@ -105,21 +99,24 @@ def _convert(published: Path, directory: Path) -> None:
     (directory / "glirel_config.json").write_text(json.dumps(vars(config) | {"encoder_config": layer.model.config.to_dict()}))
 
 
-def _spread(reference: Reference) -> None:
-    """Logits around 0 with a deviation of 2, so that scores are spread over 0..1."""
+def _draw(reference: Reference, generator: torch.Generator) -> None:
+    """Weights with which logits lie around 0 with a deviation of 2, so that scores are spread over 0..1.
+
+    Drawn until they do: to move logits there would be to subtract large numbers, and what is left of them is mostly rounding.
+    """
     text = "The licensee conveys the source code of the work in London ."
     spans = [word.span() for word in _WORD.finditer(text)]
     model = reference.model
-    labels: list[torch.Tensor] = []
-    hook = model.prompt_rep_layer.register_forward_hook(lambda layer, inputs, output: labels.append(output[0].detach()))
-    scale = 2 / float(reference.logits(text, spans, LABELS).std())
-    pairs = model.span_rep_layer.rel_rep_layer.out_project[3]
-    last = model.scorer.proj[3] if hasattr(model.scorer, "proj") else pairs
+    while True:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "bert_layer.model." not in name:
+                    spread = 0.1 if parameter.dim() < 2 else 2 * parameter.shape[1] ** -0.5
+                    parameter.normal_(0.0, spread, generator=generator)
+        logits = reference.logits(text, spans, LABELS)
+        if abs(logits.mean()) < logits.std() / 2:
+            break
+    last = model.scorer.proj[3] if hasattr(model.scorer, "proj") else model.span_rep_layer.rel_rep_layer.out_project[3]
     with torch.no_grad():
-        last.weight.mul_(scale)
-        last.bias.mul_(scale)
-        mean = float(reference.logits(text, spans, LABELS).mean())
-        # What is added to a pair adds 1 to its product with each label.
-        step = torch.ones(1) if last is not pairs else torch.linalg.lstsq(labels[-1], torch.ones(len(LABELS))).solution
-        last.bias.sub_(mean * step)
-    hook.remove()
+        last.weight.mul_(2 / float(logits.std()))
+        last.bias.mul_(2 / float(logits.std()))
