@@ -15,6 +15,7 @@ from services.local.settings import MINILM
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
 
+PATIENCE = 300.0  # seconds: the tokens are many for a busy machine of two cores
 TEXTS = texts(320, shortest=1, longest=330)
 """1 to 330 words: 1 to over 400 tokens; the model's own limit is 256."""
 
@@ -46,7 +47,7 @@ def test_texts_cover_1_to_400_tokens(minilm: Path) -> None:
 
 
 def test_float32_equals_transformers(client: shoal.Client, reference: NDArray[np.float32]) -> None:
-    dense = client.encode(MINILM, TEXTS).dense
+    dense = client.encode(MINILM, TEXTS, timeout=PATIENCE).dense
     assert dense is not None
     assert dense.shape == (len(TEXTS), 384)
     assert cosines(dense, reference).min() >= 0.99999
@@ -54,16 +55,17 @@ def test_float32_equals_transformers(client: shoal.Client, reference: NDArray[np
 
 def test_bfloat16_is_close_to_transformers(tmp_path: Path, models: str, reference: NDArray[np.float32]) -> None:
     with Cluster(tmp_path, models=models, dtype="bfloat16") as cluster, shoal.Client(cluster.address) as client:
-        dense = client.encode(MINILM, TEXTS).dense
+        dense = client.encode(MINILM, TEXTS, timeout=PATIENCE).dense
     assert dense is not None
     assert cosines(dense, reference).min() >= 0.999
 
 
 def test_a_text_alone_equals_the_same_text_among_others(client: shoal.Client) -> None:
-    together = client.encode(MINILM, TEXTS).dense
+    some = TEXTS[::4]
+    together = client.encode(MINILM, some, timeout=PATIENCE).dense
     assert together is not None
-    for index in range(0, len(TEXTS), 16):
-        alone = client.encode(MINILM, [TEXTS[index]]).dense
+    for index in range(0, len(some), 4):
+        alone = client.encode(MINILM, [some[index]]).dense
         assert alone is not None
         np.testing.assert_allclose(alone[0], together[index], rtol=1e-5, atol=1e-6)
 
