@@ -1,7 +1,14 @@
-"""Small real tokenizers, trained on a text that every Debian has, one for each style that families of models use."""
+"""Small real tokenizers, made from a text that every Debian has, one for each style that families of models use.
+
+The same in every process, as tests compare what random models answer: the trainers of WordPiece and Unigram are not (they go through
+hash maps in an order that differs), so those vocabularies are counted here. That of byte pairs is.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -47,13 +54,36 @@ def tokenizer_of(style: Style, vocabulary: int) -> Tokenizer:
     return _unigram(lines, vocabulary, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], "<s>", "</s>", "</s> $B </s>")
 
 
+def _words(tokenizer: Tokenizer, lines: list[str]) -> Counter[str]:
+    """How often each word of the text occurs, as the tokenizer cuts it before it looks for pieces."""
+    normal, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    return Counter(word for line in lines for word, _ in cut(normal(line)))
+
+
+def _pieces(words: Counter[str], room: int, mark: str = "") -> Counter[str]:
+    """All characters and, as far as there is room, the pieces that spare most tokens. `mark` stands before those within a word."""
+    counts: Counter[str] = Counter()
+    for word, times in words.items():
+        for begin, end in _spans(len(word)):
+            counts[(mark if begin else "") + word[begin:end]] += times
+        counts.update({piece: 0 for character in word for piece in (character, mark + character)})  # any word can then be cut into pieces
+    length = {piece: len(piece.removeprefix(mark)) for piece in counts}
+    chosen = sorted(counts, key=lambda piece: (length[piece] > 1, -counts[piece] * (length[piece] - 1), piece))
+    return Counter({piece: counts[piece] for piece in chosen[:room]})
+
+
+def _spans(length: int) -> Iterator[tuple[int, int]]:
+    return ((begin, end) for begin in range(length) for end in range(begin + 1, min(length, begin + 8) + 1))
+
+
 def _wordpiece(lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
+    tokens = [*special, *_pieces(_words(tokenizer, lines), vocabulary - len(special), "##")]
+    tokenizer.model = models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]")
+    tokenizer.add_special_tokens(special)
     _frame(tokenizer, start, end, second)
     return tokenizer
 
@@ -75,10 +105,16 @@ def _unigram(lines: list[str], vocabulary: int, special: list[str], start: str, 
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=vocabulary, special_tokens=special, unk_token=special[3], show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
+    _count_pieces(tokenizer, lines, vocabulary, special, special[3])
     _frame(tokenizer, start, end, second)
     return tokenizer
+
+
+def _count_pieces(tokenizer: Tokenizer, lines: list[str], vocabulary: int, special: list[str], unknown: str) -> None:
+    pieces = _pieces(_words(tokenizer, lines), vocabulary - len(special))
+    scored = [(piece, math.log(times / pieces.total())) for piece, times in pieces.items()]
+    tokenizer.model = models.Unigram([*((token, 0.0) for token in special), *scored], special.index(unknown))
+    tokenizer.add_special_tokens(special)
 
 
 def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
@@ -127,8 +163,7 @@ def _t5_unigram(lines: list[str], vocabulary: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=vocabulary, special_tokens=special, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
+    _count_pieces(tokenizer, lines, vocabulary, special, "<unk>")
     end = [("</s>", tokenizer.token_to_id("</s>"))]
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=end)
     return tokenizer
