@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 TORCH := torch==2.13.0
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
@@ -20,7 +21,7 @@ demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text wit
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev ## Run the tests (real redis-server, real gRPC, a real model)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current
 	$(BIN)/ruff check .

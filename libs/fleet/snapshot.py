@@ -28,6 +28,12 @@ class WorkerModelRecord:
     pinned: bool
     downloaded_bytes: int = 0
     download_bytes: int = 0
+    host_bytes: int = 0
+    activation_bytes_per_token: float = 0.0
+    adapters: tuple[str, ...] = ()
+    leaving: bool = False
+    held_jobs: int = 0
+    resident_seconds: float = 0.0
 
     @staticmethod
     def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
@@ -42,6 +48,12 @@ class WorkerModelRecord:
             model.pinned,
             model.downloaded_bytes,
             model.download_bytes,
+            model.host_bytes,
+            model.activation_bytes_per_token,
+            tuple(model.adapters),
+            model.leaving,
+            model.held_jobs,
+            model.resident_seconds,
         )
 
 
@@ -59,6 +71,10 @@ class WorkerRecord:
     draining: bool
     heartbeat_ms: int
     models: Mapping[str, WorkerModelRecord]
+    host_memory_bytes: int = 0
+    host_used_bytes: int = 0
+    preempted_in_seconds: float | None = None
+    plan: int = 0
 
     @staticmethod
     def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
@@ -74,6 +90,10 @@ class WorkerRecord:
             draining=heartbeat.draining,
             heartbeat_ms=heartbeat_ms,
             models={model.model: WorkerModelRecord.of(model) for model in heartbeat.models},
+            host_memory_bytes=heartbeat.host_memory_bytes,
+            host_used_bytes=heartbeat.host_used_bytes,
+            preempted_in_seconds=heartbeat.preempted_in_seconds if heartbeat.HasField("preempted_in_seconds") else None,
+            plan=heartbeat.plan,
         )
 
     def state(self, model: str) -> models_pb2.ModelState:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "device", "memory_bytes", "used_bytes", "resident", "draining", "heartbeat_age_seconds")
+    __slots__ = ("worker_id", "pool", "device", "memory_bytes", "used_bytes", "resident", "draining", "heartbeat_age_seconds", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,9 @@ class WorkerStatus(_message.Message):
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     device: str
@@ -24,10 +27,13 @@ class WorkerStatus(_message.Message):
     resident: _containers.RepeatedScalarFieldContainer[str]
     draining: bool
     heartbeat_age_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ...) -> None: ...
+    host_memory_bytes: int
+    host_used_bytes: int
+    preempted_in_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs")
+    __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs", "enqueued_tokens")
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +45,7 @@ class LaneStatus(_message.Message):
     EXPIRED_JOBS_FIELD_NUMBER: _ClassVar[int]
     DEAD_JOBS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     model: str
     adapter: str
@@ -50,19 +57,32 @@ class LaneStatus(_message.Message):
     expired_jobs: int
     dead_jobs: int
     cancelled_jobs: int
-    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., queued_jobs: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., leased_tokens: _Optional[int] = ..., enqueued_jobs: _Optional[int] = ..., done_jobs: _Optional[int] = ..., expired_jobs: _Optional[int] = ..., dead_jobs: _Optional[int] = ..., cancelled_jobs: _Optional[int] = ...) -> None: ...
+    enqueued_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., queued_jobs: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., leased_tokens: _Optional[int] = ..., enqueued_jobs: _Optional[int] = ..., done_jobs: _Optional[int] = ..., expired_jobs: _Optional[int] = ..., dead_jobs: _Optional[int] = ..., cancelled_jobs: _Optional[int] = ..., enqueued_tokens: _Optional[int] = ...) -> None: ...
+
+class SchedulerStatus(_message.Message):
+    __slots__ = ("scheduler_id", "plan", "age_seconds")
+    SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    scheduler_id: str
+    plan: int
+    age_seconds: float
+    def __init__(self, scheduler_id: _Optional[str] = ..., plan: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
 
 class Mesh(_message.Message):
-    __slots__ = ("workers", "models", "lanes", "router_id")
+    __slots__ = ("workers", "models", "lanes", "router_id", "scheduler")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     models: _containers.RepeatedCompositeFieldContainer[_models_pb2.Model]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     router_id: str
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ...) -> None: ...
+    scheduler: SchedulerStatus
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
 
 class GetMeshRequest(_message.Message):
     __slots__ = ()
@@ -93,19 +113,27 @@ class ExplainPlacementRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class PlacementReason(_message.Message):
-    __slots__ = ("worker_id", "eligible", "reason")
+    __slots__ = ("worker_id", "eligible", "reason", "score", "pool")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     eligible: bool
     reason: str
-    def __init__(self, worker_id: _Optional[str] = ..., eligible: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    score: float
+    pool: str
+    def __init__(self, worker_id: _Optional[str] = ..., eligible: bool = ..., reason: _Optional[str] = ..., score: _Optional[float] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ExplainPlacementResponse(_message.Message):
-    __slots__ = ("workers", "summary")
+    __slots__ = ("workers", "summary", "scheduler", "plan")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[PlacementReason]
     summary: str
-    def __init__(self, workers: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ..., summary: _Optional[str] = ...) -> None: ...
+    scheduler: SchedulerStatus
+    plan: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ..., summary: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...

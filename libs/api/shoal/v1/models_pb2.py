@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import inference_pb2 as shoal_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/models.proto\x12\x08shoal.v1\x1a\x18shoal/v1/inference.proto\"\xef\x02\n\tModelCard\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x1d\n\x05tasks\x18\x04 \x03(\x0e\x32\x0e.shoal.v1.Task\x12\x31\n\x0frepresentations\x18\x05 \x03(\x0e\x32\x18.shoal.v1.Representation\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x1f\n\x17multi_vector_dimensions\x18\x07 \x01(\r\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0e\n\x06labels\x18\n \x03(\t\x12\x11\n\tdata_type\x18\x0b \x01(\t\x12\x0f\n\x07prompts\x18\x0c \x03(\t\x12\x17\n\x0ftokens_per_byte\x18\r \x01(\x02\x12\r\n\x05pools\x18\x0e \x03(\t\x12\x13\n\x0bopen_labels\x18\x0f \x01(\x08\x12\x16\n\x0egiven_entities\x18\x10 \x01(\x08\"\xda\x01\n\nModelPlace\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shoal.v1.ModelState\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cload_seconds\x18\x04 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12\x12\n\nlast_error\x18\x06 \x01(\t\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x18\n\x10\x64ownloaded_bytes\x18\x08 \x01(\x04\x12\x16\n\x0e\x64ownload_bytes\x18\t \x01(\x04\"\xaf\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shoal.v1.ModelState\x12!\n\x04\x63\x61rd\x18\x03 \x01(\x0b\x32\x13.shoal.v1.ModelCard\x12$\n\x06places\x18\x04 \x03(\x0b\x32\x14.shoal.v1.ModelPlace\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x12\n\nlast_error\x18\x06 \x01(\t\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\"/\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\"3\n\x11LoadModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\"\"\n\x11\x45victModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"(\n\x12\x45victModelResponse\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"0\n\x0fPinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"2\n\x10PinModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model*\xd5\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_STATE_ABSENT\x10\x01\x12\x14\n\x10MODEL_STATE_COLD\x10\x02\x12\x17\n\x13MODEL_STATE_LOADING\x10\x03\x12\x14\n\x10MODEL_STATE_WARM\x10\x04\x12\x18\n\x14MODEL_STATE_RESIDENT\x10\x05\x12\x16\n\x12MODEL_STATE_FAILED\x10\x06\x12\x1b\n\x17MODEL_STATE_DOWNLOADING\x10\x07*\x98\x01\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTASK_ENCODE\x10\x01\x12\x0e\n\nTASK_SCORE\x10\x02\x12\x11\n\rTASK_ENTITIES\x10\x03\x12\x11\n\rTASK_CLASSIFY\x10\x04\x12\x12\n\x0eTASK_RELATIONS\x10\x05\x12\x10\n\x0cTASK_REGIONS\x10\x06\x12\r\n\tTASK_TEXT\x10\x07\x32\x85\x03\n\x0cModelService\x12L\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x1c.shoal.v1.ListModelsResponse\"\x03\x90\x02\x01\x12\x46\n\x08GetModel\x12\x19.shoal.v1.GetModelRequest\x1a\x1a.shoal.v1.GetModelResponse\"\x03\x90\x02\x01\x12I\n\tLoadModel\x12\x1a.shoal.v1.LoadModelRequest\x1a\x1b.shoal.v1.LoadModelResponse\"\x03\x90\x02\x02\x12L\n\nEvictModel\x12\x1b.shoal.v1.EvictModelRequest\x1a\x1c.shoal.v1.EvictModelResponse\"\x03\x90\x02\x02\x12\x46\n\x08PinModel\x12\x19.shoal.v1.PinModelRequest\x1a\x1a.shoal.v1.PinModelResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/models.proto\x12\x08shoal.v1\x1a\x18shoal/v1/inference.proto\"\xef\x02\n\tModelCard\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x1d\n\x05tasks\x18\x04 \x03(\x0e\x32\x0e.shoal.v1.Task\x12\x31\n\x0frepresentations\x18\x05 \x03(\x0e\x32\x18.shoal.v1.Representation\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x1f\n\x17multi_vector_dimensions\x18\x07 \x01(\r\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0e\n\x06labels\x18\n \x03(\t\x12\x11\n\tdata_type\x18\x0b \x01(\t\x12\x0f\n\x07prompts\x18\x0c \x03(\t\x12\x17\n\x0ftokens_per_byte\x18\r \x01(\x02\x12\r\n\x05pools\x18\x0e \x03(\t\x12\x13\n\x0bopen_labels\x18\x0f \x01(\x08\x12\x16\n\x0egiven_entities\x18\x10 \x01(\x08\"\x91\x02\n\nModelPlace\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shoal.v1.ModelState\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x14\n\x0cload_seconds\x18\x04 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x05 \x01(\x01\x12\x12\n\nlast_error\x18\x06 \x01(\t\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x18\n\x10\x64ownloaded_bytes\x18\x08 \x01(\x04\x12\x16\n\x0e\x64ownload_bytes\x18\t \x01(\x04\x12\x12\n\nhost_bytes\x18\n \x01(\x04\x12\x10\n\x08\x61\x64\x61pters\x18\x0b \x03(\t\x12\x0f\n\x07leaving\x18\x0c \x01(\x08\"\xaf\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shoal.v1.ModelState\x12!\n\x04\x63\x61rd\x18\x03 \x01(\x0b\x32\x13.shoal.v1.ModelCard\x12$\n\x06places\x18\x04 \x03(\x0b\x32\x14.shoal.v1.ModelPlace\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x12\n\nlast_error\x18\x06 \x01(\t\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\"/\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\"3\n\x11LoadModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\"\"\n\x11\x45victModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"(\n\x12\x45victModelResponse\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"0\n\x0fPinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"2\n\x10PinModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model*\xd5\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_STATE_ABSENT\x10\x01\x12\x14\n\x10MODEL_STATE_COLD\x10\x02\x12\x17\n\x13MODEL_STATE_LOADING\x10\x03\x12\x14\n\x10MODEL_STATE_WARM\x10\x04\x12\x18\n\x14MODEL_STATE_RESIDENT\x10\x05\x12\x16\n\x12MODEL_STATE_FAILED\x10\x06\x12\x1b\n\x17MODEL_STATE_DOWNLOADING\x10\x07*\x98\x01\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTASK_ENCODE\x10\x01\x12\x0e\n\nTASK_SCORE\x10\x02\x12\x11\n\rTASK_ENTITIES\x10\x03\x12\x11\n\rTASK_CLASSIFY\x10\x04\x12\x12\n\x0eTASK_RELATIONS\x10\x05\x12\x10\n\x0cTASK_REGIONS\x10\x06\x12\r\n\tTASK_TEXT\x10\x07\x32\x85\x03\n\x0cModelService\x12L\n\nListModels\x12\x1b.shoal.v1.ListModelsRequest\x1a\x1c.shoal.v1.ListModelsResponse\"\x03\x90\x02\x01\x12\x46\n\x08GetModel\x12\x19.shoal.v1.GetModelRequest\x1a\x1a.shoal.v1.GetModelResponse\"\x03\x90\x02\x01\x12I\n\tLoadModel\x12\x1a.shoal.v1.LoadModelRequest\x1a\x1b.shoal.v1.LoadModelResponse\"\x03\x90\x02\x02\x12L\n\nEvictModel\x12\x1b.shoal.v1.EvictModelRequest\x1a\x1c.shoal.v1.EvictModelResponse\"\x03\x90\x02\x02\x12\x46\n\x08PinModel\x12\x19.shoal.v1.PinModelRequest\x1a\x1a.shoal.v1.PinModelResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,36 +32,36 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_MODELSERVICE'].methods_by_name['EvictModel']._serialized_options = b'\220\002\002'
   _globals['_MODELSERVICE'].methods_by_name['PinModel']._options = None
   _globals['_MODELSERVICE'].methods_by_name['PinModel']._serialized_options = b'\220\002\002'
-  _globals['_MODELSTATE']._serialized_start=1275
-  _globals['_MODELSTATE']._serialized_end=1488
-  _globals['_TASK']._serialized_start=1491
-  _globals['_TASK']._serialized_end=1643
+  _globals['_MODELSTATE']._serialized_start=1330
+  _globals['_MODELSTATE']._serialized_end=1543
+  _globals['_TASK']._serialized_start=1546
+  _globals['_TASK']._serialized_end=1698
   _globals['_MODELCARD']._serialized_start=62
   _globals['_MODELCARD']._serialized_end=429
   _globals['_MODELPLACE']._serialized_start=432
-  _globals['_MODELPLACE']._serialized_end=650
-  _globals['_MODEL']._serialized_start=653
-  _globals['_MODEL']._serialized_end=828
-  _globals['_LISTMODELSREQUEST']._serialized_start=830
-  _globals['_LISTMODELSREQUEST']._serialized_end=849
-  _globals['_LISTMODELSRESPONSE']._serialized_start=851
-  _globals['_LISTMODELSRESPONSE']._serialized_end=904
-  _globals['_GETMODELREQUEST']._serialized_start=906
-  _globals['_GETMODELREQUEST']._serialized_end=938
-  _globals['_GETMODELRESPONSE']._serialized_start=940
-  _globals['_GETMODELRESPONSE']._serialized_end=990
-  _globals['_LOADMODELREQUEST']._serialized_start=992
-  _globals['_LOADMODELREQUEST']._serialized_end=1039
-  _globals['_LOADMODELRESPONSE']._serialized_start=1041
-  _globals['_LOADMODELRESPONSE']._serialized_end=1092
-  _globals['_EVICTMODELREQUEST']._serialized_start=1094
-  _globals['_EVICTMODELREQUEST']._serialized_end=1128
-  _globals['_EVICTMODELRESPONSE']._serialized_start=1130
-  _globals['_EVICTMODELRESPONSE']._serialized_end=1170
-  _globals['_PINMODELREQUEST']._serialized_start=1172
-  _globals['_PINMODELREQUEST']._serialized_end=1220
-  _globals['_PINMODELRESPONSE']._serialized_start=1222
-  _globals['_PINMODELRESPONSE']._serialized_end=1272
-  _globals['_MODELSERVICE']._serialized_start=1646
-  _globals['_MODELSERVICE']._serialized_end=2035
+  _globals['_MODELPLACE']._serialized_end=705
+  _globals['_MODEL']._serialized_start=708
+  _globals['_MODEL']._serialized_end=883
+  _globals['_LISTMODELSREQUEST']._serialized_start=885
+  _globals['_LISTMODELSREQUEST']._serialized_end=904
+  _globals['_LISTMODELSRESPONSE']._serialized_start=906
+  _globals['_LISTMODELSRESPONSE']._serialized_end=959
+  _globals['_GETMODELREQUEST']._serialized_start=961
+  _globals['_GETMODELREQUEST']._serialized_end=993
+  _globals['_GETMODELRESPONSE']._serialized_start=995
+  _globals['_GETMODELRESPONSE']._serialized_end=1045
+  _globals['_LOADMODELREQUEST']._serialized_start=1047
+  _globals['_LOADMODELREQUEST']._serialized_end=1094
+  _globals['_LOADMODELRESPONSE']._serialized_start=1096
+  _globals['_LOADMODELRESPONSE']._serialized_end=1147
+  _globals['_EVICTMODELREQUEST']._serialized_start=1149
+  _globals['_EVICTMODELREQUEST']._serialized_end=1183
+  _globals['_EVICTMODELRESPONSE']._serialized_start=1185
+  _globals['_EVICTMODELRESPONSE']._serialized_end=1225
+  _globals['_PINMODELREQUEST']._serialized_start=1227
+  _globals['_PINMODELREQUEST']._serialized_end=1275
+  _globals['_PINMODELRESPONSE']._serialized_start=1277
+  _globals['_PINMODELRESPONSE']._serialized_end=1327
+  _globals['_MODELSERVICE']._serialized_start=1701
+  _globals['_MODELSERVICE']._serialized_end=2090
 # @@protoc_insertion_point(module_scope)

@@ -82,7 +82,7 @@ class ModelCard(_message.Message):
     def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ...) -> None: ...
 
 class ModelPlace(_message.Message):
-    __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned", "downloaded_bytes", "download_bytes")
+    __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned", "downloaded_bytes", "download_bytes", "host_bytes", "adapters", "leaving")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,9 @@ class ModelPlace(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     DOWNLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: ModelState
     bytes: int
@@ -101,7 +104,10 @@ class ModelPlace(_message.Message):
     pinned: bool
     downloaded_bytes: int
     download_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., last_error: _Optional[str] = ..., pinned: bool = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ...) -> None: ...
+    host_bytes: int
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    leaving: bool
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., last_error: _Optional[str] = ..., pinned: bool = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("model", "state", "card", "places", "queued_tokens", "last_error")

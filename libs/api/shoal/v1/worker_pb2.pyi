@@ -60,18 +60,22 @@ class PullRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model")
+    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat")
     LANE_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     batch_id: str
     jobs: _containers.RepeatedScalarFieldContainer[bytes]
     lease_ms: int
     load_model: str
-    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ...) -> None: ...
+    load_adapter: str
+    beat: bool
+    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ..., load_adapter: _Optional[str] = ..., beat: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "field", "retry_after_seconds")
@@ -134,7 +138,14 @@ class HeldBatch(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ...) -> None: ...
 
 class WorkerModel(_message.Message):
-    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes")
+    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes", "host_bytes", "activation_bytes_per_token", "adapters", "leaving", "held_jobs", "resident_seconds", "failed_adapters")
+    class FailedAdaptersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Failure
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +157,13 @@ class WorkerModel(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DOWNLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    HELD_JOBS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: _models_pb2.ModelState
     bytes: int
@@ -157,10 +175,17 @@ class WorkerModel(_message.Message):
     failure: Failure
     downloaded_bytes: int
     download_bytes: int
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ...) -> None: ...
+    host_bytes: int
+    activation_bytes_per_token: float
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    leaving: bool
+    held_jobs: int
+    resident_seconds: float
+    failed_adapters: _containers.MessageMap[str, Failure]
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq")
+    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +198,10 @@ class HeartbeatRequest(_message.Message):
     BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -185,23 +214,29 @@ class HeartbeatRequest(_message.Message):
     batch_tokens: int
     leaving: bool
     directive_seq: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ...) -> None: ...
+    host_memory_bytes: int
+    host_used_bytes: int
+    preempted_in_seconds: float
+    plan: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain")
+    __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain", "plan")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
     EVICT_MODEL_FIELD_NUMBER: _ClassVar[int]
     PIN_MODEL_FIELD_NUMBER: _ClassVar[int]
     UNPIN_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     seq: int
     load_model: str
     evict_model: str
     pin_model: str
     unpin_model: str
     drain: bool
-    def __init__(self, seq: _Optional[int] = ..., load_model: _Optional[str] = ..., evict_model: _Optional[str] = ..., pin_model: _Optional[str] = ..., unpin_model: _Optional[str] = ..., drain: bool = ...) -> None: ...
+    plan: int
+    def __init__(self, seq: _Optional[int] = ..., load_model: _Optional[str] = ..., evict_model: _Optional[str] = ..., pin_model: _Optional[str] = ..., unpin_model: _Optional[str] = ..., drain: bool = ..., plan: _Optional[int] = ...) -> None: ...
 
 class CancelledJobs(_message.Message):
     __slots__ = ("batch_id", "job_ids", "lost")
@@ -214,9 +249,18 @@ class CancelledJobs(_message.Message):
     def __init__(self, batch_id: _Optional[str] = ..., job_ids: _Optional[_Iterable[str]] = ..., lost: bool = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("directives", "cancelled")
+    __slots__ = ("directives", "cancelled", "queued_tokens")
+    class QueuedTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     directives: _containers.RepeatedCompositeFieldContainer[Directive]
     cancelled: _containers.RepeatedCompositeFieldContainer[CancelledJobs]
-    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ...) -> None: ...
+    queued_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
