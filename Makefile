@@ -6,7 +6,10 @@ TEST_PROCESSES ?= 2
 TORCH := torch==2.13.0
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
-PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
+# KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
+KEDA := services/scheduler/externalscaler
+PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
+STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1)
 # Packages whose models are held against ours; they ask for older versions of what they share with us, and run with ours.
 REFERENCES := gliner gliclass glirel loguru seqeval
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
@@ -32,12 +35,15 @@ check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, g
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.catalog.coverage --check
 	@rm -rf .cache/protos && mkdir -p .cache/protos
-	@$(PROTOC) --python_out=.cache/protos --pyi_out=.cache/protos --grpc_python_out=.cache/protos --mypy_grpc_out=quiet:.cache/protos $(PROTOS)
+	@$(PROTOC) $(call STUBS,.cache/protos) $(PROTOS)
+	@$(PROTOC) $(call STUBS,.cache/protos) $(KEDA)/externalscaler.proto
 	@for made in .cache/protos/shoal/v1/*; do cmp $$made libs/api/shoal/v1/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
+	@for made in .cache/protos/$(KEDA)/*; do cmp $$made $(KEDA)/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
 	@echo "generated code is current"
 
-protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 from protos/
-	$(PROTOC) --python_out=libs/api --pyi_out=libs/api --grpc_python_out=libs/api --mypy_grpc_out=quiet:libs/api $(PROTOS)
+protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 and services/scheduler/externalscaler from protos/
+	$(PROTOC) $(call STUBS,libs/api) $(PROTOS)
+	$(PROTOC) $(call STUBS,.) $(KEDA)/externalscaler.proto
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage
