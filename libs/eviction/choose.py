@@ -31,8 +31,8 @@ class Challenger:
 
 def may_yield(candidate: Candidate, challenger: Challenger) -> bool:
     """Whether the rules let the candidate leave for the challenger: never a pinned one; one that is busy, has work waiting or is
-    young only for much more waiting work."""
-    if candidate.pinned or candidate.leaving:
+    young only for much more waiting work; none for itself, when it needs more room."""
+    if candidate.pinned or candidate.leaving or candidate.name == challenger.name:
         return False
     is_young = candidate.resident_seconds < max(MIN_RESIDENT_SECONDS, LOADS_RESIDENT * candidate.load_seconds)
     if candidate.is_busy or candidate.waiting_seconds > 0 or is_young:
