@@ -78,12 +78,27 @@ class ModelBroken(ShoalError):
     reason = "MODEL_LOAD_FAILED"
 
 
+class NotReady(ShoalError):
+    """This process has not seen the mesh yet, so it knows no answer; none is better than a wrong one."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "NOT_READY"
+    default_retry_after = 1.0
+
+
 class QueueFull(ShoalError):
     """The lane holds as many tokens as it may."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "QUEUE_FULL"
     default_retry_after = 1.0
+
+
+class OutOfMemory(ShoalError):
+    """An item needs more memory than its worker has, even alone. Trying again there would fail again."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "OUT_OF_MEMORY"
 
 
 class RateLimited(ShoalError):

@@ -1,7 +1,16 @@
 """The workers: who is alive, what each holds, who may load what, and orders to them."""
 
 from libs.fleet.claims import may_claim
-from libs.fleet.registry import Fleet
-from libs.fleet.snapshot import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet.registry import Fleet, LostLeadership
+from libs.fleet.snapshot import COMING, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 
-__all__ = ["COMING", "Fleet", "FleetSnapshot", "WorkerModelRecord", "WorkerRecord", "may_claim"]
+__all__ = [
+    "COMING",
+    "Fleet",
+    "FleetSnapshot",
+    "LeaderRecord",
+    "LostLeadership",
+    "WorkerModelRecord",
+    "WorkerRecord",
+    "may_claim",
+]

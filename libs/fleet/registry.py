@@ -1,12 +1,14 @@
 """The registry of workers in Redis: written from heartbeats by `services/router/pull.py`, read by every router.
 
-Everything is small and in five places: a hash of heartbeats, one of cards, one of failed loads, a sorted set of routers, and a key
-for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than `ttl_ms`.
+Everything is small: hashes of heartbeats, of cards, of failed loads, of the scheduler that leads and of its plan's notes, a sorted
+set of routers, and a key for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than
+`ttl_ms`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -15,27 +17,42 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
-from libs.fleet.snapshot import FleetSnapshot, WorkerRecord
+from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.queue.connection import translated
-from libs.queue.keys import LaneKey
+from libs.queue.keys import BELL, LaneKey, WorkerBell
 
 FAILURE_MS = 15 * 60_000
 PASSING_MS = 60_000
 """For how long a worker does not try a model again that it could not load, and one that it could not find or reach."""
+FAILURE_DOUBLINGS = 5
+"""The former doubles with each further failure, so many times: up to 8 hours."""
+LEAD_MS = 3_000
+"""A scheduler that does not renew its lead for so long has lost it."""
+ORDER_CLAIM_MS = 10_000
+"""As routers' claims: covers the time until the worker's heartbeat says LOADING; after that its heartbeat keeps others away."""
 
 _PASSING = (ModelNotFound.reason, NoCapacity.reason)
 
-_WORKERS, _CARDS, _FAILURES, _ROUTERS = (f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "routers"))
+_WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
+    f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "strikes", "routers", "leader", "fences", "notes")
+)
+
+_Notes = dict[bytes, bytes]
+
+
+class LostLeadership(Exception):
+    """Another scheduler leads, or none: what this one decides does not count any more."""
 
 
 class Fleet:
-    """What this router knows of the workers, and what it tells the other routers. NoCapacity while Redis is away."""
+    """What this process knows of the workers, and what it tells routers and workers. NoCapacity while Redis is away."""
 
     def __init__(self, redis: Redis, *, ttl_ms: int = 10_000) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
-        # The state: what was known last, and the cards' bytes, so that only changed ones are parsed.
+        # The state: what was known last, and the bytes of heartbeats and cards, so that only changed ones are parsed.
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
+        self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
@@ -74,7 +91,8 @@ class Fleet:
 
     async def _forget_failures(self, worker_id: str, models: set[str]) -> None:
         with translated():
-            await self._redis.hdel(_FAILURES, *(f"{model} {worker_id}" for model in models))
+            for name in (_FAILURES, _STRIKES):
+                await self._redis.hdel(name, *(f"{model} {worker_id}" for model in models))
         failures = {
             model: {worker: failure for worker, failure in failed.items() if worker != worker_id or model not in models}
             for model, failed in self.snapshot.failures.items()
@@ -82,12 +100,34 @@ class Fleet:
         self.snapshot = replace(self.snapshot, failures=failures)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
-        """Notes that the worker cannot load the model: for 15 minutes, or for one if it did not find or not reach it."""
-        last_ms = PASSING_MS if failure.reason in _PASSING else FAILURE_MS
-        field = f"{model} {worker_id}"
-        await scripts.record_failure(self._redis, (_FAILURES,), field=field, failure=failure.SerializeToString(), last_ms=last_ms)
+        """Notes that the worker cannot load the model: for 15 minutes, twice as long each time that it fails again, or for one
+        minute if it did not find or not reach it."""
+        is_passing = failure.reason in _PASSING
+        await scripts.record_failure(
+            self._redis,
+            (_FAILURES, _STRIKES),
+            field=f"{model} {worker_id}",
+            failure=failure.SerializeToString(),
+            last_ms=PASSING_MS if is_passing else FAILURE_MS,
+            doublings=0 if is_passing else FAILURE_DOUBLINGS,
+        )
         failed = {**self.snapshot.failures.get(model, {}), worker_id: failure}
         self.snapshot = replace(self.snapshot, failures={**self.snapshot.failures, model: failed})
+
+    async def forgive(self, models: Collection[str]) -> int:
+        """Halves the time of failures to load these models, because there is work for them: workers whose time is half over may try
+        again. Answers how many; `snapshot` knows it after the next `refresh`."""
+        known = {model: self.snapshot.failures.get(model, {}) for model in models}
+        fields = [
+            f"{model} {worker_id}"
+            for model, failed in known.items()
+            for worker_id, failure in failed.items()
+            if failure.reason not in _PASSING
+        ]
+        if not fields:
+            return 0
+        keys = (_FAILURES, _STRIKES)
+        return cast(int, await scripts.forgive(self._redis, keys, last_ms=FAILURE_MS, doublings=FAILURE_DOUBLINGS, fields=fields))
 
     async def refresh(self) -> FleetSnapshot:
         """Reads everything in one round trip into `snapshot`, and removes what is out of date."""
@@ -96,13 +136,15 @@ class Fleet:
                 pipeline.time()
                 for name in (_WORKERS, _CARDS, _FAILURES):
                     pipeline.hgetall(name)
-                (seconds, microseconds), workers, cards, failures = await pipeline.execute()
+                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms")
+                (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
             now_ms = seconds * 1000 + microseconds // 1000
             self.snapshot = FleetSnapshot(
                 await self._live_workers(workers, now_ms),
                 self._parse_cards(cards),
                 await self._live_failures(failures, now_ms),
                 now_ms,
+                _leader(leader),
             )
         return self.snapshot
 
@@ -112,11 +154,16 @@ class Fleet:
         for worker_id, value in heartbeats.items():
             time_ms, _, heartbeat = value.partition(b" ")
             if int(time_ms) > now_ms - self._ttl_ms:
-                live[worker_id.decode()] = WorkerRecord.of(worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms))
+                before, record = self._heartbeats.get(worker_id, (b"", None))
+                if record is None or before != value:
+                    record = WorkerRecord.of(worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms))
+                    self._heartbeats[worker_id] = value, record
+                live[record.worker_id] = record
             elif int(time_ms) < now_ms - 6 * self._ttl_ms:
                 gone.append(worker_id)
         if gone:
             await self._redis.hdel(_WORKERS, *gone)
+        self._heartbeats = {worker_id: self._heartbeats[worker_id] for worker_id in heartbeats if worker_id.decode() in live}
         return live
 
     def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
@@ -140,7 +187,9 @@ class Fleet:
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
         """True if no worker but this one may now load the lane's model, until `ttl_ms` are over or the claim is released."""
         with translated():
-            return bool(await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms))
+            if await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms):
+                return True
+        return await self.renew_claim(lane, worker_id, ttl_ms)  # it may load again what it has evicted since
 
     async def renew_claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
         """Makes the worker's claim last `ttl_ms` from now; False if it has none."""
@@ -150,10 +199,37 @@ class Fleet:
         """Ends the worker's claim; False if it has none."""
         return bool(await scripts.release_claim(self._redis, (_claim(lane),), worker_id=worker_id))
 
-    async def order(self, worker_id: str, epoch: str, directive: worker_pb2.Directive) -> int:
-        """Leaves an order for the worker's heartbeats, for a day; answers its number, which is above all earlier ones."""
-        key = f"v1:{{fleet}}:orders:{worker_id}:{epoch}"
-        return cast(int, await scripts.order(self._redis, (key,), directive=directive.SerializeToString()))
+    async def order(
+        self,
+        worker_id: str,
+        epoch: str,
+        directive: worker_pb2.Directive,
+        *,
+        fence: int = 0,
+        lane: LaneKey | None = None,
+        known: Collection[str] = (),
+    ) -> int:
+        """Leaves an order for the worker's heartbeats, for a day, and rings for it; answers its number, which is above all earlier
+        ones.
+
+        A scheduler gives its `fence`: LostLeadership if another leads. For a load it gives the `lane` to claim for the worker: 0,
+        and nothing is ordered, if another worker has the claim that the plan did not know (`known`: those that hold the model or
+        will).
+        """
+        number = await scripts.order(
+            self._redis,
+            (f"v1:{{fleet}}:orders:{worker_id}:{epoch}", _LEADER, _claim(lane) if lane else "v1:{fleet}:claim:"),
+            directive=directive.SerializeToString(),
+            bell=BELL,
+            ring=WorkerBell(worker_id).message,
+            worker_id=worker_id,
+            fence=fence,
+            claim_ms=ORDER_CLAIM_MS if lane else 0,
+            known=list(known),
+        )
+        if number == -1:
+            raise LostLeadership
+        return cast(int, number)
 
     async def orders(self, worker_id: str, epoch: str, after_seq: int) -> list[worker_pb2.Directive]:
         """The orders with numbers above `after_seq`, in order."""
@@ -165,10 +241,42 @@ class Fleet:
             directives[-1].seq = int(number)
         return directives
 
+    async def lead(self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS) -> int | None:
+        """Makes this scheduler the leader for `last_ms` if none leads, or for as long again if it leads by `fence`. Answers its
+        fencing number, which is above those of all earlier leaders; None while another leads."""
+        found = await scripts.lead(self._redis, (_LEADER, _FENCES), scheduler_id=scheduler_id, fence=fence, last_ms=last_ms)
+        return cast(int, found) or None
+
+    async def resign(self, fence: int) -> bool:
+        """Ends the lead, so that another scheduler may take it at once; False if it was lost already."""
+        return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
+
+    async def note_plan(self, fence: int, plan: int, changed: Mapping[str, str], *, anew: bool = False) -> None:
+        """Tells of the leader's last plan: its number, and what it says of models, where that changed (empty: nothing any more;
+        `anew`: of no other model either). LostLeadership if another leads."""
+        parts = [part for note in changed.items() for part in note]
+        if not await scripts.note_plan(self._redis, (_LEADER, _NOTES), fence=fence, plan=str(plan), anew=anew, changed=parts):
+            raise LostLeadership
+
+    async def plan_notes(self, *models: str) -> dict[str, str]:
+        """What the leader's last plans say of these models, or of all if none is named; no entry where they say nothing."""
+        with translated():
+            if not models:
+                return {name.decode(): note.decode() for name, note in cast(_Notes, await self._redis.hgetall(_NOTES)).items()}
+            found = cast(list[bytes | None], await self._redis.hmget(_NOTES, list(models)))
+        return {model: note.decode() for model, note in zip(models, found, strict=True) if note is not None}
+
     async def beat(self, router_id: str) -> list[str]:
         """Tells that this router lives. Answers routers that were not heard of for three times `ttl_ms`, each once in the mesh."""
         silent = await scripts.beat(self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms)
         return [name.decode() for name in silent]
+
+
+def _leader(values: list[bytes | None]) -> LeaderRecord | None:
+    scheduler_id, fence, plan, plan_ms = values
+    if scheduler_id is None:
+        return None
+    return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0))
 
 
 def _claim(lane: LaneKey) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.v1 import models_pb2, worker_pb2
 
@@ -34,6 +34,7 @@ class WorkerModelRecord:
     leaving: bool = False
     held_jobs: int = 0
     resident_seconds: float = 0.0
+    failed_adapters: Mapping[str, worker_pb2.Failure] = field(default_factory=dict)
 
     @staticmethod
     def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
@@ -54,12 +55,14 @@ class WorkerModelRecord:
             model.leaving,
             model.held_jobs,
             model.resident_seconds,
+            dict(model.failed_adapters),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock."""
+    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`: those of its models that are
+    more than on disk, or about to be."""
 
     worker_id: str
     epoch: str
@@ -75,6 +78,11 @@ class WorkerRecord:
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
     plan: int = 0
+    held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Once a heartbeat and not at each look: a worker may name a thousand models on its disk, and hold ten.
+        object.__setattr__(self, "held", tuple(record for record in self.models.values() if record.state in HELD))
 
     @staticmethod
     def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
@@ -96,6 +104,17 @@ class WorkerRecord:
             plan=heartbeat.plan,
         )
 
+    @property
+    def free_bytes(self) -> int:
+        """Of its device, beside weights and what the largest batch of any of its models takes; below 0 if it has too little."""
+        activations = max((record.activation_bytes_per_token for record in self.held), default=0.0)
+        return self.memory_bytes - self.used_bytes - int(activations * self.batch_tokens)
+
+    @property
+    def is_going(self) -> bool:
+        """It takes no more work, or its machine will be taken away."""
+        return self.draining or self.preempted_in_seconds is not None
+
     def state(self, model: str) -> models_pb2.ModelState:
         """How near the model is to being used there; ABSENT if the worker does not name it."""
         record = self.models.get(model)
@@ -103,13 +122,28 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """The scheduler that leads: its fencing number, the number of its last plan (fence × 2³² + a counter), and when it made that
+    (Unix time by Redis' clock)."""
+
+    scheduler_id: str
+    fence: int
+    plan: int
+    plan_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix time by Redis' clock)."""
+    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix time by Redis' clock).
+
+    `leader`: the scheduler that decides where models go; None while none lives.
+    """
 
     workers: Mapping[str, WorkerRecord]
     cards: Mapping[str, models_pb2.ModelCard]
     failures: Mapping[str, Mapping[str, worker_pb2.Failure]]
     now_ms: int
+    leader: LeaderRecord | None = None
 
     def pools(self) -> set[str]:
         """Pools with a live worker that takes work."""

@@ -2,7 +2,7 @@
 
 from libs.queue.connection import UnsuitableRedis, connect
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import LaneKey
+from libs.queue.keys import LaneKey, WorkerBell
 from libs.queue.lanes import Lanes
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "QueuedJob",
     "RenewedBatch",
     "UnsuitableRedis",
+    "WorkerBell",
     "connect",
 ]

@@ -69,7 +69,10 @@ class RenewedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaneGauges:
-    """A lane's counters: of jobs unless tokens are named. From `enqueued` on they only grow, until the lane is idle for a day."""
+    """A lane's counters: of jobs unless tokens are named. From `enqueued` on they only grow, until the lane is idle for a day.
+
+    `enqueued_tokens`: of the jobs in `enqueued`; from its growth come arrivals in tokens a second.
+    """
 
     lane: LaneKey
     queued_jobs: int
@@ -80,3 +83,4 @@ class LaneGauges:
     expired: int
     dead: int
     cancelled: int
+    enqueued_tokens: int = 0

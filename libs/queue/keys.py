@@ -38,6 +38,23 @@ class LaneKey:
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerBell:
+    """A ring for one worker: orders wait for it, so it should send a heartbeat now."""
+
+    worker_id: str
+
+    @property
+    def message(self) -> str:
+        """What is published on BELL; no lane's name begins so. `parse_bell` undoes it."""
+        return f"!{self.worker_id}"
+
+
+def parse_bell(message: str) -> LaneKey | WorkerBell:
+    """What a message on BELL is for. ValueError if it is neither."""
+    return WorkerBell(message[1:]) if message.startswith("!") else LaneKey.parse(message)
+
+
 class Keys:
     """The names of all keys, given the number of slots; a lane's are made once and kept."""
 

@@ -18,7 +18,7 @@ from libs.errors import NoCapacity
 from libs.queue import connection, operations, upkeep
 from libs.queue.connection import translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, Keys, LaneKey
+from libs.queue.keys import BELL, Keys, LaneKey, WorkerBell, parse_bell
 
 CALL_JOBS = 256
 CALL_BYTES = 4 << 20
@@ -28,6 +28,8 @@ LONGEST_WAIT_SECONDS = 2.0
 REPLIES_AT_ONCE = 256
 SWEPT_JOBS = 4_000
 DAY_MS = 86_400_000
+_COUNTERS = ("queued", "leased", "enqueued", "done", "expired", "dead", "cancelled", "enqueued_tokens")
+"""Fields of a lane's `meta`, in the order of LaneGauges."""
 
 
 class Lanes:
@@ -244,8 +246,10 @@ class Lanes:
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
-    async def bells(self) -> AsyncGenerator[LaneKey | None, None]:
-        """Lanes that have work for pulls that wait; None whenever rings may have been missed: at first and after each reconnect.
+    async def bells(self) -> AsyncGenerator[LaneKey | WorkerBell | None, None]:
+        """Lanes that have work for pulls that wait, and workers that have orders waiting.
+
+        None whenever rings may have been missed: at first and after each reconnect.
 
         Ends only by NoCapacity, when Redis stays away; call again.
         """
@@ -262,7 +266,7 @@ class Lanes:
                     elif message["type"] == "subscribe":
                         yield None
                     elif message["type"] == "message":
-                        yield LaneKey.parse(message["data"].decode())
+                        yield parse_bell(message["data"].decode())
                     silent = message is None
 
     async def lane_gauges(self) -> list[LaneGauges]:
@@ -281,7 +285,7 @@ class Lanes:
                     keys = self._keys.of(lane)
                     pipeline.zcard(keys[0])
                     pipeline.zcard(keys[1])
-                    pipeline.hmget(keys[9], "queued", "leased", "enqueued", "done", "expired", "dead", "cancelled")
+                    pipeline.hmget(keys[9], *_COUNTERS)
                 replies = await pipeline.execute()
         return [
             LaneGauges(lane, interactive + bulk, *(int(number or 0) for number in counters))

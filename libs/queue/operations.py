@@ -72,6 +72,7 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     write('HSET', owner, owners)
     count('queued', added_tokens)
     count('enqueued', added)
+    count('enqueued_tokens', added_tokens)
     call('PEXPIRE', meta, DAY)
     call('ZADD', index, clock(now_ms), lane)
     if ring then call('PUBLISH', bell, lane) end

@@ -131,6 +131,7 @@ async def test_a_worker_gets_another_chance(fleet: Fleet, other: Fleet, again: w
 async def test_one_worker_claims_a_lane(fleet: Fleet, other: Fleet, redis: Redis) -> None:
     assert await fleet.claim(LANE, "w", 10_000)
     assert not await other.claim(LANE, "v", 10_000)
+    assert await other.claim(LANE, "w", 10_000)  # it has evicted the model since, and may load it again
     assert not await other.release_claim(LANE, "v")
     assert not await other.renew_claim(LANE, "v", 10_000)
     assert await other.renew_claim(LANE, "w", 100_000)
@@ -167,8 +168,11 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     await fleet.claim(LANE, "w", 10_000)
     await fleet.order("w", "1", worker_pb2.Directive(drain=True))
     await fleet.beat("a")
+    fence = await fleet.lead("s")
+    assert fence is not None
+    await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
     keys = await redis.keys("*")
-    assert len(keys) == 6
+    assert len(keys) == 10
     assert [key for key in keys if await redis.pttl(key) < 0] == []
 
 
@@ -184,6 +188,10 @@ async def test_a_redis_that_is_away_is_no_capacity() -> None:
         lambda: fleet.order("w", "1", worker_pb2.Directive()),
         lambda: fleet.orders("w", "1", 0),
         lambda: fleet.record_failure("m", "w", BROKEN),
+        lambda: fleet.lead("s"),
+        lambda: fleet.resign(1),
+        lambda: fleet.note_plan(1, 1, {}),
+        fleet.plan_notes,
         lambda: fleet.beat("a"),
     ):
         with pytest.raises(NoCapacity):

@@ -9,7 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import Lanes, UnsuitableRedis, connect
+from libs.queue import LaneKey, Lanes, UnsuitableRedis, WorkerBell, connect
+from libs.queue.keys import BELL
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis import RedisServer
 
@@ -116,6 +117,18 @@ async def test_a_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> Non
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     for bells in heard:
         await bells.aclose()
+
+
+async def test_a_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redis: Redis) -> None:
+    workers = [WorkerBell("gpu-1"), WorkerBell("!odd | name")]
+    bells = lanes.bells()
+    await anext(bells)
+    await redis.publish(BELL, workers[0].message)
+    odd = LaneKey("!pool", "!org/model", "!org/adapter")
+    await lanes.enqueue(odd, [[job("a")]], max_tokens=100, ring=True)
+    await redis.publish(BELL, workers[1].message)
+    assert [await anext(bells) for _ in range(3)] == [workers[0], odd, workers[1]]
+    await bells.aclose()
 
 
 async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> None:

@@ -21,7 +21,7 @@ async def test_each_request_enters_whole_or_not_at_all(lanes: Lanes) -> None:
     groups = [[job("a", 40), job("b", 40)], [job("c", 10), job("d", 20)], [job("e", 20)]]
     assert await lanes.enqueue(LANE, groups, max_tokens=100, ring=False) == [True, False, True]
     now = await gauges(lanes)
-    assert (now.queued_jobs, now.queued_tokens, now.enqueued) == (3, 100, 3)
+    assert (now.queued_jobs, now.queued_tokens, now.enqueued, now.enqueued_tokens) == (3, 100, 3, 100)
     assert ids(await lease(lanes)) == ["a", "b", "e"]
 
 
@@ -34,7 +34,7 @@ async def test_a_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_as
     await add(lanes, job("a", 60))
     assert await add(other, job("a", 60), max_tokens=100)
     now = await gauges(lanes)
-    assert (now.queued_tokens, now.enqueued) == (60, 1)
+    assert (now.queued_tokens, now.enqueued, now.enqueued_tokens) == (60, 1, 60)
     pulled = await lease(lanes)
     completed = await lanes.complete(LANE, pulled.batch_id, [("a", b"answer")], release=True)
     assert (completed.accepted, completed.own) == (1, [])
@@ -61,7 +61,8 @@ async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:
     assert (await gauges(lanes)).queued_jobs == 10_000
     # A retry finds the lane full of its own jobs.
     assert await add(lanes, *jobs, max_tokens=30_000)
-    assert (await gauges(lanes)).queued_tokens == 30_000
+    now = await gauges(lanes)
+    assert (now.queued_tokens, now.enqueued_tokens) == (30_000, 30_000)
     own: list[tuple[str, bytes]] = []
     while len(own) < 10_000:
         pulled = await lease(lanes)

@@ -39,7 +39,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.leased: dict[str, dict[str, QueuedJob]] = {}
         self.lives: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
-        self.accepted = self.cancelled = self.expired = self.dead = 0
+        self.accepted = self.cancelled = self.expired = self.dead = self.enqueued_tokens = 0
 
     def run(self, action: Awaitable[T]) -> T:
         return self.loop.run_until_complete(action)
@@ -69,6 +69,7 @@ class LaneMachine(RuleBasedStateMachine):
         if admitted:
             self.alive |= new
             self.lives.update(new.keys())
+            self.enqueued_tokens += tokens * len(new)
             self.owner |= {one.job_id: router for one in group}
 
     @rule(router=ROUTERS, budget_tokens=st.integers(1, 100), budget_jobs=st.integers(1, 8))
@@ -183,6 +184,7 @@ class LaneMachine(RuleBasedStateMachine):
         for now in self.run(self.lanes["a"].lane_gauges()):
             assert (now.done, now.cancelled, now.expired, now.dead) == (self.accepted, self.cancelled, self.expired, self.dead)
             assert now.enqueued == now.done + now.cancelled + now.expired + now.dead + len(self.alive)
+            assert now.enqueued_tokens == self.enqueued_tokens
 
     def teardown(self) -> None:
         try:

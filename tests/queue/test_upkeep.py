@@ -16,7 +16,16 @@ async def test_gauges_count_every_job_once(lanes: Lanes, clock: Clock) -> None:
     pulled = await lease(lanes, 30)
     await lanes.complete(LANE, pulled.batch_id, [("c", b"x"), ("d", b"x")], release=False)
     assert await gauges(lanes) == LaneGauges(
-        LANE, queued_jobs=2, queued_tokens=20, leased_tokens=30, enqueued=8, done=2, expired=2, dead=0, cancelled=1
+        LANE,
+        queued_jobs=2,
+        queued_tokens=20,
+        leased_tokens=30,
+        enqueued=8,
+        done=2,
+        expired=2,
+        dead=0,
+        cancelled=1,
+        enqueued_tokens=80,
     )
 
 

@@ -1,0 +1,73 @@
+"""How well a worker suits a model: what the plan places by, and what routers tell who asks why. Pure.
+
+The rule of placement.md 2.4: the nearer the model is to the worker's device the better, less the share of the worker's time that is
+taken already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from shoal.v1 import models_pb2
+
+from libs.fleet.snapshot import FleetSnapshot, WorkerRecord
+from libs.queue.jobs import LaneGauges
+from libs.queue.keys import LaneKey
+
+AFFINITY: Final[Mapping[models_pb2.ModelState, float]] = MappingProxyType(
+    {
+        models_pb2.MODEL_STATE_RESIDENT: 1.0,
+        models_pb2.MODEL_STATE_LOADING: 0.8,
+        models_pb2.MODEL_STATE_DOWNLOADING: 0.8,
+        models_pb2.MODEL_STATE_WARM: 0.6,
+        models_pb2.MODEL_STATE_COLD: 0.3,
+    }
+)
+"""By the model's state on the worker; 0 for one that is not there."""
+NO_ADAPTER: Final = 0.1
+"""Less so much where the model is resident without the lane's adapter."""
+HORIZON_SECONDS: Final = 10.0
+"""Work for so long makes a worker wholly busy."""
+
+
+def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
+    """How near the model (with its adapter) is to being served there, 0..1."""
+    record = worker.models.get(model)
+    if record is None:
+        return 0.0
+    near = AFFINITY.get(record.state, 0.0)
+    lacks_adapter = bool(adapter) and adapter not in record.adapters
+    return near - NO_ADAPTER if lacks_adapter and record.state == models_pb2.MODEL_STATE_RESIDENT else near
+
+
+def busy_seconds(
+    snapshot: FleetSnapshot, gauges: Iterable[LaneGauges], rates: Mapping[LaneKey, float] = MappingProxyType({})
+) -> dict[str, float]:
+    """For how long each worker has work: what its models' lanes hold, evenly among their copies, and what is expected at `rates`
+    (tokens a second by lane; none: nothing) in a horizon of 10 s. Models of unknown speed count nothing."""
+    copies: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for worker in snapshot.workers.values():
+        for record in worker.held:
+            if record.state == models_pb2.MODEL_STATE_RESIDENT:
+                copies[worker.pool, record.model].append((worker.worker_id, record.tokens_per_second))
+    seconds = dict.fromkeys(snapshot.workers, 0.0)
+    for gauge in gauges:
+        tokens = gauge.queued_tokens + gauge.leased_tokens + rates.get(gauge.lane, 0.0) * HORIZON_SECONDS
+        holders = copies.get((gauge.lane.pool, gauge.lane.model), []) if tokens else []
+        for worker_id, speed in holders:
+            if speed > 0:
+                seconds[worker_id] += tokens / speed / len(holders)
+    return seconds
+
+
+def busy_shares(snapshot: FleetSnapshot, gauges: Iterable[LaneGauges]) -> dict[str, float]:
+    """The share of its next 10 s for which each worker has work, 0..1."""
+    return {worker_id: min(1.0, busy / HORIZON_SECONDS) for worker_id, busy in busy_seconds(snapshot, gauges).items()}
+
+
+def score(worker: WorkerRecord, model: str, busy_share: float, adapter: str = "") -> float:
+    """Affinity less the share of the worker's time that is taken, -1..1; comparable between workers of one pool."""
+    return affinity(worker, model, adapter) - busy_share

@@ -1,0 +1,70 @@
+"""The life of a serving process: settings from the environment, logs, then what it runs until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
+
+import uvloop
+
+from libs.errors import ShoalError
+from libs.telemetry.logs import configure, fields
+
+log = logging.getLogger(__name__)
+
+
+class Settings(Protocol):
+    """What a service is told at its start."""
+
+    @property
+    def log_level(self) -> str: ...
+
+    def describe(self) -> Mapping[str, str | float]:
+        """For the one log line at the start, without secrets."""
+
+
+Told = TypeVar("Told", bound=Settings)
+Running = Callable[[Told], AbstractAsyncContextManager[object]]
+
+
+def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[Told], *refusals: type[Exception]) -> int:
+    """Runs a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
+
+    Exit status: 0 after a drain; 2 for what the operator must change, which `read` or `running` say with a ShoalError or one of
+    `refusals`.
+    """
+    status = 0
+    refused: tuple[type[Exception], ...] = (ShoalError, *refusals)
+    try:
+        settings = read(os.environ)
+        configure(name, settings.log_level)
+        log.info("starting", extra=fields(settings.describe()))
+        uvloop.run(_until_signalled(settings, running))
+    except* refused as group:  # also those that a supervised loop ended with
+        status = 2
+        print(f"shoal {name}: {_first(group)}", file=sys.stderr)
+    return status
+
+
+async def _until_signalled(settings: Told, running: Running[Told]) -> None:
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _end, asked_to_end, loop, number)
+    async with running(settings):
+        await asked_to_end.wait()
+
+
+def _end(asked_to_end: asyncio.Event, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+    loop.remove_signal_handler(number)
+    asked_to_end.set()
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
