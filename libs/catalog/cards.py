@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parent / "models"
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _MODEL = Text(rf"{_PART}/{_PART}(@{_PART})?", "a model id of the form org/name or org/name@revision")
-_POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_' or '-'")
+_POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_' or '-'")  # as pools.NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ CARD = Record(
             Texts(), 'texts put before inputs, by name ("query" and "document" by role); over those of the files, "" takes one away'
         ),
         "default_prompt": Key(Text(), 'name of the prompt for inputs without a role; "" for none'),
-        "pools": Key(List(_POOL), "pools of workers that should run the model, best first; reported, not yet used for routing"),
+        "pools": Key(List(_POOL), "pools of workers that should run the model, best first; later ones take what overflows"),
         "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: as the worker is set"),
         "revision": Key(Text(_PART, "a revision"), "commit, tag or branch to fetch where an id names none"),
         "pinned": Key(Flag(), "whether the model is never evicted once it is loaded, default false"),

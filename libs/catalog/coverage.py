@@ -1,6 +1,6 @@
 """docs/models.md from the shipped cards and from `uncovered.yaml`, which has the models without one and why.
 
-`python -m libs.catalog.coverage` writes the table and the cards' schema; with `--check` it only says whether they are current.
+`python -m libs.catalog.coverage` writes the table and the schemas; with `--check` it only says whether they are current.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ dtype: float32                    # of the encoder; default: as the worker is se
 max_tokens: 256
 revision: main                    # fetched where a request names none
 pinned: true                      # never evicted once loaded
-pools: [l4, cpu]                  # shown by the worker that holds it; requests are not routed by it yet
+pools: [l4-spot, cpu]             # best first; a later one takes what the first would answer too late
 ```
 
 A mistake in a card keeps a worker from starting, with file and line.
@@ -134,10 +134,10 @@ def text() -> str:
 
 def main(arguments: list[str]) -> int:
     """0, or 1 if `--check` finds a file that is not current."""
-    generated: dict[Path, Callable[[], str]] = {FILE: text, schema.FILE: schema.text}
+    generated: dict[Path, Callable[[], str]] = {FILE: text, schema.FILE: schema.text, schema.POOLS_FILE: schema.pools_text}
     if arguments == ["--check"]:
         stale = [path.name for path, make in generated.items() if not path.exists() or path.read_text(encoding="utf-8") != make()]
-        print(f"stale: {', '.join(stale)}: run make models-table" if stale else "models.md and card.schema.json are current")
+        print(f"stale: {', '.join(stale)}: run make models-table" if stale else "models.md and the JSON schemas are current")
         return 1 if stale else 0
     for path, make in generated.items():
         path.write_text(make(), encoding="utf-8")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from libs.catalog.card import Activation, Card, Dtype, Kind, PoolingMode
@@ -67,6 +67,10 @@ class Catalog:
         if general is None or special is None or special is general:
             return special or general
         return special.over(general)
+
+    def cards(self) -> Iterable[Overrides]:
+        """Every card, in no order."""
+        return self._cards.values()
 
     def pinned_id(self, model: str) -> str:
         """`org/name@revision` for a model whose card names the revision and whose id does not; else the id itself."""

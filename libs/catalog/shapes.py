@@ -1,10 +1,12 @@
 """Shapes of YAML values: one definition both reads a value, complaining with file and line, and describes itself as JSON schema.
 
-Beside the way of a request: `cards.py` puts shapes together to the definition of a card, `schema.py` prints them for editors.
+Beside the way of a request: `cards.py` and `pools.py` put shapes together to the definitions of a card and of the mesh's pools,
+`schema.py` prints them for editors.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,25 +20,35 @@ from libs.errors import InvalidInput
 Value = TypeVar("Value", covariant=True)
 Schema = dict[str, object]
 _TAG = "tag:yaml.org,2002:"
-_WORDS = {"str": "a text", "int": "a whole number", "bool": "true or false", "map": "keys with values", "seq": "a list"}
+_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "map": "keys with values",
+    "seq": "a list",
+}
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SIZE = r"(\d+(\.\d+)?) ?(k|[KMGT]i|[MGT])?B?"
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A place in a file: its path, and the keys that lead to the value."""
+    """A place in a file: its path, the keys that lead to the value, and what the whole is called."""
 
     file: str
     keys: str = ""
+    whole: str = "the card"
 
     def key(self, name: str) -> At:
-        return At(self.file, f"{self.keys}.{name}" if self.keys else name)
+        return At(self.file, f"{self.keys}.{name}" if self.keys else name, self.whole)
 
     def entry(self, number: int) -> At:
-        return At(self.file, f"{self.keys}[{number}]")
+        return At(self.file, f"{self.keys}[{number}]", self.whole)
 
     def wrong(self, node: yaml.Node, problem: str) -> InvalidInput:
         """`file:line: key: problem`, with lines from 1; to be raised by the caller."""
-        keys = f"`{self.keys}` " if self.keys else "the card "
+        keys = f"`{self.keys}` " if self.keys else f"{self.whole} "
         return InvalidInput(f"{self.file}:{node.start_mark.line + 1}: {keys}{problem}")
 
 
@@ -100,6 +112,43 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A number, at least `least`, at most `most`."""
+
+    least: float = 0.0
+    most: float = math.inf
+
+    def read(self, node: yaml.Node, at: At) -> float:
+        text = _scalar(node, at, "int", "float")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and self.least <= value <= self.most):
+            words = f"in {self.least:g}..{self.most:g}" if math.isfinite(self.most) else f"of at least {self.least:g}"
+            raise at.wrong(node, f"is {text}, which is not a number {words}")
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": self.least, **({"maximum": self.most} if math.isfinite(self.most) else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes: a whole number, or one with a unit such as `24GB` or `22.5GiB`."""
+
+    def read(self, node: yaml.Node, at: At) -> int:
+        text = _scalar(node, at, "str", "int")
+        found = re.fullmatch(_SIZE, text)
+        if found is None:
+            raise at.wrong(node, f"is {text!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB")
+        return int(float(found[1]) * _UNITS[found[3] or ""])
+
+    def schema(self) -> Schema:
+        return {"anyOf": [Count(0).schema(), {"type": "string", "pattern": f"^{_SIZE}$"}]}
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """True or false."""
 
@@ -159,6 +208,24 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
+class Named(Generic[Value]):
+    """Values by names that match `names`; at least one, in the order of the file."""
+
+    names: Text
+    of: Shape[Value]
+
+    def read(self, node: yaml.Node, at: At) -> dict[str, Value]:
+        found = {self.names.read(name, at): self.of.read(value, at.key(name.value)) for name, value in pairs(node, at)}
+        if not found:
+            raise at.wrong(node, "is empty")
+        return found
+
+    def schema(self) -> Schema:
+        names = {"pattern": f"^{self.names.pattern}$"} if self.names.pattern else {}
+        return {"type": "object", "propertyNames": names, "additionalProperties": self.of.schema(), "minProperties": 1}
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of a Record: what stands there, and what it means."""
 
@@ -211,9 +278,9 @@ def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return list(node.value)
 
 
-def _scalar(node: yaml.Node, at: At, kind: str) -> str:
-    if not isinstance(node, yaml.ScalarNode) or node.tag != f"{_TAG}{kind}":
-        raise _mistyped(node, at, kind)
+def _scalar(node: yaml.Node, at: At, *kinds: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in [f"{_TAG}{kind}" for kind in kinds]:
+        raise _mistyped(node, at, kinds[-1])
     value: str = node.value
     return value
 

@@ -1,0 +1,183 @@
+"""A LoRA adapter's directory as PEFT writes it: adapter_config.json -> what the adapter asks for, or why it is not served.
+
+Read by workers before the adapter's tensors (`services/worker/models/lora.py`). With nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from libs.catalog.files import Config, need_config
+
+FILE: Final = "adapter_config.json"
+"""It makes a directory an adapter."""
+
+WEIGHTS: Final = "adapter_model.safetensors"
+
+ALL_LINEAR: Final = "all-linear"
+
+REFUSED: Final[Mapping[str, str]] = {
+    "use_dora": "DoRA also scales the model's own weights; only plain LoRA is served",
+    "modules_to_save": (
+        "whole layers trained beside the low-rank ones (a new classifier, say) are not served; save the adapter without them, or "
+        "merge it into a model of its own with merge_and_unload"
+    ),
+    "trainable_token_indices": "trained token vectors are not served",
+    "target_parameters": "adapters of bare parameters (the experts of a mixture) are not served, only those of linear layers",
+    "lora_bias": "a bias of the low-rank part is not served",
+    "layer_replication": "layers that are there several times are not served",
+    "alora_invocation_tokens": "an adapter that only some tokens activate (aLoRA) is not served",
+    "use_qalora": "QALoRA is not served",
+    "use_bdlora": "block-diagonal LoRA is not served",
+    "arrow_config": "a choice among several adapters by token (Arrow) is not served",
+    "kasa_config": "KaSA is not served",
+    "monteclora_config": "MonteCLoRA is not served",
+    "velora_config": "VeLoRA is not served",
+}
+"""Keys that change what is computed, and why they are refused where they are set."""
+
+IGNORED: Final = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type", "peft_version", "lora_dropout",
+        # PEFT itself resets it for linear layers, and no model served here has others.
+        "fan_in_fan_out",
+        # Which modules have an adapter is told by the file's tensors.
+        "exclude_modules", "layers_to_transform", "layers_pattern",
+        # Of training and of how a model is spread over devices.
+        "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
+        "runtime_config", "ensure_weight_tying",
+    }
+)  # fmt: skip
+"""Keys that change nothing in what is computed with the tensors of the file."""
+
+READ: Final = frozenset(
+    {
+        "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
+        "init_lora_weights",
+    }
+)  # fmt: skip
+
+_INITIAL: Final = ("gaussian", "eva", "orthogonal")
+"""Ways to begin a training that leave the model's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ) change them."""
+
+_PATTERN: Final = re.compile(r"[\w.^$|():?*+\\-]{1,200}", re.ASCII)
+_REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)[*+]")
+_MOST_REPEATS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What adapter_config.json says. `targets`: the last parts of the names of adapted modules; None: whichever have tensors."""
+
+    base: str
+    rank: int
+    alpha: float
+    rslora: bool
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    targets: tuple[str, ...] | None
+
+    def is_target(self, module: str) -> bool:
+        """Whether the module (its name in the model that was trained) is among `target_modules`."""
+        if self.targets is None:
+            return True
+        return any(module == target or module.endswith(f".{target}") for target in self.targets)
+
+    def rank_of(self, module: str) -> int:
+        return int(_matching(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What B A is multiplied by: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)."""
+        rank = self.rank_of(module)
+        return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+
+
+def read_adapter(directory: Path) -> Adapter:
+    """Raises ModelBroken naming the key of adapter_config.json that cannot be served."""
+    config = need_config(directory, FILE)
+    kind = config.text("peft_type")
+    if kind != "LORA":
+        raise config.broken("peft_type", f"is {kind!r}; only LORA is served" if kind else "is missing; LORA is needed")
+    _refuse(config)
+    return Adapter(
+        base=config.text("base_model_name_or_path"),
+        rank=_rank(config, "r", config.values.get("r")),
+        alpha=_number(config, "lora_alpha", config.values.get("lora_alpha")),
+        rslora=config.flag("use_rslora"),
+        ranks={key: _rank(config, "rank_pattern", value) for key, value in _patterns(config, "rank_pattern").items()},
+        alphas={key: _number(config, "alpha_pattern", value) for key, value in _patterns(config, "alpha_pattern").items()},
+        targets=_targets(config),
+    )
+
+
+def _refuse(config: Config) -> None:
+    for key, reason in REFUSED.items():
+        value = config.values.get(key)
+        if value:
+            raise config.broken(key, f"is {_short(value)}: {reason}")
+    for key, value in config.values.items():
+        if value and key not in REFUSED and key not in IGNORED and key not in READ:
+            raise config.broken(key, f"is {_short(value)}, which is not known here and could change what is computed")
+    bias = config.text("bias", "none")
+    if bias != "none":
+        raise config.broken("bias", f"is {bias!r}: trained biases are not served, only `none` is")
+    initial = config.values.get("init_lora_weights", True)
+    if not (isinstance(initial, bool) or initial is None or initial in _INITIAL):
+        raise config.broken(
+            "init_lora_weights",
+            f"is {_short(initial)}: such adapters belong to changed weights of the model. PEFT's save_pretrained converts them, "
+            "with path_initial_model_for_weight_conversion",
+        )
+
+
+def _targets(config: Config) -> tuple[str, ...] | None:
+    """A single string is `all-linear` or a pattern. It is not tried: the file's tensors tell what it matched."""
+    value = config.values.get("target_modules")
+    if value is None or isinstance(value, str):
+        return None
+    return config.texts("target_modules")
+
+
+def _patterns(config: Config, key: str) -> Mapping[str, object]:
+    """Patterns of module names. They are others' regular expressions, so none may take long on a name."""
+    patterns = config.part(key).values
+    for pattern in patterns:
+        repeats = pattern.count("*") + pattern.count("+")
+        if not _PATTERN.fullmatch(pattern) or _REPEATED_GROUP.search(pattern) or repeats > _MOST_REPEATS:
+            raise config.broken(key, f"has {_short(pattern)}, which is not served: name the modules, with a few `.*` at most")
+        try:
+            re.compile(_anchored(pattern))
+        except re.error as error:
+            raise config.broken(key, f"has {_short(pattern)}, which is no regular expression: {error}") from error
+    return patterns
+
+
+def _matching(values: Mapping[str, float], module: str, default: float) -> float:
+    """That of the first pattern which the end of the module's name matches (PEFT: get_pattern_key)."""
+    return next((value for pattern, value in values.items() if re.match(_anchored(pattern), module)), default)
+
+
+def _anchored(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
+
+
+def _rank(config: Config, key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise config.broken(key, f"must be a whole number of at least 1, not {_short(value)}")
+    return value
+
+
+def _number(config: Config, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise config.broken(key, f"must be a number, not {_short(value)}")
+    return float(value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
