@@ -1,6 +1,7 @@
-"""May a request enter, where to, at what price, and in how many jobs? Pure: counts, snapshots and the clock are arguments.
+"""May a request enter, at what price, and in how many jobs? Pure: counts, snapshots and the clock are arguments.
 
-Second stop of a request in the router, after `validation.py`; what it decides, `codec.py` makes jobs of and `dispatch.py` enqueues.
+Second stop of a request in the router, after `routes.py` and `validation.py`; what it decides, `codec.py` makes jobs of and
+`dispatch.py` enqueues.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from hashlib import blake2b
 from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import models_pb2
+from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import QueueFull, from_reason
-from libs.fleet import FleetSnapshot
+from libs.errors import NoCapacity, QueueFull, from_reason
+from libs.fleet import FleetSnapshot, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Priority
 from services.router.validation import Sizes
 
@@ -48,24 +49,31 @@ class Load:
     active_weight: float
 
 
-def choose_lane(model: str, snapshot: FleetSnapshot, default_pool: str) -> LaneKey:
-    """The pool where most workers hold the model; else the default pool, unless only others have workers."""
-    holders = [worker.pool for worker in snapshot.resident_on(model)]
-    if holders:
-        return LaneKey(max(sorted(set(holders)), key=holders.count), model)
-    pools = snapshot.pools()
-    if default_pool in pools or not pools:
-        return LaneKey(default_pool, model)
-    return LaneKey(min(pools), model)
-
-
 def priority_name(priority: pb.Priority) -> Priority:
     return "bulk" if priority == pb.PRIORITY_BULK else "interactive"
 
 
+def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
+    """Why the pool cannot serve the lane's model or adapter, or None while it may.
+
+    Of an adapter the first worker with the model that could not load it decides, unless it could only not be reached.
+    """
+    if snapshot.failures.get(lane.model):
+        failure = snapshot.verdict(lane.model, lane.pool)
+        if failure is not None:
+            return failure
+    if not lane.adapter:
+        return None
+    records = [worker.models[lane.model] for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
+    if any(lane.adapter in record.adapters for record in records):
+        return None
+    failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
+    return next((failure for failure in failures if failure.reason != NoCapacity.reason), None)
+
+
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
-    """Raises ModelNotFound or ModelBroken while the pool's verdict on the model stands."""
-    failure = snapshot.verdict(lane.model, lane.pool)
+    """Raises ModelNotFound or ModelBroken, as a rule, while it is known that the pool cannot serve the lane (`why_broken`)."""
+    failure = why_broken(lane, snapshot)
     if failure is not None:
         raise from_reason(failure.reason, failure.message, field=failure.field, retry_after=failure.retry_after_seconds)
 
@@ -82,7 +90,7 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
     """Tokens to aim at for one job: small enough that all workers with the model get some, not so small that it costs."""
-    workers = [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool and not worker.draining]
+    workers = [worker for worker in _holders(lane, snapshot) if not worker.draining]
     largest = min((worker.batch_tokens for worker in workers if worker.batch_tokens), default=DEFAULT_JOB_TOKENS)
     spread = -(-total // (max(1, len(workers)) * JOBS_PER_WORKER))
     fewest = -(-2 * total // MAX_JOBS)
@@ -125,9 +133,15 @@ def refuse_late(remaining_seconds: float, rate: float, gauges: LaneGauges, load:
 
 def lane_rate(lane: LaneKey, snapshot: FleetSnapshot) -> float:
     """Measured tokens/s of the lane's model on all workers of the pool that hold it; 0 as long as one of them has none."""
-    workers = [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
-    rates = [worker.models[lane.model].tokens_per_second for worker in workers]
+    rates = [worker.models[lane.model].tokens_per_second for worker in _holders(lane, snapshot)]
     return sum(rates) if all(rate > 0 for rate in rates) else 0.0
+
+
+def _holders(lane: LaneKey, snapshot: FleetSnapshot) -> list[WorkerRecord]:
+    """Workers of the pool with the model resident; only those with the lane's adapter, once one has it."""
+    holders = [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
+    able = [worker for worker in holders if lane.adapter in worker.models[lane.model].adapters] if lane.adapter else holders
+    return able or holders
 
 
 def request_digest(tenant: str, request_id: str, method: str, body: bytes) -> str:
@@ -152,6 +166,9 @@ def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
         return f"the deadline passed, and there was no worker in pool {lane.pool} to serve {lane.model}"
     states = {worker.state(lane.model) for worker in workers}
     if models_pb2.MODEL_STATE_RESIDENT in states:
+        loaded = {name for worker in workers if lane.model in worker.models for name in worker.models[lane.model].adapters}
+        if lane.adapter and lane.adapter not in loaded:
+            return f"the deadline passed before a worker of pool {lane.pool} had loaded {lane.adapter} into {lane.model}"
         return f"the deadline passed before {lane.model} answered"
     if models_pb2.MODEL_STATE_LOADING in states:
         return f"the deadline passed while {lane.model} was being loaded"

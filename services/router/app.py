@@ -21,6 +21,7 @@ from services.router.dispatch import Dispatcher
 from services.router.mesh import MeshService
 from services.router.models import ModelService
 from services.router.pull import WorkerService
+from services.router.routes import Routes
 from services.router.service import InferenceService
 from services.router.settings import Settings
 from services.router.upkeep import RECONNECT_SECONDS, Upkeep
@@ -119,18 +120,17 @@ async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]
 def _services(
     settings: Settings, lanes: Lanes, fleet: Fleet, view: View, dispatcher: Dispatcher, workers: WorkerService
 ) -> list[Service]:
+    routes = Routes(settings.pools, settings.catalog, settings.default_pool)
     inference = InferenceService(
         lanes,
         view,
         dispatcher,
-        default_pool=settings.default_pool,
+        routes=routes,
         tenant_weights=settings.tenant_weights,
         default_deadline_seconds=settings.default_deadline_seconds,
     )
-    models = ModelService(
-        fleet, view, default_pool=settings.default_pool, default_deadline_seconds=settings.default_deadline_seconds
-    )
-    mesh = MeshService(lanes, view, router_id=settings.router_id, default_pool=settings.default_pool)
+    models = ModelService(fleet, view, routes=routes, default_deadline_seconds=settings.default_deadline_seconds)
+    mesh = MeshService(lanes, fleet, view, routes=routes, router_id=settings.router_id)
     return [
         Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)),

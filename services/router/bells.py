@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from shoal.v1 import models_pb2
 
-from libs.fleet import Fleet, may_claim
+from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
 from services.router.background import Background
+from services.router.offers import UNSERVED_SECONDS, is_led, is_served, may_offer
 from services.router.view import View
 from services.router.waiters import Waiter, Waiters
 
 CLAIM_MS: Final = 10_000
 """Covers the time until the worker's heartbeat says LOADING; after that its heartbeat keeps others away."""
+ADAPTER_CLAIM_MS: Final = 3_000
+"""Covers loading an adapter, which no heartbeat shows before it is done."""
+YOUNG_SECONDS: Final = 2.0
+"""Lanes that rang so lately may be too young for the gauges."""
+LANES_AT_ONCE: Final = 64
+"""That a pull is offered when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
 
 
@@ -27,8 +37,10 @@ class Bells:
         self._fleet = fleet
         self._view = view
         self._background = background
-        # The state: lanes with work that no waiting pull could be found for; when a lane's next lease may run out, by Redis' clock.
-        self._unplaced: dict[LaneKey, None] = {}
+        # The state: lanes with work that no waiting pull could be found for, and since when (the loop's clock); those of them whose
+        # offer waits; when a lane's next lease may run out, by Redis' clock.
+        self._unplaced: dict[LaneKey, float] = {}
+        self._later: set[LaneKey] = set()
         self._next_expiry: dict[LaneKey, int] = {}
 
     def needs_others(self, lane: LaneKey, jobs: int) -> bool:
@@ -39,20 +51,31 @@ class Bells:
         """The lane has new jobs. `early`: the pull that was woken for them while they were on their way."""
         if self.waiters.ring(lane, jobs, early):
             return
-        self._unplaced[lane] = None
-        if self.waiters.loaders(lane.pool):
-            self._background.spawn(self._offer(lane))
+        self._unplaced.setdefault(lane, asyncio.get_running_loop().time())
+        if self.waiters.loaders(lane.pool) or self._with_model(lane):
+            self._offer_in_time(lane)
 
     def ring_all(self) -> None:
         """Rings may have been missed."""
         self.waiters.ring_all()
         self._next_expiry.clear()
 
-    def arrived(self, waiter: Waiter) -> None:
-        """A pull begins to wait; it may be the one that an unplaced lane needs."""
-        if waiter.can_load:
-            for lane in [lane for lane in self._unplaced if lane.pool == waiter.pool]:
-                self._background.spawn(self._offer(lane))
+    def waits(self, waiter: Waiter) -> None:
+        """A pull has nothing to look at any more; it may be the one that an unplaced lane needs."""
+        models = {lane.model for lane in waiter.lanes}
+        able = (
+            lane
+            for lane in self._unplaced
+            if lane.pool == waiter.pool and (waiter.can_load or (lane.adapter and lane.model in models))
+        )
+        ripe = []
+        for lane in list(islice(able, LANES_AT_ONCE)):
+            if self._patience(lane):
+                self._offer_in_time(lane)
+            else:
+                ripe.append(lane)
+        if ripe:
+            self._background.spawn(self._offer_each(ripe, waiter))
 
     def found_empty(self, lane: LaneKey, rings: int, next_expiry_ms: int | None = None) -> None:
         """A look into the lane left nothing there, and may have told when its next lease runs out."""
@@ -73,23 +96,64 @@ class Bells:
                 self.ring(lane)
             elif gauge.leased_tokens and now_ms >= self._next_expiry.get(lane, 0):
                 self.waiters.ring(lane)
-        self._unplaced = {lane: None for lane in self._unplaced if lane in waiting}
+        young = asyncio.get_running_loop().time() - YOUNG_SECONDS
+        self._unplaced = {lane: since for lane, since in self._unplaced.items() if lane in waiting or since > young}
         self._next_expiry = {lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen}
         self.waiters.forget_lanes(seen)
 
+    def _patience(self, lane: LaneKey) -> float:
+        """Seconds for which the lane is left to the scheduler: none without one that leads, and for ever while a copy of the model
+        is there, but for adapters."""
+        snapshot = self._view.snapshot
+        if not is_led(snapshot):
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        if is_served(lane, snapshot):
+            self._unplaced[lane] = now  # it is unserved from when its last copy goes
+            return 0.0 if lane.adapter else math.inf
+        return max(0.0, self._unplaced[lane] + UNSERVED_SECONDS - now)
+
+    def _offer_in_time(self, lane: LaneKey) -> None:
+        """Of an unplaced lane."""
+        patience = self._patience(lane)
+        if not patience:
+            self._background.spawn(self._offer(lane))
+        elif lane not in self._later and math.isfinite(patience):
+            self._later.add(lane)
+            asyncio.get_running_loop().call_later(patience, self._now, lane)
+
+    def _now(self, lane: LaneKey) -> None:
+        self._later.discard(lane)
+        if lane in self._unplaced and not self.waiters.is_closed:
+            self._offer_in_time(lane)
+
     async def _offer(self, lane: LaneKey) -> None:
-        """Lets the nearest waiting worker that may load the lane's model claim it."""
+        """Lets the nearest waiting worker that may load what the lane needs claim it."""
         gauges = self._view.gauges_of(lane)
         if not gauges.queued_tokens:  # its work is younger than the gauges
             gauges = replace(gauges, queued_jobs=1, queued_tokens=1)
-        for waiter in self._nearest(lane):
-            if waiter.is_free and may_claim(gauges, self._view.snapshot, waiter.worker_id):
-                if await self._claim(lane, waiter):
+        for waiter in (*self._with_model(lane), *self._nearest(lane)):
+            has_model = self.waiters.wants(waiter, _model_lane(lane))
+            if waiter.is_free and may_offer(
+                gauges, self._view.snapshot, waiter.worker_id, has_model=has_model, can_load=waiter.can_load
+            ):
+                if await self._claim(lane, waiter, only_adapter=bool(lane.adapter) and has_model):
                     self._unplaced.pop(lane, None)
                 return
 
+    async def _offer_each(self, lanes: Sequence[LaneKey], waiter: Waiter) -> None:
+        """In turn, until the pull that they are meant for has enough to do."""
+        for lane in lanes:
+            if not waiter.is_free:
+                return
+            await self._offer(lane)
+
+    def _with_model(self, lane: LaneKey) -> list[Waiter]:
+        """Free pulls of workers that hold the model of a lane with an adapter, and so lack only that."""
+        return self.waiters.holders(_model_lane(lane)) if lane.adapter else []
+
     def abandon(self, lane: LaneKey, worker_id: str) -> None:
-        """The worker will not load the lane's model after all; another one may."""
+        """The worker will not load what the lane needs after all; another one may."""
         self._background.spawn(self._release(lane, worker_id))
 
     def _nearest(self, lane: LaneKey) -> list[Waiter]:
@@ -100,21 +164,29 @@ class Bells:
         loaders = [waiter for waiter in self.waiters.loaders(lane.pool) if near.get(waiter.worker_id, 0) or not is_on_disk]
         return sorted(loaders, key=lambda waiter: -near.get(waiter.worker_id, 0))
 
-    async def _claim(self, lane: LaneKey, waiter: Waiter) -> bool:
+    async def _claim(self, lane: LaneKey, waiter: Waiter, *, only_adapter: bool) -> bool:
+        claim = lane if only_adapter else _model_lane(lane)
         waiter.is_reserved = True
         try:
-            claimed = await self._fleet.claim(lane, waiter.worker_id, CLAIM_MS)
+            claimed = await self._fleet.claim(claim, waiter.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS)
         finally:
             waiter.is_reserved = False
             waiter.event.set()  # bells that rang meanwhile passed it by
         if claimed and not self.waiters.is_waiting(waiter):
-            await self._fleet.release_claim(lane, waiter.worker_id)
+            await self._fleet.release_claim(claim, waiter.worker_id)
             return False
         if claimed:
             waiter.load_lane = lane
         return claimed
 
     async def _release(self, lane: LaneKey, worker_id: str) -> None:
-        await self._fleet.release_claim(lane, worker_id)
+        for claim in {lane, _model_lane(lane)}:
+            await self._fleet.release_claim(claim, worker_id)
         if self._view.gauges_of(lane).queued_jobs or lane in self._unplaced:
-            await self._offer(lane)
+            self._unplaced.setdefault(lane, asyncio.get_running_loop().time())
+            self._offer_in_time(lane)
+
+
+def _model_lane(lane: LaneKey) -> LaneKey:
+    """Of the same model without adapter: who pulls for it holds the model."""
+    return LaneKey(lane.pool, lane.model) if lane.adapter else lane

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Final
 
 import grpc
 from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
-from libs.errors import InvalidInput
-from libs.fleet import FleetSnapshot, WorkerRecord, may_claim
-from libs.queue import LaneGauges, Lanes
-from services.router.admission import choose_lane
+from libs.errors import InvalidInput, NoCapacity
+from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
+from libs.fleet.affinity import busy_shares, score
+from libs.queue import LaneGauges, LaneKey, Lanes
+from services.router.offers import is_led
+from services.router.routes import Routes, Wanted, choose_lane
 from services.router.view import View, known_models
+
+EXPLAINED_SECONDS: Final = 60.0
+"""Placement is explained for a request that may take so long."""
 
 
 class MeshService(mesh_pb2_grpc.MeshServiceServicer):
-    """Reads what this router knows; costs Redis nothing."""
+    """Reads what this router knows; only the plan's notes are asked from Redis."""
 
-    def __init__(self, lanes: Lanes, view: View, *, router_id: str, default_pool: str) -> None:
+    def __init__(self, lanes: Lanes, fleet: Fleet, view: View, *, routes: Routes, router_id: str) -> None:
         self._lanes = lanes
+        self._fleet = fleet
         self._view = view
+        self._routes = routes
         self._router_id = router_id
-        self._default_pool = default_pool
 
     async def GetMesh(
         self, request: pb.GetMeshRequest, context: grpc.aio.ServicerContext[pb.GetMeshRequest, pb.GetMeshResponse]
@@ -48,11 +56,44 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
     ) -> pb.ExplainPlacementResponse:
         if not request.model:
             raise InvalidInput("model is required", field="model")
-        snapshot = self._view.snapshot
-        lane = choose_lane(request.model, snapshot, self._default_pool)
-        gauges = self._view.gauges_of(lane)
-        reasons = [_explain(worker, gauges, snapshot) for _, worker in sorted(snapshot.workers.items())]
-        return pb.ExplainPlacementResponse(workers=reasons, summary=_summary(gauges, snapshot))
+        snapshot, gauges = self._view.snapshot, self._view.gauges
+        chosen = choose_lane(Wanted(request.model), self._routes, snapshot, self._view.backlog, EXPLAINED_SECONDS)
+        pools = self._routes.of_model(request.model, snapshot) or (chosen.pool,)
+        busy = busy_shares(snapshot, gauges.values())
+        reasons = []
+        for worker_id, worker in sorted(snapshot.workers.items()):
+            eligible, reason = _explain(worker, pools, self._gauges_of_model(worker.pool, request.model), snapshot)
+            value = score(worker, request.model, busy[worker_id])
+            reasons.append(
+                pb.PlacementReason(worker_id=worker_id, eligible=eligible, reason=reason, score=round(value, 3), pool=worker.pool)
+            )
+        return pb.ExplainPlacementResponse(
+            workers=reasons,
+            summary=_summary(self._gauges_of_model(chosen.pool, request.model), pools, snapshot),
+            scheduler=self._scheduler(),
+            plan=await self._plan_note(request.model),
+        )
+
+    async def _plan_note(self, model: str) -> str:
+        if self._view.snapshot.leader is None:
+            return ""
+        try:
+            return (await self._fleet.plan_notes(model)).get(model, "")
+        except NoCapacity:
+            return ""  # the rest is worth telling without Redis
+
+    def _gauges_of_model(self, pool: str, model: str) -> LaneGauges:
+        """Of the model's lane there, with the tokens of its adapters' lanes."""
+        key, own = (pool, model), self._view.gauges_of(LaneKey(pool, model))
+        queued = self._view.queued.get(key, 0)
+        return replace(own, queued_tokens=queued, leased_tokens=self._view.backlog.get(key, 0) - queued)
+
+    def _scheduler(self) -> pb.SchedulerStatus:
+        leader = self._view.snapshot.leader
+        if leader is None:
+            return pb.SchedulerStatus()
+        age = max(0, self._lanes.clock_ms() - leader.plan_ms) / 1000
+        return pb.SchedulerStatus(scheduler_id=leader.scheduler_id, plan=leader.plan, age_seconds=age)
 
     def _mesh(self) -> pb.Mesh:
         snapshot, gauges, now_ms = self._view.snapshot, self._view.gauges, self._lanes.clock_ms()
@@ -61,6 +102,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             models=known_models(snapshot, gauges),
             lanes=[_lane(gauge) for _, gauge in sorted(gauges.items(), key=lambda entry: entry[0].name)],
             router_id=self._router_id,
+            scheduler=self._scheduler(),
         )
 
 
@@ -75,6 +117,9 @@ def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
         resident=sorted(resident),
         draining=worker.draining,
         heartbeat_age_seconds=max(0, now_ms - worker.heartbeat_ms) / 1000,
+        host_memory_bytes=worker.host_memory_bytes,
+        host_used_bytes=worker.host_used_bytes,
+        preempted_in_seconds=worker.preempted_in_seconds,
     )
 
 
@@ -91,43 +136,64 @@ def _lane(gauges: LaneGauges) -> pb.LaneStatus:
         expired_jobs=gauges.expired,
         dead_jobs=gauges.dead,
         cancelled_jobs=gauges.cancelled,
+        enqueued_tokens=gauges.enqueued_tokens,
     )
 
 
-def _explain(worker: WorkerRecord, gauges: LaneGauges, snapshot: FleetSnapshot) -> pb.PlacementReason:
+def _explain(worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, snapshot: FleetSnapshot) -> tuple[bool, str]:
+    """Whether the worker may hold the model, and why."""
     model = gauges.lane.model
-    eligible, reason = True, "it may claim the model when there is work that its present copies cannot do sooner"
     failure = snapshot.failures.get(model, {}).get(worker.worker_id)
+    record = worker.models.get(model)
     state = worker.state(model)
-    if worker.pool != gauges.lane.pool:
-        eligible, reason = False, f"it is in pool {worker.pool}; the model is queued for pool {gauges.lane.pool}"
-    elif state == models_pb2.MODEL_STATE_RESIDENT:
-        record = worker.models[model]
-        reason = f"it holds the model: {record.bytes:,} bytes, {record.tokens_per_second:,.0f} tokens/s"
-    elif state == models_pb2.MODEL_STATE_LOADING:
-        reason = "it is loading the model"
-    elif state == models_pb2.MODEL_STATE_DOWNLOADING:
-        record = worker.models[model]
-        reason = f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes"
-    elif worker.draining:
-        eligible, reason = False, "it is draining"
-    elif failure is not None:
-        eligible, reason = False, f"it failed to load the model: {failure.message}"
-    elif may_claim(gauges, snapshot, worker.worker_id):
-        reason = f"it may claim the model now: {gauges.queued_tokens:,} tokens wait"
-    return pb.PlacementReason(worker_id=worker.worker_id, eligible=eligible, reason=reason)
+    if worker.pool not in pools:
+        return False, f"it is in pool {worker.pool}; the model is for pool {', then '.join(pools)}"
+    if record is not None and state == models_pb2.MODEL_STATE_RESIDENT:
+        return not record.leaving, _resident(record)
+    if state == models_pb2.MODEL_STATE_LOADING:
+        return True, "it is loading the model"
+    if record is not None and state == models_pb2.MODEL_STATE_DOWNLOADING:
+        return True, f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes"
+    if worker.preempted_in_seconds is not None:
+        return False, f"its machine is taken away in {worker.preempted_in_seconds:.0f} s"
+    if worker.draining:
+        return False, "it is draining"
+    if failure is not None:
+        return False, f"it failed to load the model: {failure.message}"
+    where = " from host memory" if state == models_pb2.MODEL_STATE_WARM else ""
+    if may_claim(gauges, snapshot, worker.worker_id) and not is_led(snapshot):
+        return True, f"it may claim the model now{where}: {gauges.queued_tokens:,} tokens wait"
+    who = "the scheduler may have it load the model" if is_led(snapshot) else "it may claim the model"
+    return True, f"{who}{where} when there is work that its present copies cannot do sooner"
 
 
-def _summary(gauges: LaneGauges, snapshot: FleetSnapshot) -> str:
+def _resident(record: WorkerModelRecord) -> str:
+    words = [f"it holds the model: {record.bytes:,} bytes, {record.tokens_per_second:,.0f} tokens/s"]
+    if record.adapters:
+        words.append(f"adapters {', '.join(record.adapters)}")
+    if record.pinned:
+        words.append("pinned")
+    if record.leaving:
+        words.append("unloaded once its jobs are done")
+    return "; ".join(words)
+
+
+def _summary(gauges: LaneGauges, pools: Sequence[str], snapshot: FleetSnapshot) -> str:
     lane = gauges.lane
     verdict = snapshot.verdict(lane.model, lane.pool)
     holders = len([worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool])
+    order = "" if len(pools) < 2 else f" Its pools are {', then '.join(pools)}; requests go to {lane.pool} now."
     if verdict is not None:
-        return f"No worker of pool {lane.pool} can serve {lane.model}: {verdict.message}"
+        return f"No worker of pool {lane.pool} can serve {lane.model}: {verdict.message}{order}"
     if not snapshot.in_pool(lane.pool):
-        return f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one comes or their deadline passes."
+        return f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one comes or their deadline passes.{order}"
     if holders:
-        return f"{holders} of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,} tokens wait."
+        return f"{holders} of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,} tokens wait.{order}"
+    loads = (
+        "the scheduler has an eligible worker load it"
+        if is_led(snapshot)
+        else "the next eligible worker that asks for work loads it"
+    )
     if gauges.queued_tokens:
-        return f"{gauges.queued_tokens:,} tokens wait for {lane.model}: the next eligible worker that asks for work loads it."
-    return f"Nothing waits for {lane.model}; its first request makes an eligible worker load it."
+        return f"{gauges.queued_tokens:,} tokens wait for {lane.model}: {loads}.{order}"
+    return f"Nothing waits for {lane.model}; on its first request {loads}.{order}"

@@ -14,6 +14,7 @@ from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.telemetry.logs import fields
 from services.router.codec import from_failure
+from services.router.routes import Routes, refuse_pool
 from services.router.view import View, describe, is_known, known_models
 
 log = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ log = logging.getLogger(__name__)
 class ModelService(models_pb2_grpc.ModelServiceServicer):
     """Shows and steers models. Orders reach a worker with its next heartbeat."""
 
-    def __init__(self, fleet: Fleet, view: View, *, default_pool: str, default_deadline_seconds: float) -> None:
+    def __init__(self, fleet: Fleet, view: View, *, routes: Routes, default_deadline_seconds: float) -> None:
         self._fleet = fleet
         self._view = view
-        self._default_pool = default_pool
+        self._routes = routes
         self._default_deadline_seconds = default_deadline_seconds
 
     async def ListModels(
@@ -43,7 +44,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
     ) -> pb.LoadModelResponse:
         _require(request.model)
-        pool = request.pool or self._default_pool
+        snapshot = self._view.snapshot
+        refuse_pool(request.pool, self._routes, snapshot)
+        pool = request.pool or next(iter(self._routes.of_model(request.model, snapshot)), self._routes.default)
         seconds = context.time_remaining()
         try:
             async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
@@ -93,7 +96,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         """The worker to load one more copy: the one with most room. None if all of them hold the model, or will soon."""
         failed = self._view.snapshot.failures.get(model, {})
         held = (*COMING, pb.MODEL_STATE_RESIDENT)
-        free = [worker for worker in workers if worker.state(model) not in held]
+        free = [worker for worker in workers if worker.state(model) not in held and worker.preempted_in_seconds is None]
         return max(
             free,
             key=lambda worker: (worker.worker_id not in failed, worker.memory_bytes - worker.used_bytes, worker.worker_id),

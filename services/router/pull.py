@@ -9,17 +9,19 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import grpc
 from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.errors import InvalidInput
-from libs.fleet import Fleet
-from libs.queue import Idle, LaneKey, Lanes, Pulled
+from libs.fleet import COMING, Fleet, FleetSnapshot
+from libs.fleet.snapshot import HELD
+from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.telemetry.logs import fields
 from services.router import codec
+from services.router.admission import why_broken
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_WAIT_SECONDS: Final = 10.0
 MOST_JOBS: Final = 256
+SEEN_MS: Final = 2_500
+"""By then every router has looked at the registry twice: what a heartbeat says keeps others away, and the claim may end. It must
+not last longer, or a model that is evicted soon could not be loaded elsewhere."""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -54,7 +59,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load)
         end = asyncio.get_running_loop().time() + min(request.wait_seconds, LONGEST_WAIT_SECONDS)
         self._waiters.add(waiter)
-        self._bells.arrived(waiter)
         claimed = None
         try:
             response = await self._answer(waiter, request, end)
@@ -85,15 +89,25 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         _require(request.worker_id, "worker_id")
         _require(request.pool, "pool")
         cancelled = await self._renew(request.batches)
-        before = self._view.snapshot.failures
+        self._waiters.beaten(request.worker_id)
+        before = self._view.snapshot
         await self._fleet.report(request)
         self._view.notify()
-        for model in request.models:
-            failed = model.state == models_pb2.MODEL_STATE_FAILED
-            if failed and request.worker_id not in before.get(model.model, {}):
-                await self._load_failed(LaneKey(request.pool, model.model), request.worker_id)
+        for lane in _newly_coming(request, before):
+            await self._fleet.renew_claim(lane, request.worker_id, SEEN_MS)
+        for lane in _newly_failed(request, before, self._view.gauges):
+            await self._load_failed(lane, request.worker_id)
         directives = await self._fleet.orders(request.worker_id, request.epoch, request.directive_seq)
-        return worker_pb2.HeartbeatResponse(directives=directives, cancelled=cancelled)
+        queued = self._view.queued
+        return worker_pb2.HeartbeatResponse(
+            directives=directives,
+            cancelled=cancelled,
+            queued_tokens={
+                model.model: tokens
+                for model in request.models
+                if model.state in HELD and (tokens := queued.get((request.pool, model.model), 0))
+            },
+        )
 
     async def fail_lanes_of_broken_models(self) -> None:
         """Answers work that no worker of its pool can do, however it came into the lane."""
@@ -102,8 +116,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 await self._fail_if_broken(lane)
 
     async def _answer(self, waiter: Waiter, request: worker_pb2.PullRequest, end: float) -> worker_pb2.PullResponse:
+        has_looked = True
         while True:
             while (lane := self._waiters.next_lane(waiter)) is not None:
+                has_looked = True
                 pulled = await self._look(waiter, lane, request)
                 if pulled is not None:
                     return worker_pb2.PullResponse(
@@ -111,10 +127,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                         batch_id=pulled.batch_id,
                         jobs=[job.payload for job in pulled.jobs],
                         lease_ms=self._lanes.lease_ms,
+                        beat=waiter.must_beat,
                     )
-            if waiter.load_lane is not None:
-                log.info("model claimed", extra=fields({"model": waiter.load_lane.model, "worker": waiter.worker_id}))
-                return worker_pb2.PullResponse(load_model=waiter.load_lane.model)
+            if (claimed := waiter.load_lane) is not None:
+                log.info("lane claimed", extra=fields({"lane": claimed.name, "worker": waiter.worker_id}))
+                return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
+            if waiter.must_beat:
+                return worker_pb2.PullResponse(beat=True)
+            if has_looked:  # while it did, lanes that need a worker passed it by
+                self._bells.waits(waiter)
+                has_looked = False
             waiter.event.clear()
             if self._waiters.is_closed or not await _happens(waiter.event, end):
                 return worker_pb2.PullResponse()
@@ -164,12 +186,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return cancelled
 
     async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:
-        log.warning("model failed to load", extra=fields({"model": lane.model, "worker": worker_id}))
+        log.warning("failed to load", extra=fields({"lane": lane.name, "worker": worker_id}))
         if not await self._fail_if_broken(lane):
             self._bells.abandon(lane, worker_id)
 
     async def _fail_if_broken(self, lane: LaneKey) -> bool:
-        failure = self._view.snapshot.verdict(lane.model, lane.pool)
+        failure = why_broken(lane, self._view.snapshot)
         if failure is None:
             return False
         failed = await self._lanes.fail_all(lane, codec.failed(codec.from_failure(failure)))
@@ -186,6 +208,33 @@ async def _happens(event: asyncio.Event, end: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
+    """Lanes of the models that the worker is loading, or has loaded, and was not known to."""
+    known = before.workers.get(heartbeat.worker_id)
+    here = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+    coming = [model.model for model in heartbeat.models if model.state in here]
+    return [LaneKey(heartbeat.pool, model) for model in coming if known is None or known.state(model) not in here]
+
+
+def _newly_failed(
+    heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
+) -> list[LaneKey]:
+    """Lanes of the models and adapters that the worker could not load and was not known to fail."""
+    known = before.workers.get(heartbeat.worker_id)
+    lanes: list[LaneKey] = []
+    for model in heartbeat.models:
+        record = known.models.get(model.model) if known is not None else None
+        if model.state == models_pb2.MODEL_STATE_FAILED and heartbeat.worker_id not in before.failures.get(model.model, {}):
+            lanes.append(LaneKey(heartbeat.pool, model.model))
+            lanes += [lane for lane in gauges if lane.adapter and (lane.pool, lane.model) == (heartbeat.pool, model.model)]
+        lanes += [
+            LaneKey(heartbeat.pool, model.model, adapter)
+            for adapter in model.failed_adapters
+            if record is None or adapter not in record.failed_adapters
+        ]
+    return lanes
 
 
 def _check_pull(request: worker_pb2.PullRequest) -> None:

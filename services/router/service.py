@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2
 
+from libs.errors import ModelBroken, ModelNotFound
 from libs.fleet import FleetSnapshot
 from libs.queue import LaneGauges, LaneKey, Lanes, Priority, QueuedJob
 from libs.serving import Call, Deadline, current_call
@@ -20,6 +21,7 @@ from services.router import admission, codec, validation
 from services.router.admission import Load
 from services.router.codec import Request, Response, Stamp
 from services.router.dispatch import Dispatcher, Plan
+from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
 from services.router.validation import Sizes
 from services.router.view import View
 
@@ -39,6 +41,7 @@ class _Moment:
     """What a request is decided on. now_ms: Redis' clock; seconds: until the answer is worthless."""
 
     snapshot: FleetSnapshot
+    routes: Routes
     lane: LaneKey
     gauges: LaneGauges
     load: Load
@@ -57,14 +60,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         view: View,
         dispatcher: Dispatcher,
         *,
-        default_pool: str,
+        routes: Routes,
         tenant_weights: Mapping[str, float],
         default_deadline_seconds: float,
     ) -> None:
         self._lanes = lanes
         self._view = view
         self._dispatcher = dispatcher
-        self._default_pool = default_pool
+        self._routes = routes
         self._tenant_weights = tenant_weights
         self._default_deadline_seconds = default_deadline_seconds
 
@@ -99,17 +102,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         call = current_call()
         seconds = _patience(client_seconds, self._default_deadline_seconds)
         deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
-        plan = await _maybe_in_thread(len(call.body), partial(_plan, request, check, call, self._moment(request, call, seconds)))
-        return await self._dispatcher.run(plan, deadline)
+        wanted = Wanted(request.model, request.adapter, request.pool)
+        failed: list[str] = []
+        while True:
+            moment = self._moment(wanted, request, call, deadline.remaining(asyncio.get_running_loop().time()), failed)
+            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, check, call, moment))
+            try:
+                return await self._dispatcher.run(plan, deadline)
+            except (ModelBroken, ModelNotFound):
+                failed.append(plan.lane.pool)
+                if not has_other_pool(wanted, self._routes, self._view.snapshot, failed):
+                    raise
 
-    def _moment(self, request: Request, call: Call, seconds: float) -> _Moment:
+    def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
         """What is known now; taken on the event loop, because a thread must not read what the loop changes."""
         snapshot = self._view.snapshot
-        lane = admission.choose_lane(request.model, snapshot, self._default_pool)
+        lane = choose_lane(wanted, self._routes, snapshot, self._view.backlog, seconds, failed)
         weight = self._tenant_weights.get(call.tenant, 1.0)
         priority = admission.priority_name(request.priority)
         load = self._dispatcher.load(lane, call.tenant, weight, priority)
-        return _Moment(snapshot, lane, self._view.gauges_of(lane), load, weight, priority, self._lanes.clock_ms(), seconds)
+        return _Moment(
+            snapshot, self._routes, lane, self._view.gauges_of(lane), load, weight, priority, self._lanes.clock_ms(), seconds
+        )
 
 
 def _plan(request: _Request, check: _Check[_Request], call: Call, moment: _Moment) -> Plan:
@@ -117,6 +131,7 @@ def _plan(request: _Request, check: _Check[_Request], call: Call, moment: _Momen
     snapshot, lane, seconds = moment.snapshot, moment.lane, moment.seconds
     card = snapshot.card(request.model)
     sizes = check(request, card)
+    refuse_pool(request.pool, moment.routes, snapshot)
     admission.refuse_broken(lane, snapshot)
     costs, repeated = admission.price(sizes, card, request.truncation)
     total = sum(costs) + repeated

@@ -12,7 +12,7 @@ from typing import Final
 
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
-from libs.queue import Lanes
+from libs.queue import Lanes, WorkerBell
 from libs.telemetry.logs import fields
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
@@ -66,11 +66,13 @@ class Upkeep:
         """Rings of other routers."""
         while True:
             try:
-                async for lane in self._lanes.bells():
-                    if lane is None:
+                async for bell in self._lanes.bells():
+                    if bell is None:
                         self._bells.ring_all()
+                    elif isinstance(bell, WorkerBell):
+                        self._bells.waiters.ring_worker(bell.worker_id)
                     else:
-                        self._bells.ring(lane)
+                        self._bells.ring(bell)
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
 

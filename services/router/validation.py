@@ -53,7 +53,7 @@ class _Enum(Protocol):
 
 def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
-    _check_model(request.model, request.adapter)
+    _check_names(request.model, request.adapter)
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
     _check_common(request.truncation, request.priority)
@@ -69,7 +69,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
-    _check_model(request.model, request.adapter)
+    _check_names(request.model, request.adapter)
     _check_enum(request.scale, pb.ScoreScale, "scale")
     _check_common(request.truncation, request.priority)
     _refuse(not request.HasField("query"), "query is required", "query")
@@ -87,7 +87,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
-    _check_model(request.model, request.adapter)
+    _check_names(request.model, request.adapter)
     _check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
     if task is None:
@@ -113,11 +113,12 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     return Sizes(items, each=names) if before_each else Sizes(items, once=names)
 
 
-def _check_model(model: str, adapter: str) -> None:
+def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
-    _refuse(len(model) > 256, f"model has {len(model)} characters; at most 256 are allowed", "model")
-    _refuse(not _MODEL.fullmatch(model), "model must have the form `org/name` or `org/name@revision`", "model")
-    _refuse(bool(adapter), "the model has no adapter of that name", "adapter")
+    for name, field in ((model, "model"), (adapter, "adapter")):
+        _refuse(len(name) > 256, f"{field} has {len(name)} characters; at most 256 are allowed", field)
+        wrong = bool(name) and not _MODEL.fullmatch(name)
+        _refuse(wrong, f"{field} must have the form `org/name` or `org/name@revision`", field)
 
 
 def _check_common(truncation: int, priority: int) -> None:

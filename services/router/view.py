@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -27,8 +28,10 @@ class View:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        # The state: gauges of all lanes in use, and the event that the next change sets.
+        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; the event that the next change sets.
         self._gauges: dict[LaneKey, LaneGauges] = {}
+        self._queued: Counter[tuple[str, str]] = Counter()
+        self._backlog: Counter[tuple[str, str]] = Counter()
         self._changed = asyncio.Event()
 
     @property
@@ -43,8 +46,23 @@ class View:
         """All zero for a lane that nobody has used."""
         return self._gauges.get(lane) or LaneGauges(lane, *[0] * 8)
 
+    @property
+    def queued(self) -> Mapping[tuple[str, str], int]:
+        """Tokens that wait, by pool and model, those of all adapters together; no entry where nothing does."""
+        return self._queued
+
+    @property
+    def backlog(self) -> Mapping[tuple[str, str], int]:
+        """Tokens that wait or are leased, in the same way."""
+        return self._backlog
+
     def update(self, gauges: Iterable[LaneGauges]) -> None:
         self._gauges = {gauge.lane: gauge for gauge in gauges}
+        self._queued, self._backlog = Counter(), Counter()
+        for lane, gauge in self._gauges.items():
+            if gauge.queued_tokens or gauge.leased_tokens:
+                self._queued[lane.pool, lane.model] += gauge.queued_tokens
+                self._backlog[lane.pool, lane.model] += gauge.queued_tokens + gauge.leased_tokens
         self.notify()
 
     def notify(self) -> None:
@@ -99,6 +117,9 @@ def _places(model: str, snapshot: FleetSnapshot) -> list[models_pb2.ModelPlace]:
             place.pinned = record.pinned
             place.downloaded_bytes = record.downloaded_bytes
             place.download_bytes = record.download_bytes
+            place.host_bytes = record.host_bytes
+            place.adapters.extend(record.adapters)
+            place.leaving = record.leaving
         place.last_error = failure.message if failure is not None else ""
         places.append(place)
     return places

@@ -26,17 +26,19 @@ class Waiter:
     rung: dict[LaneKey, int] = field(default_factory=dict)
     """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
     load_lane: LaneKey | None = None
-    """A lane that was claimed for this worker, whose model it must load."""
+    """A lane that was claimed for this worker, whose model or adapter it must load."""
     looking_at: LaneKey | None = None
     """The lane that it asks Redis about."""
     promised: str = ""
     """The first of the jobs it was woken for while they were on their way to Redis."""
     is_reserved: bool = False
     """A claim is being made for it."""
+    must_beat: bool = False
+    """Orders wait for the worker: the pull ends, so that it sends a heartbeat."""
 
     @property
     def is_free(self) -> bool:
-        return not (self.rung or self.looking_at or self.is_reserved or self.load_lane)
+        return not (self.rung or self.looking_at or self.is_reserved or self.load_lane or self.must_beat)
 
     def wake(self, lane: LaneKey, jobs: int, pulls: int) -> None:
         """Look at the lane, and take a fair share of `jobs` if several pulls are woken for them."""
@@ -52,20 +54,31 @@ class Waiters:
 
     def __init__(self) -> None:
         self.is_closed = False
-        # The state: pulls in order of arrival, by lane with their preference; lanes known to be empty; how often each was rung.
+        # The state: pulls in order of arrival, by worker, by lane with their preference; lanes known to be empty; how often each
+        # was rung; workers that were rung for while none of their pulls waited.
         self._all: dict[Waiter, None] = {}
+        self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
         self._empty: set[LaneKey] = set()
         self._rings: dict[LaneKey, int] = {}
+        self._missed: set[str] = set()
 
     def add(self, waiter: Waiter) -> None:
         self._all[waiter] = None
+        self._by_worker.setdefault(waiter.worker_id, {})[waiter] = None
+        if waiter.worker_id in self._missed:
+            self._missed.discard(waiter.worker_id)
+            waiter.must_beat = True
         for rank, lane in enumerate(waiter.lanes):
             self._by_lane.setdefault(lane, {})[waiter] = rank
 
     def remove(self, waiter: Waiter) -> None:
         """The pull ends. Bells that it was woken for and did not follow go to others."""
         del self._all[waiter]
+        at_worker = self._by_worker[waiter.worker_id]
+        del at_worker[waiter]
+        if not at_worker:
+            del self._by_worker[waiter.worker_id]
         for lane in waiter.lanes:
             at_lane = self._by_lane.get(lane, {})
             at_lane.pop(waiter, None)
@@ -97,6 +110,19 @@ class Waiters:
         free[0].promised = first_job
         return free[0]
 
+    def ring_worker(self, worker_id: str) -> None:
+        """Orders wait for the worker: its pulls here tell it to send a heartbeat."""
+        waiting = self._by_worker.get(worker_id)
+        if not waiting:
+            self._missed.add(worker_id)
+        for waiter in waiting or ():
+            waiter.must_beat = True
+            waiter.event.set()
+
+    def beaten(self, worker_id: str) -> None:
+        """The worker has sent a heartbeat."""
+        self._missed.discard(worker_id)
+
     def ring_all(self) -> None:
         """Bells may have been missed: nothing is known any more, and every pull looks at its lanes."""
         self._empty.clear()
@@ -112,6 +138,14 @@ class Waiters:
     def free_count(self, lane: LaneKey) -> int:
         """How many pulls a bell of the lane could wake."""
         return sum(waiter.is_free for waiter in self._by_lane.get(lane, ()))
+
+    def wants(self, waiter: Waiter, lane: LaneKey) -> bool:
+        """The pull waits, and the lane is one of its own."""
+        return waiter in self._by_lane.get(lane, ())
+
+    def holders(self, lane: LaneKey) -> list[Waiter]:
+        """Free pulls that want the lane, those first that want it most."""
+        return self._free(lane)
 
     def loaders(self, pool: str) -> list[Waiter]:
         """Free pulls of the pool whose workers have room for one more model."""
@@ -134,6 +168,7 @@ class Waiters:
         """Drops what is known of lanes that neither hold anything nor are waited for: clients can make up any number of them."""
         self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
+        self._missed.clear()  # a heartbeat comes every two seconds anyway
 
     def _free(self, lane: LaneKey) -> list[Waiter]:
         at_lane = self._by_lane.get(lane, {})

@@ -35,6 +35,7 @@ from tests.api import wire
 DIMENSIONS = 12
 VOCABULARY = 200
 MODEL = "org/small"
+LEADER = mesh_pb2.SchedulerStatus(scheduler_id="s1", plan=7, age_seconds=0.5)
 COMING = "org/coming"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
@@ -224,7 +225,9 @@ def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> 
         data_type="bfloat16",
         prompts=["query"],
     )
-    place = models_pb2.ModelPlace(worker_id="w1", state=state, bytes=90_000_000, load_seconds=0.5, pinned=pinned)
+    place = models_pb2.ModelPlace(
+        worker_id="w1", state=state, bytes=90_000_000, load_seconds=0.5, pinned=pinned, host_bytes=2**26, adapters=["org/lora"]
+    )
     return models_pb2.Model(model=name, state=state, card=card, places=[place], queued_tokens=7)
 
 
@@ -280,16 +283,26 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
         worker = mesh_pb2.WorkerStatus(
             worker_id="w1", pool="cpu", device="cpu", memory_bytes=2**33, used_bytes=2**27, resident=[MODEL], draining=True
         )
+        noticed = mesh_pb2.WorkerStatus(
+            worker_id="w2", pool="l4-spot", device="cuda", host_memory_bytes=2**33, host_used_bytes=2**28, preempted_in_seconds=25.0
+        )
         lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99)
         models = [_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
-        mesh = mesh_pb2.Mesh(workers=[worker], models=models, lanes=[lane], router_id="router-1")
+        mesh = mesh_pb2.Mesh(workers=[worker, noticed], models=models, lanes=[lane], router_id="router-1", scheduler=LEADER)
         return mesh_pb2.GetMeshResponse(mesh=mesh)
 
     def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Any) -> NoReturn:
         refuse(context, Refusal(grpc.StatusCode.UNIMPLEMENTED))
 
-    def ExplainPlacement(self, request: mesh_pb2.ExplainPlacementRequest, context: Any) -> NoReturn:
-        refuse(context, Refusal(grpc.StatusCode.UNIMPLEMENTED))
+    def ExplainPlacement(self, request: mesh_pb2.ExplainPlacementRequest, context: Any) -> mesh_pb2.ExplainPlacementResponse:
+        self._router.answer("ExplainPlacement", request, context)
+        workers = [
+            mesh_pb2.PlacementReason(worker_id="w1", pool="cpu", reason="it is in pool cpu", score=0.25),
+            mesh_pb2.PlacementReason(worker_id="w2", pool="l4-spot", eligible=True, reason="it holds the model", score=0.75),
+        ]
+        return mesh_pb2.ExplainPlacementResponse(
+            workers=workers, summary="1 holds it.", scheduler=LEADER, plan="one copy is enough"
+        )
 
 
 @contextmanager

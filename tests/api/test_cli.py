@@ -180,7 +180,8 @@ def test_models(run: Run, router: FakeRouter) -> None:
     listed = json.loads(run("models", "--json").out)
     assert [model["model"] for model in listed] == ["org/broken", COMING, MODEL]
     assert json.loads(run("models", "list", "--json").out) == listed
-    assert "bfloat16" in run("models", "show", MODEL).out
+    described = run("models", "show", MODEL).out
+    assert [wanted in described for wanted in ("bfloat16", "org/lora", "64.0 MiB")] == [True] * 3
     assert run("models", "show", MODEL, "--json").json()["card"]["family"] == "bert"
     assert "resident on w1" in run("models", "load", MODEL, "--pool", "cpu").err
     assert run("models", "evict", MODEL, "--json").json() == {"model": MODEL, "worker_ids": ["w1"]}
@@ -200,9 +201,31 @@ def test_status(run: Run, router: FakeRouter) -> None:
     shown = run("status").out
     for wanted in ("router-1", "serving", "w1 (draining)", "128.0 MiB of 8.0 GiB", "1,234", MODEL):
         assert wanted in shown
+    for wanted in ("scheduler s1 leads; its last plan was 0.5 s ago", "w2 (machine gone in 25 s)", "256.0 MiB of 8.0 GiB"):
+        assert wanted in shown
     answer = run("status", "--json").json()
     assert (answer["serving"], answer["address"], answer["router_id"]) == (True, router.address, "router-1")
     assert answer["lanes"][0]["done_jobs"] == 99
+    assert [worker["preempted_in_seconds"] for worker in answer["workers"]] == [None, 25.0]
+    assert answer["scheduler"] == {"scheduler_id": "s1", "plan": 7, "age_seconds": 0.5}
+
+
+def test_explain(run: Run, router: FakeRouter) -> None:
+    shown = run("explain", MODEL).out
+    for wanted in ("1 holds it.", "scheduler s1 leads", "its plan: one copy is enough", "it holds the model", "0.75", "l4-spot"):
+        assert wanted in shown
+    assert shown.index("w2") < shown.index("w1")
+    answer = run("explain", MODEL, "--json").json()
+    assert (answer["model"], answer["plan"], answer["workers"][1]["eligible"]) == (MODEL, "one copy is enough", True)
+
+
+@pytest.mark.parametrize(
+    "words", [("encode", MODEL, "x"), ("score", MODEL, "q", "x"), ("extract", "entities", MODEL, "x", "--label", "a")]
+)
+def test_a_pool_can_be_named(run: Run, router: FakeRouter, words: tuple[str, ...]) -> None:
+    assert run(*words, "--pool", "l4-spot", "--adapter", "org/lora").code == 0
+    assert 'pool: "l4-spot"' in str(router.calls[-1].request)
+    assert 'adapter: "org/lora"' in str(router.calls[-1].request)
 
 
 def test_connection_options(run: Run, router: FakeRouter) -> None:

@@ -45,11 +45,22 @@ async def test_every_argument_is_sent(connect: Connect, router: FakeRouter) -> N
         instruction="find: ",
         truncation="none",
         adapter="legal",
+        pool="l4-spot",
         priority="bulk",
     )
     request = router.calls[0].request
     sent = str(request)
-    for wanted in ("ROLE_QUERY", "BFLOAT16", "dimensions: 5", "normalize: false", '"find: "', "TRUNCATION_NONE", '"legal"', "BULK"):
+    for wanted in (
+        "ROLE_QUERY",
+        "BFLOAT16",
+        "dimensions: 5",
+        "normalize: false",
+        '"find: "',
+        "TRUNCATION_NONE",
+        '"legal"',
+        '"l4-spot"',
+        "BULK",
+    ):
         assert wanted in sent
     assert result.dense.shape == (3, 5)
     assert [len(row) for row in result.multi_vector] == [2, 1, 5]

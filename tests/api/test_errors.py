@@ -42,6 +42,12 @@ def test_a_retry_delay_is_in_seconds() -> None:
     assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
 
 
+def test_a_field_is_told_also_where_the_code_allows_no_bad_request() -> None:
+    info = error_details_pb2.ErrorInfo(reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"})
+    error = errors.decode("RESOURCE_EXHAUSTED", "too large", details(info), address="a:1")
+    assert (type(error), error.field) == (errors.OutOfMemory, "items[3].text")
+
+
 def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
     error = errors.decode("UNAVAILABLE", "connection refused", b"", address="a:1")
     assert type(error) is errors.CannotConnect
@@ -57,6 +63,7 @@ def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
         ("UNAVAILABLE", "SOMETHING_NEW", errors.Unavailable),
         ("INVALID_ARGUMENT", "SOMETHING_NEW", errors.InvalidInput),
         ("RESOURCE_EXHAUSTED", "", errors.Overloaded),
+        ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", errors.OutOfMemory),
         ("DEADLINE_EXCEEDED", "", errors.DeadlinePassed),
         ("NOT_FOUND", "MODEL_NOT_FOUND", errors.ModelNotFound),
         ("FAILED_PRECONDITION", "MODEL_LOAD_FAILED", errors.ModelBroken),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
@@ -24,6 +25,8 @@ from shoal.v1 import (
     worker_pb2_grpc,
 )
 
+from libs.catalog.overrides import Catalog
+from libs.catalog.pools import Pools
 from services.router.app import running
 from services.router.settings import Settings
 
@@ -94,6 +97,7 @@ class FakeWorker:
         failure: worker_pb2.Failure | None = None,
         budget_tokens: int = 100_000,
         tokens_per_second: float = 0.0,
+        pool: str = "cpu",
     ) -> None:
         self.worker_id = worker_id
         self.epoch = f"{worker_id}-epoch"
@@ -103,6 +107,15 @@ class FakeWorker:
         self.directives: list[worker_pb2.Directive] = []
         self.answer: Callable[[worker_pb2.Job], worker_pb2.JobResult] = answer
         self.load_failure = failure
+        self.adapter_failure: worker_pb2.Failure | None = None
+        self.preempted_in_seconds: float | None = None
+        self.claims: list[tuple[str, str]] = []
+        """Models and adapters that pulls asked it to load."""
+        self.beats_asked = 0
+        self.queued_tokens: dict[str, int] = {}
+        self._pool = pool
+        self._adapters: dict[str, set[str]] = defaultdict(set)
+        self._failed_adapters: dict[str, dict[str, worker_pb2.Failure]] = defaultdict(dict)
         self._address = address
         self._states = {made.model: (models_pb2.MODEL_STATE_RESIDENT, made) for made in models}
         self._states |= {made.model: (models_pb2.MODEL_STATE_COLD, made) for made in on_disk}
@@ -113,12 +126,17 @@ class FakeWorker:
         self._go = asyncio.Event()
         self._go.set()
         self._seq = 0
+        self._beats_held = False
 
     def hold(self) -> None:
         self._go.clear()
 
     def resume(self) -> None:
         self._go.set()
+
+    def hold_beats(self) -> None:
+        """No heartbeats by itself from now on, only when it is asked to or has something to tell."""
+        self._beats_held = True
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[FakeWorker]:
@@ -138,10 +156,12 @@ class FakeWorker:
         held = [worker_pb2.HeldBatch(lane=lane, batch_id=batch_id) for batch_id, lane in self._held.items()]
         response = await self._stub.Heartbeat(
             worker_pb2.HeartbeatRequest(
-                worker_id=self.worker_id, epoch=self.epoch, pool="cpu", device="none", memory_bytes=1 << 30,
+                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, device="none", memory_bytes=1 << 30,
                 models=models, batches=held, batch_tokens=4096, directive_seq=self._seq, leaving=leaving,
+                preempted_in_seconds=self.preempted_in_seconds,
             )
         )  # fmt: skip
+        self.queued_tokens = dict(response.queued_tokens)
         for cancelled in response.cancelled:
             self.cancelled.update(cancelled.job_ids)
         for directive in response.directives:
@@ -157,19 +177,28 @@ class FakeWorker:
         self._states[model] = (state, card(model))
         await self.beat()
 
+    async def load_adapter(self, model: str, adapter: str) -> None:
+        if self.adapter_failure:
+            self._failed_adapters[model][adapter] = self.adapter_failure
+        else:
+            self._adapters[model].add(adapter)
+        await self.beat()
+
     def _report(self, name: str) -> worker_pb2.WorkerModel:
         state, made = self._states[name]
         failed = state == models_pb2.MODEL_STATE_FAILED
         return worker_pb2.WorkerModel(
             model=name, state=state, tokens_per_second=self._tokens_per_second,
             card=None if failed else made, failure=self.load_failure if failed else None,
+            adapters=sorted(self._adapters[name]), failed_adapters=self._failed_adapters[name],
         )  # fmt: skip
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.3)
             try:
-                await self.beat()
+                if not self._beats_held:
+                    await self.beat()
             except grpc.aio.AioRpcError:
                 continue
 
@@ -182,14 +211,23 @@ class FakeWorker:
 
     async def _pull_once(self) -> None:
         resident = [name for name, (state, _) in self._states.items() if state == models_pb2.MODEL_STATE_RESIDENT]
+        lanes = [(name, adapter) for name in resident for adapter in ("", *sorted(self._adapters[name]))]
         response = await self._stub.Pull(
             worker_pb2.PullRequest(
-                worker_id=self.worker_id, epoch=self.epoch, pool="cpu", budget_tokens=self._budget_tokens, budget_jobs=256,
-                lanes=[worker_pb2.Lane(pool="cpu", model=name) for name in resident], wait_seconds=5, can_load=self._can_load,
+                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, budget_tokens=self._budget_tokens, budget_jobs=256,
+                lanes=[worker_pb2.Lane(pool=self._pool, model=name, adapter=adapter) for name, adapter in lanes],
+                wait_seconds=5, can_load=self._can_load,
             )
         )  # fmt: skip
+        if response.beat:
+            self.beats_asked += 1
+            await self.beat()
         if response.load_model:
-            await self.load(response.load_model)
+            self.claims.append((response.load_model, response.load_adapter))
+            if response.load_model not in resident:
+                await self.load(response.load_model)
+        if response.load_adapter:
+            await self.load_adapter(response.load_model, response.load_adapter)
         if response.batch_id:
             await self._work(response)
 
@@ -243,14 +281,24 @@ class Client:
         self.models = cast("models_pb2_grpc.ModelServiceAsyncStub", models_pb2_grpc.ModelServiceStub(self.channel))
         self.mesh = mesh_stub(self.channel)
 
-    async def encode(self, *texts: str, model: str = MODEL, timeout: float = 10.0, request_id: str = "") -> pb.EncodeResponse:
+    async def encode(
+        self,
+        *texts: str,
+        model: str = MODEL,
+        adapter: str = "",
+        pool: str = "",
+        timeout: float = 10.0,
+        request_id: str = "",
+    ) -> pb.EncodeResponse:
         metadata = (("x-request-id", request_id),) if request_id else ()
-        return await self.inference.Encode(encode_request(*texts, model=model), timeout=timeout, metadata=metadata)
+        request = changed(encode_request(*texts, model=model), adapter=adapter, pool=pool)
+        return await self.inference.Encode(request, timeout=timeout, metadata=metadata)
 
-    async def lane(self, model: str = MODEL) -> mesh_pb2.LaneStatus:
-        """The model's lane as the router saw it last; all zero if it is unknown."""
+    async def lane(self, model: str = MODEL, adapter: str = "", pool: str = "") -> mesh_pb2.LaneStatus:
+        """The model's lane (of any pool, unless one is named) as the router saw it last; all zero if it is unknown."""
         mesh = (await self.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
-        return next((lane for lane in mesh.lanes if lane.model == model), mesh_pb2.LaneStatus())
+        named = ((lane, (lane.model, lane.adapter, pool and lane.pool)) for lane in mesh.lanes)
+        return next((lane for lane, name in named if name == (model, adapter, pool)), mesh_pb2.LaneStatus())
 
     async def sees(self, *workers: str) -> None:
         """Returns once the router knows these workers."""
@@ -288,6 +336,8 @@ async def router(
     default_deadline_seconds: float = 60.0,
     lease_ms: int = 15_000,
     max_attempts: int = 3,
+    pools: Pools | None = None,
+    catalog: Catalog | None = None,
 ) -> AsyncIterator[Client]:
     """A client of a router that runs while the context is open."""
     settings = Settings(
@@ -299,6 +349,8 @@ async def router(
         lease_ms=lease_ms,
         max_attempts=max_attempts,
         grace_seconds=5.0,
+        pools=pools or Pools(),
+        catalog=catalog or Catalog(),
     )
     async with running(settings) as address:
         client = Client(address)

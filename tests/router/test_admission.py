@@ -18,7 +18,6 @@ from services.router.admission import (
     MAX_JOBS,
     Load,
     Part,
-    choose_lane,
     job_id,
     job_target,
     lane_rate,
@@ -27,6 +26,7 @@ from services.router.admission import (
     refuse_late,
     request_digest,
     split,
+    why_broken,
     why_late,
 )
 from services.router.validation import Sizes, check_extract
@@ -87,20 +87,38 @@ def test_a_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> Non
     assert price(Sizes([10]), None, pb.TRUNCATION_END) == ([5], 0)
 
 
-def test_the_lane_is_where_the_model_is_resident() -> None:
-    gpu, cold = worker("w1", "l4"), worker("w2", "cpu", models_pb2.MODEL_STATE_COLD)
-    assert choose_lane(MODEL, fleet(gpu, cold), "cpu").pool == "l4"
-    assert choose_lane("other/one", fleet(gpu, cold), "cpu").pool == "cpu"
-    assert choose_lane("other/one", fleet(gpu), "cpu").pool == "l4"
-    assert choose_lane("other/one", fleet(), "cpu").pool == "cpu"
-
-
 @pytest.mark.parametrize(("reason", "error"), [("MODEL_NOT_FOUND", ModelNotFound), ("MODEL_LOAD_FAILED", ModelBroken)])
 def test_a_standing_verdict_refuses(reason: str, error: type[Exception]) -> None:
     failed = {MODEL: {"w1": worker_pb2.Failure(reason=reason, message="why")}}
     with pytest.raises(error, match="why"):
         refuse_broken(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_FAILED), failures=failed))
     refuse_broken(LANE, fleet(worker("w1")))
+
+
+ADAPTER = "o/adapter"
+TUNED = LaneKey("cpu", MODEL, ADAPTER)
+
+
+def tuned(worker_id: str, *adapters: str, reason: str = "", rate: float = 0.0) -> WorkerRecord:
+    """A worker with these adapters, which could not load ADAPTER for that reason."""
+    plain = worker(worker_id, rate=rate)
+    failures = {ADAPTER: worker_pb2.Failure(reason=reason, message="why")} if reason else {}
+    return replace(plain, models={MODEL: replace(plain.models[MODEL], adapters=adapters, failed_adapters=failures)})
+
+
+def test_the_first_worker_that_cannot_load_an_adapter_decides() -> None:
+    failed = fleet(tuned("w1"), tuned("w2", reason="MODEL_NOT_FOUND"))
+    with pytest.raises(ModelNotFound, match="why"):
+        refuse_broken(TUNED, failed)
+    assert why_broken(LANE, failed) is None
+    assert why_broken(LaneKey("l4", MODEL, ADAPTER), failed) is None
+    assert why_broken(TUNED, fleet(tuned("w1", ADAPTER), tuned("w2", reason="MODEL_NOT_FOUND"))) is None
+    assert why_broken(TUNED, fleet(tuned("w1", reason="NO_CAPACITY"))) is None
+
+
+def test_an_adapters_lane_is_as_fast_as_the_workers_that_have_it() -> None:
+    assert lane_rate(TUNED, fleet(tuned("w1", ADAPTER, rate=100), tuned("w2", "o/other", rate=50))) == 100
+    assert lane_rate(TUNED, fleet(tuned("w1", rate=100), tuned("w2", "o/other", rate=50))) == 150
 
 
 def test_the_rate_is_known_once_every_copy_is_measured() -> None:
@@ -144,6 +162,8 @@ def test_a_missed_deadline_is_explained() -> None:
     assert "downloaded" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING)))
     assert "could load" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD)))
     assert "answered" in why_late(LANE, fleet(worker("w1")))
+    assert f"loaded {ADAPTER} into {MODEL}" in why_late(TUNED, fleet(tuned("w1", "o/other")))
+    assert "answered" in why_late(TUNED, fleet(tuned("w1", ADAPTER)))
 
 
 def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:

@@ -38,7 +38,9 @@ ENCODE = {
     "unknown representation": (changed(encode_request("a"), representations=[1, 42]), "representations[1]"),
     "unspecified representation": (changed(encode_request("a"), representations=[0]), "representations[0]"),
     "dimensions above the model's": (changed(encode_request("a"), dimensions=5), "dimensions"),
-    "unknown adapter": (changed(encode_request("a"), adapter="mine"), "adapter"),
+    "adapter of no form": (changed(encode_request("a"), adapter="mine"), "adapter"),
+    "adapter too long": (changed(encode_request("a"), adapter="o/" + "a" * 300), "adapter"),
+    "pool of no form": (changed(encode_request("a"), pool="l4 spot"), "pool"),
     "sparse bits": (changed(encode_request("a"), representations=[2], data_type=BINARY, model="t/cold"), "data_type"),
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from libs.errors import InvalidInput
@@ -26,6 +28,26 @@ def test_the_password_of_redis_is_not_told() -> None:
     assert "redis.example" in str(settings.describe())
 
 
+def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text("pools: {a: {device: cpu}, b: {device: cuda}}\ndefault: b\n")
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a]\n")
+    environ = {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards"), "SHOAL_DEFAULT_POOL": "a"}
+    settings = Settings.from_env(environ)
+    card = settings.catalog.of("org/name")
+    assert card is not None
+    assert (card.pools, list(settings.pools.by_name)) == (("a",), ["a", "b"])
+    assert settings.describe()["default_pool"] == "b"
+
+
+def test_a_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text("pools: {a: {device: cpu}}\n")
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a, c]\n")
+    with pytest.raises(InvalidInput, match=r"cards\.yaml:1: `pools` names 'c'; pools\.yaml has a"):
+        Settings.from_env({"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards")})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -37,6 +59,8 @@ def test_the_password_of_redis_is_not_told() -> None:
         ("SHOAL_REDIS_URL", "http://redis"),
         ("SHOAL_ROUTER_ID", "a b"),
         ("SHOAL_LOG_LEVEL", "LOUD"),
+        ("SHOAL_POOLS", "/nowhere/pools.yaml"),
+        ("SHOAL_CATALOG", "/nowhere"),
     ],
 )
 def test_what_cannot_be_names_its_variable(name: str, value: str) -> None:

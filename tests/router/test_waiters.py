@@ -118,3 +118,30 @@ async def test_nobody_is_woken_early_where_nobody_waits() -> None:
     waiters = Waiters()
     assert waiters.ring_early(A, 1, "job") is None
     assert waiters.ring(A, 1, None) == 0
+
+
+async def test_a_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() -> None:
+    waiters = Waiters()
+    own, other = Waiter("w", "cpu", (A,), True), Waiter("v", "cpu", (A,), True)
+    waiters.add(own)
+    waiters.add(other)
+    waiters.ring_worker("w")
+    assert (own.must_beat, own.event.is_set()) == (True, True)
+    assert (other.must_beat, other.event.is_set()) == (False, False)
+    assert waiters.loaders("cpu") == waiters.holders(A) == [other]
+
+
+async def test_a_ring_for_a_worker_waits_for_its_next_pull() -> None:
+    waiters = Waiters()
+    first, second = waiter(A), waiter(A)
+    waiters.ring_worker("w")
+    waiters.add(first)
+    waiters.add(second)
+    assert (first.must_beat, second.must_beat) == (True, False)
+    # ... unless a heartbeat comes before, or would have come.
+    for forget in (lambda: waiters.beaten("v"), lambda: waiters.forget_lanes(set())):
+        waiters.ring_worker("v")
+        forget()
+        late = Waiter("v", "cpu", (A,), False)
+        waiters.add(late)
+        assert not late.must_beat

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.plans import Classify, Entities, ReadText, Regions, Relations
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.retry import RetryPolicy
-    from shoal.status import Mesh, Model
+    from shoal.status import Mesh, Model, Placement
     from shoal.transport import Tls
 
 _HOME = {
@@ -41,6 +41,7 @@ _HOME = {
     "LabelScore": "results",
     "Mesh": "status",
     "Model": "status",
+    "Placement": "status",
     "Ragged": "results",
     "ReadText": "plans",
     "Regions": "plans",
@@ -64,6 +65,7 @@ __all__ = [
     "LabelScore",
     "Mesh",
     "Model",
+    "Placement",
     "Ragged",
     "ReadText",
     "Regions",

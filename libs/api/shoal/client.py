@@ -30,6 +30,7 @@ class AsyncClient(ClientBase):
     classify = verbs.classify
     relations = verbs.relations
     mesh = verbs.mesh
+    explain = verbs.explain
     healthy = verbs.healthy
 
     @property
@@ -69,6 +70,7 @@ class Client(ClientBase):
     classify = blocking(verbs.classify)
     relations = blocking(verbs.relations)
     mesh = blocking(verbs.mesh)
+    explain = blocking(verbs.explain)
     healthy = blocking(verbs.healthy)
 
     @property

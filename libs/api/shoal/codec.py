@@ -31,7 +31,17 @@ from shoal.results import (
     Usage,
     Vectors,
 )
-from shoal.status import LaneStatus, Mesh, Model, ModelCard, ModelPlace, WorkerStatus
+from shoal.status import (
+    LaneStatus,
+    Mesh,
+    Model,
+    ModelCard,
+    ModelPlace,
+    Placement,
+    PlacementReason,
+    Scheduler,
+    WorkerStatus,
+)
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, tensor_pb2
 
 T = TypeVar("T")
@@ -149,11 +159,22 @@ def _place(message: models_pb2.ModelPlace) -> ModelPlace:
 
 def mesh(message: mesh_pb2.Mesh) -> Mesh:
     return Mesh(
-        tuple(_flat(WorkerStatus, worker) for worker in message.workers),
+        tuple(_worker(worker) for worker in message.workers),
         tuple(model(entry) for entry in message.models),
         tuple(_flat(LaneStatus, lane) for lane in message.lanes),
         message.router_id,
+        _flat(Scheduler, message.scheduler),
     )
+
+
+def _worker(message: mesh_pb2.WorkerStatus) -> WorkerStatus:
+    noticed = message.HasField("preempted_in_seconds")
+    return _flat(WorkerStatus, message, preempted_in_seconds=message.preempted_in_seconds if noticed else None)
+
+
+def placement(model: str, message: mesh_pb2.ExplainPlacementResponse) -> Placement:
+    reasons = tuple(_flat(PlacementReason, worker) for worker in message.workers)
+    return Placement(model, message.summary, reasons, _flat(Scheduler, message.scheduler), message.plan)
 
 
 def _flat(kind: type[T], message: Any, **given: object) -> T:

@@ -120,6 +120,13 @@ class RateLimited(Overloaded):
     reason = "RATE_LIMITED"
 
 
+class OutOfMemory(ShoalError):
+    """An item needs more memory than its worker has, even alone: shorten it, let it be truncated, or ask a larger pool."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "OUT_OF_MEMORY"
+
+
 class Unavailable(ShoalError):
     """Nothing can take the work now."""
 
@@ -185,6 +192,8 @@ def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
     reason = info.reason if info is not None else ""
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, ShoalError)
     field = bad.field_violations[0].field if bad is not None and bad.field_violations else ""
+    if info is not None and not field:  # BadRequest is for INVALID_ARGUMENT only
+        field = info.metadata.get("field", "")
     after = None if retry is None else retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     error = kind(text or f"the call failed with {code}", field=field, retry_after=after)
     error.code = code

@@ -129,6 +129,7 @@ def encode(
     instruction: str,
     truncation: Truncation | None,
     adapter: str,
+    pool: str,
     priority: Priority | None,
 ) -> Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]:
     forms = [representations] if isinstance(representations, str) else representations
@@ -143,6 +144,7 @@ def encode(
         instruction=instruction,
         truncation=_choice("truncation", truncation, _TRUNCATIONS),
         adapter=adapter,
+        pool=pool,
         priority=_choice("priority", priority, _PRIORITIES),
     )
     listed = _listed(items)
@@ -166,6 +168,7 @@ def score(
     top_n: int,
     truncation: Truncation | None,
     adapter: str,
+    pool: str,
     priority: Priority | None,
 ) -> Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]:
     frame = _message(
@@ -177,6 +180,7 @@ def score(
         top_n=top_n,
         truncation=_choice("truncation", truncation, _TRUNCATIONS),
         adapter=adapter,
+        pool=pool,
         priority=_choice("priority", priority, _PRIORITIES),
     )
     listed = _listed(documents)
@@ -198,6 +202,7 @@ def extract(
     *,
     truncation: Truncation | None,
     adapter: str,
+    pool: str,
     priority: Priority | None,
 ) -> Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]:
     frame = _message(
@@ -205,6 +210,7 @@ def extract(
         model=model,
         truncation=_choice("truncation", truncation, _TRUNCATIONS),
         adapter=adapter,
+        pool=pool,
         priority=_choice("priority", priority, _PRIORITIES),
         **_task(task),
     )

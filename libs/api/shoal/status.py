@@ -43,6 +43,12 @@ class ModelPlace:
     downloaded_bytes: int
     """In state "downloading", of `download_bytes` in all; both are 0 in any other."""
     download_bytes: int
+    host_bytes: int = 0
+    """Of host memory, which a copy takes there beside the device."""
+    adapters: tuple[str, ...] = ()
+    """Loaded with it there."""
+    leaving: bool = False
+    """It takes no new work there, and is unloaded once the jobs in flight are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,11 @@ class WorkerStatus:
     resident: tuple[str, ...]
     draining: bool
     heartbeat_age_seconds: float
+    host_memory_bytes: int = 0
+    """Of host memory that warm models may take, `host_used_bytes` of it now."""
+    host_used_bytes: int = 0
+    preempted_in_seconds: float | None = None
+    """Until its machine is taken away (a spot notice), as last reported; None: not that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,16 @@ class LaneStatus:
     expired_jobs: int
     dead_jobs: int
     cancelled_jobs: int
+    enqueued_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The scheduler that leads, by its last plan. `scheduler_id` is empty while none does: workers then claim models themselves."""
+
+    scheduler_id: str = ""
+    plan: int = 0
+    age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +123,26 @@ class Mesh:
     models: tuple[Model, ...]
     lanes: tuple[LaneStatus, ...]
     router_id: str
+    scheduler: Scheduler = Scheduler()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReason:
+    """What speaks for and against a worker. `score`: 1 resident … 0 not there, less the share of its time that it is busy."""
+
+    worker_id: str
+    pool: str
+    eligible: bool
+    score: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Why a model is where it is. `plan`: what the scheduler's last plan says of it; empty: nothing."""
+
+    model: str
+    summary: str
+    workers: tuple[PlacementReason, ...]
+    scheduler: Scheduler
+    plan: str

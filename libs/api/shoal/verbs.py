@@ -28,9 +28,10 @@ from shoal.plans import (
 )
 from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
 from shoal.retry import RetryPolicy
-from shoal.status import Mesh, Model
+from shoal.status import Mesh, Model, Placement
 from shoal.transport import (
     EVICT_MODEL,
+    EXPLAIN,
     GET_MESH,
     GET_MODEL,
     HEALTH,
@@ -117,6 +118,7 @@ async def encode(
     instruction: str = "",
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
@@ -125,8 +127,9 @@ async def encode(
 
     `role` chooses the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
     default float32. `dimensions`: keep the first so many numbers (Matryoshka), normalise again; 0 keeps all. `normalize`: default
-    as the model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `priority`:
-    "interactive" (default) or "bulk". `on_progress(done, total)` is called after each part of a long list. Raises ShoalError.
+    as the model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `adapter`: a LoRA
+    adapter of the model, `org/name`. `pool`: the workers to serve it, default as the mesh's catalog says. `priority`: "interactive"
+    (default) or "bulk". `on_progress(done, total)` is called after each part of a long list. Raises ShoalError.
     """
     plan = plans.encode(
         model,
@@ -139,6 +142,7 @@ async def encode(
         instruction=instruction,
         truncation=truncation,
         adapter=adapter,
+        pool=pool,
         priority=priority,
     )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
@@ -155,6 +159,7 @@ async def score(
     top_n: int = 0,
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
@@ -172,6 +177,7 @@ async def score(
         top_n=top_n,
         truncation=truncation,
         adapter=adapter,
+        pool=pool,
         priority=priority,
     )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
@@ -185,12 +191,13 @@ async def extract(
     *,
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Finds in each item what `task` (`Entities`, `Classify`, `Relations`, `Regions` or `ReadText`) asks for. Raises ShoalError."""
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -205,13 +212,14 @@ async def entities(
     aggregation: Aggregation | None = None,
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Finds named things: `result[i].entities`, in order of their start. `extract` with `Entities(...)`. Raises ShoalError."""
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -226,13 +234,14 @@ async def classify(
     hypothesis: str = "",
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Says which labels fit: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
     task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -247,6 +256,7 @@ async def relations(
     threshold: float | None = None,
     truncation: Truncation | None = None,
     adapter: str = "",
+    pool: str = "",
     priority: Priority | None = None,
     timeout: float | None = None,
     on_progress: Progress | None = None,
@@ -257,7 +267,7 @@ async def relations(
     `(start, end, label)` or the `Entity` objects of another model's answer.
     """
     task = Relations(labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, priority=priority)
+    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -265,6 +275,12 @@ async def mesh(client: ClientBase, *, timeout: float | None = None) -> Mesh:
     """Workers, models and lanes as they are now. Raises ShoalError."""
     response = await client._caller.ask(GET_MESH, mesh_pb2.GetMeshRequest(), timeout=timeout)
     return codec.mesh(response.mesh)
+
+
+async def explain(client: ClientBase, model: str, *, timeout: float | None = None) -> Placement:
+    """Why a model is where it is, worker by worker, and what will happen next. Raises ShoalError."""
+    response = await client._caller.ask(EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=model), timeout=timeout)
+    return codec.placement(model, response)
 
 
 async def healthy(client: ClientBase, service: str = "", *, timeout: float | None = None) -> bool:
@@ -285,7 +301,7 @@ async def get_model(models: ModelsBase, model: str, *, timeout: float | None = N
 
 
 async def load_model(models: ModelsBase, model: str, *, pool: str = "", timeout: float | None = None) -> Model:
-    """Makes a model resident on one more worker and waits until it is. Raises ShoalError."""
+    """Makes a model resident on one more worker of the pool (default: its first) and waits until it is. Raises ShoalError."""
     response = await models._client._caller.ask(LOAD_MODEL, models_pb2.LoadModelRequest(model=model, pool=pool), timeout=timeout)
     return codec.model(response.model)
 

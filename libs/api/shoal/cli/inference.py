@@ -29,7 +29,8 @@ VectorFile = Annotated[Path | None, typer.Option("--output", "-o", help=".npy, .
 LineFile = Annotated[Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False)]
 Instruction = Annotated[str, typer.Option(help="Put before each text instead of the model's prompt.")]
 Truncate = Annotated[Truncation | None, typer.Option("--truncation", help="What to do with texts that are too long; default end.")]
-Adapter = Annotated[str, typer.Option(help="LoRA adapter.")]
+Adapter = Annotated[str, typer.Option(help="LoRA adapter of the model, org/name.")]
+Pool = Annotated[str, typer.Option(help="Workers to serve it, such as l4-spot; default as the catalog says.")]
 Urgency = Annotated[Priority | None, typer.Option("--priority", help="Who goes first; default interactive.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False)]
 Threshold = Annotated[float | None, typer.Option(help="Keep what scores at least this.", show_default=False)]
@@ -71,6 +72,7 @@ def encode(
     instruction: Instruction = "",
     truncation: Truncate = None,
     adapter: Adapter = "",
+    pool: Pool = "",
     priority: Urgency = None,
     as_json: Json = False,
 ) -> None:
@@ -90,6 +92,7 @@ def encode(
             instruction=instruction,
             truncation=truncation,
             adapter=adapter,
+            pool=pool,
             priority=priority,
             on_progress=on_progress,
         )
@@ -117,6 +120,7 @@ def score(
     instruction: Instruction = "",
     truncation: Truncate = None,
     adapter: Adapter = "",
+    pool: Pool = "",
     priority: Urgency = None,
     as_json: Json = False,
 ) -> None:
@@ -134,6 +138,7 @@ def score(
             top_n=top_n,
             truncation=truncation,
             adapter=adapter,
+            pool=pool,
             priority=priority,
             on_progress=on_progress,
         )
@@ -161,6 +166,7 @@ def entities(
     aggregation: Annotated[Aggregation | None, typer.Option(help="How the tokens of a word agree; default simple.")] = None,
     truncation: Truncate = None,
     adapter: Adapter = "",
+    pool: Pool = "",
     priority: Urgency = None,
     as_json: Json = False,
 ) -> None:
@@ -178,6 +184,7 @@ def entities(
             aggregation=aggregation,
             truncation=truncation,
             adapter=adapter,
+            pool=pool,
             priority=priority,
             on_progress=on_progress,
         )
@@ -199,6 +206,7 @@ def classify(
     hypothesis: Annotated[str, typer.Option(help="Sentence put for each label, {} standing for it.")] = "",
     truncation: Truncate = None,
     adapter: Adapter = "",
+    pool: Pool = "",
     priority: Urgency = None,
     as_json: Json = False,
 ) -> None:
@@ -216,6 +224,7 @@ def classify(
             hypothesis=hypothesis,
             truncation=truncation,
             adapter=adapter,
+            pool=pool,
             priority=priority,
             on_progress=on_progress,
         )
@@ -243,6 +252,7 @@ def relations(
     threshold: Threshold = None,
     truncation: Truncate = None,
     adapter: Adapter = "",
+    pool: Pool = "",
     priority: Urgency = None,
     as_json: Json = False,
 ) -> None:
@@ -261,6 +271,7 @@ def relations(
             threshold=threshold,
             truncation=truncation,
             adapter=adapter,
+            pool=pool,
             priority=priority,
             on_progress=on_progress,
         )

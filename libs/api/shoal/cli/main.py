@@ -35,6 +35,7 @@ def build() -> typer.Typer:
     app.add_typer(inference.extract, name="extract")
     app.add_typer(operation.models, name="models")
     app.command("status")(operation.status)
+    app.command("explain")(operation.explain)
     plugins.add(app)
     return app
 

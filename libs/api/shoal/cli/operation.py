@@ -1,4 +1,4 @@
-"""`shoal models` and `shoal status`: what an operator looks at and steers."""
+"""`shoal models`, `shoal status` and `shoal explain`: what an operator looks at and steers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.cli.console import emit, note, show, size, table
 from shoal.cli.options import Json, Reach, connected, take_parameters
-from shoal.status import LaneStatus, Model, ModelPlace, WorkerStatus
+from shoal.status import LaneStatus, Model, ModelPlace, Scheduler, WorkerStatus
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
 
@@ -63,7 +63,7 @@ def _show(mesh: Reach, model: ModelId, as_json: Json = False) -> None:
 def _load(
     mesh: Reach,
     model: ModelId,
-    pool: Annotated[str, typer.Option(help="Workers to load it on; default the mesh's default pool.")] = "",
+    pool: Annotated[str, typer.Option(help="Workers to load it on; default the model's first pool, else the mesh's default.")] = "",
     as_json: Json = False,
 ) -> None:
     """Make a model resident on one more worker, and wait until it is (--timeout)."""
@@ -105,11 +105,35 @@ def status(mesh: Reach, as_json: Json = False) -> None:
         return
     state = ("serving", "bold green") if serving else ("not serving", "bold red")
     show(Text.assemble(f"router {seen.router_id} at {client.address}: ", state))
+    show(_leader(seen.scheduler))
     show(_workers(seen.workers) if seen.workers else Text("no workers: requests wait until one comes", style="yellow"))
     if seen.lanes:
         show(_lanes(seen.lanes))
     if seen.models:
         show(_models(seen.models))
+
+
+@connected
+def explain(mesh: Reach, model: ModelId, as_json: Json = False) -> None:
+    """Say why a model is where it is, and what will happen next."""
+    found = mesh().explain(model)
+    if as_json:
+        emit(asdict(found))
+        return
+    show(Text(found.summary))
+    show(_leader(found.scheduler))
+    if found.plan:
+        show(Text(f"its plan: {found.plan}"))
+    made = table("workers", "worker", "pool", "may serve it", "score", "why", right=("score",))
+    for worker in sorted(found.workers, key=lambda worker: (not worker.eligible, -worker.score, worker.worker_id)):
+        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", Text(worker.reason))
+    show(made if found.workers else Text("no workers", style="yellow"))
+
+
+def _leader(scheduler: Scheduler) -> Text:
+    if not scheduler.scheduler_id:
+        return Text("no scheduler leads: workers claim models by themselves")
+    return Text(f"scheduler {scheduler.scheduler_id} leads; its last plan was {scheduler.age_seconds:.1f} s ago")
 
 
 def _steered(model: Model, as_json: bool) -> None:
@@ -122,17 +146,25 @@ def _steered(model: Model, as_json: bool) -> None:
 
 
 def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
-    made = table("workers", "worker", "pool", "device", "memory", "resident", "last seen", right=("memory", "last seen"))
+    right = ("memory", "warm", "last seen")
+    made = table("workers", "worker", "pool", "device", "memory", "warm", "resident", "last seen", right=right)
     for worker in workers:
         made.add_row(
-            worker.worker_id + (" (draining)" if worker.draining else ""),
+            worker.worker_id + _leaving(worker),
             worker.pool,
             worker.device,
             f"{size(worker.used_bytes)} of {size(worker.memory_bytes)}",
+            f"{size(worker.host_used_bytes)} of {size(worker.host_memory_bytes)}" if worker.host_memory_bytes else "",
             "\n".join(worker.resident),
             f"{worker.heartbeat_age_seconds:.1f} s",
         )
     return made
+
+
+def _leaving(worker: WorkerStatus) -> str:
+    if worker.preempted_in_seconds is not None:
+        return f" (machine gone in {worker.preempted_in_seconds:.0f} s)"
+    return " (draining)" if worker.draining else ""
 
 
 def _lanes(lanes: tuple[LaneStatus, ...]) -> Table:
@@ -211,15 +243,17 @@ def _describe(model: Model) -> None:
 
 
 def _places(model: Model) -> Table:
-    numbers = ("size", "load", "tokens/s")
-    made = table("places", "worker", "state", *numbers, "error", right=numbers)
+    numbers = ("size", "in host memory", "load", "tokens/s")
+    made = table("places", "worker", "state", *numbers, "adapters", "error", right=numbers)
     for place in model.places:
         made.add_row(
             place.worker_id + (" (pinned)" if place.pinned else ""),
-            _progress(place) or place.state,
+            _progress(place) or place.state + (", leaving" if place.leaving else ""),
             size(place.bytes),
+            size(place.host_bytes) if place.host_bytes else "",
             f"{place.load_seconds:.2f} s" if place.load_seconds else "",
             f"{place.tokens_per_second:,.0f}" if place.tokens_per_second else "",
+            "\n".join(place.adapters),
             Text(place.last_error),
         )
     return made

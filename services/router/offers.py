@@ -1,0 +1,66 @@
+"""May this worker, whose pull waits, be given a lane that nobody who waits can serve? Pure; `bells.py` makes the claim.
+
+While a scheduler leads it decides where models go, and routers step in only for models that nobody has for half a second. Adapters
+are the routers' own: whoever has the model takes them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.v1 import models_pb2
+
+from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
+from libs.queue import LaneGauges, LaneKey
+
+UNSERVED_SECONDS: Final = 0.5
+"""How long a model that nobody has is left to a scheduler that leads."""
+LED_MS: Final = 5000
+"""A leader whose last plan is older does not lead any more."""
+ADAPTER_SECONDS: Final = 1.0
+"""Work of an adapter that waits longer than this is worth loading the adapter at one more worker."""
+
+
+def is_led(snapshot: FleetSnapshot) -> bool:
+    """A scheduler leads, and has planned lately."""
+    return snapshot.leader is not None and snapshot.now_ms - snapshot.leader.plan_ms < LED_MS
+
+
+def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
+    """The lane's model is resident in its pool or on its way there."""
+    return any(worker.state(lane.model) in (*COMING, models_pb2.MODEL_STATE_RESIDENT) for worker in snapshot.in_pool(lane.pool))
+
+
+def holds(worker: WorkerRecord | None, model: str) -> bool:
+    """The model is resident there, to stay."""
+    record = worker.models.get(model) if worker is not None else None
+    return record is not None and record.state == models_pb2.MODEL_STATE_RESIDENT and not record.leaving
+
+
+def may_offer(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, has_model: bool, can_load: bool) -> bool:
+    """True if the worker should be asked to load what the lane needs: its model, or its adapter where it has the model.
+
+    `has_model`: it serves the lane's model already. `can_load`: it has room for one more model.
+    """
+    lane = gauges.lane
+    worker = snapshot.workers.get(worker_id)
+    if worker is None or worker.draining or worker.preempted_in_seconds is not None or worker.pool != lane.pool:
+        return False
+    if lane.adapter and has_model:
+        return _may_add(gauges, snapshot, worker.models.get(lane.model))
+    if not can_load or (is_led(snapshot) and is_served(lane, snapshot)):
+        return False
+    return may_claim(gauges, snapshot, worker_id)
+
+
+def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRecord | None) -> bool:
+    """May the adapter be loaded into this copy of the model? None: its worker has not reported it yet."""
+    lane = gauges.lane
+    if not gauges.queued_tokens or (
+        record is not None and (lane.adapter in record.adapters or lane.adapter in record.failed_adapters)
+    ):
+        return False
+    workers = [worker for worker in snapshot.in_pool(lane.pool) if holds(worker, lane.model)]
+    able = [worker.models[lane.model] for worker in workers if lane.adapter in worker.models[lane.model].adapters]
+    speed = sum(copy.tokens_per_second for copy in able)
+    return not able or (speed > 0 and (gauges.queued_tokens + gauges.leased_tokens) / speed > ADAPTER_SECONDS)

@@ -1,0 +1,85 @@
+"""Two pools of real processes and a catalog: preference, names, and overflow while the first pool is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import shoal
+
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
+
+FIRST, SECOND, BOTH, PLAIN = "random/first", "random/second", "random/both", "random/plain"
+POOLS = """
+default: cpu-a
+pools:
+  cpu-a: {device: cpu, cold_start_seconds: 600}
+  cpu-b: {device: cpu, cold_start_seconds: 600}
+"""
+CARDS = f"""
+model: [{FIRST}, {BOTH}]
+pools: [cpu-a, cpu-b]
+---
+model: {SECOND}
+pools: [cpu-b]
+"""
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """worker-0 in cpu-a, worker-1 in cpu-b."""
+    root = tmp_path_factory.mktemp("pools")
+    for model in (FIRST, SECOND, BOTH, PLAIN):
+        write_checkpoint("bert", root / "models" / model, sentence=SentenceFiles())
+    (root / "cards").mkdir()
+    (root / "cards" / "cards.yaml").write_text(CARDS)
+    (root / "pools.yaml").write_text(POOLS)
+    environment = {"SHOAL_POOLS": str(root / "pools.yaml"), "SHOAL_CATALOG": str(root / "cards")}
+    each = {"worker-0": {"SHOAL_POOL": "cpu-a"}, "worker-1": {"SHOAL_POOL": "cpu-b"}}
+    with Cluster(root, models=str(root / "models"), workers=2, environment=environment, each=each) as cluster:
+        yield cluster
+
+
+def places(client: shoal.Client, model: str) -> list[str]:
+    return [place.worker_id for place in client.models.get(model).places if place.state == "resident"]
+
+
+def jobs(client: shoal.Client, model: str, pool: str) -> int:
+    """Ever queued there."""
+    return sum(lane.enqueued_jobs for lane in client.mesh().lanes if (lane.model, lane.pool) == (model, pool))
+
+
+def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled: Cluster) -> None:
+    with shoal.Client(pooled.address) as client:
+        for model in (FIRST, SECOND, PLAIN):
+            assert client.encode(model, ["text"]).dense is not None
+        assert [places(client, model) for model in (FIRST, SECOND, PLAIN)] == [["worker-0"], ["worker-1"], ["worker-0"]]
+        assert client.encode(PLAIN, ["text"], pool="cpu-b").dense is not None
+        assert places(client, PLAIN) == ["worker-0", "worker-1"]
+        # Named once is not named for ever.
+        wait_until(lambda: jobs(client, PLAIN, "cpu-b") == 1, 10, "the router to count")
+        client.encode(PLAIN, ["text"])
+        wait_until(lambda: jobs(client, PLAIN, "cpu-a") == 2, 10, "the router to count")
+        explained = client.explain(SECOND)
+        assert {reason.pool: reason.eligible for reason in explained.workers} == {"cpu-a": False, "cpu-b": True}
+        with pytest.raises(shoal.ShoalError, match="there is no pool 'v100'; there are cpu-a, cpu-b") as caught:
+            client.encode(FIRST, ["text"], pool="v100")
+        assert (caught.value.reason, caught.value.field) == ("INVALID_INPUT", "pool")
+
+
+def test_the_second_pool_takes_over_while_the_first_is_gone(pooled: Cluster) -> None:
+    with shoal.Client(pooled.address) as client:
+        assert client.encode(BOTH, ["text"]).dense is not None
+        assert places(client, BOTH) == ["worker-0"]
+        assert pooled.stop("worker-0") == 0
+        try:
+            assert client.encode(BOTH, ["text"]).dense is not None
+            assert places(client, BOTH) == ["worker-1"]
+        finally:
+            pooled.start("worker-0")
+            pooled.wait_ready(pooled.address)
+        # A request with time to spare brings the model back to the better pool.
+        assert client.encode(BOTH, ["text"]).dense is not None
+        assert places(client, BOTH) == ["worker-0", "worker-1"]
