@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.kernels.lora import Delta
+
 # The number of rows that oneDNN chooses the layout for; the result serves any other number.
 _ROWS_HINT = 2048
 
@@ -22,7 +24,8 @@ _ROWS_HINT = 2048
 class PackedLinear(nn.Module):
     """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
 
-    `slots`: for several projections in one, the outputs of each; they add up to `outputs`.
+    `slots`: for several projections in one, the outputs of each; they add up to `outputs`. `delta`: what the adapters of the batch
+    that is being computed add, before the activation; None: no adapter.
     """
 
     def __init__(
@@ -35,10 +38,12 @@ class PackedLinear(nn.Module):
         slots: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        self.inputs, self.outputs = inputs, outputs
         self.slots = tuple(slots) or (outputs,)
         self.weight: Tensor = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.activation = activation
+        self.delta: Delta | None = None
         self.packed: Tensor | None
         self.register_buffer("packed", None, persistent=False)
 
@@ -50,18 +55,24 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]"""
-        if self.packed is not None:
+        if self.packed is not None and self.delta is None:
             return _pointwise(x, self.packed, self.bias, self.activation)
-        y = _linear(x, self.weight, self.bias)
+        y = _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
+        if self.delta is not None:
+            y = self.delta.add_to(y, x)
         return F.gelu(y) if self.activation == "gelu" else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The linear's result plus `residual` [rows, outputs]."""
-        if self.packed is not None and self.activation == "none":
-            return _with_residual(x, residual, self.packed, self.bias)
-        if self.packed is None and self.bias is None and self.activation == "none" and not _must_widen(x):
-            return torch.addmm(residual, x, self.weight.T)
-        return self.forward(x) + residual
+        if self.activation != "none":
+            return self.forward(x) + residual
+        if self.packed is not None:
+            y = _with_residual(x, residual, self.packed, self.bias)
+        elif self.bias is None and not must_widen(x):
+            y = torch.addmm(residual, x, self.weight.T)
+        else:
+            y = _linear(x, self.weight, self.bias) + residual
+        return y if self.delta is None else self.delta.add_to(y, x)
 
 
 @cache
@@ -70,13 +81,13 @@ def has_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _must_widen(x: Tensor) -> bool:
+def must_widen(x: Tensor) -> bool:
     """Without such instructions torch's half-precision products on a CPU take ten times as long as float32's, casts included."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _must_widen(x):
+    if must_widen(x):
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(x)
     return F.linear(x, weight, bias)
 

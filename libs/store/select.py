@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-from libs.catalog import gliner, glirel
+from libs.catalog import adapter, gliner, glirel
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -35,6 +35,9 @@ _TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
 CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE)
 """One of them makes a directory a checkpoint."""
 
+MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json")
+"""One of them makes a directory with an adapter's configuration a checkpoint all the same."""
+
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
 """How pickles of packages with a configuration of their own are converted."""
 
@@ -47,11 +50,14 @@ _MAX_LIST_BYTES: Final = 1_000_000
 
 
 def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
-    """The files to fetch: configuration and vocabulary of the root and of the folders of its modules, and their safetensors.
+    """The files to fetch: configuration and vocabulary of the root and of the folders of its modules, and their safetensors; of an
+    adapter its own two.
 
     Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
     """
     by_path = {file.path: file for file in remote.files}
+    if adapter.FILE in by_path and not any(name in by_path for name in MODEL_WEIGHTS):
+        return _adapter_files(model, remote, by_path)
     if not any(name in by_path for name in CONFIGS):
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
@@ -63,6 +69,15 @@ def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
     places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
     texts = [file for file in remote.files if _folder(file) in places and _is_text(file)]
     return tuple(sorted([*texts, *weights], key=lambda file: file.path))
+
+
+def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile]) -> tuple[RemoteFile, ...]:
+    """Of a LoRA adapter: these two, whatever else its repository keeps (a tokenizer, checkpoints of the training)."""
+    if adapter.WEIGHTS not in by_path:
+        has_pickle = any(not _folder(file) and _is_pickle(file) for file in remote.files)
+        advice = ". Pickled weights are neither downloaded nor opened; PEFT's save_pretrained converts them" if has_pickle else ""
+        raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}{advice}")
+    return (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
 
 
 def _folder(file: RemoteFile) -> str:

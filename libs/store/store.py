@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from libs.catalog import adapter as lora
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
 from libs.store.cache import Cache, Listing, Lock
 from libs.store.download import Transfer, download, patiently
@@ -57,9 +58,9 @@ class Store:
         """The folder of complete copies, laid out `<org>/<name>[@revision]/`."""
         return self._cache.models
 
-    def get(self, model: str, report: Report) -> Copy:
+    def get(self, model: str, report: Report, *, is_adapter: bool = False) -> Copy:
         """Blocks until the model is here. `report` is called from any thread, first when it is clear that there is something to
-        fetch; of several threads that ask at the same time only one gets reports.
+        fetch; of several threads that ask at the same time only one gets reports. `is_adapter`: fetch nothing but a LoRA adapter.
 
         Raises ModelNotFound, ModelBroken (with advice) or NoCapacity (a source is out of reach, or the disk's budget is in use).
         """
@@ -69,7 +70,7 @@ class Store:
             copy = self._copy(model)
             if copy is not None:
                 return copy
-            directory = self._fetch_once(model, report)
+            directory = self._fetch_once(model, report, is_adapter)
             if directory is not None:
                 return Copy(directory)
 
@@ -83,7 +84,7 @@ class Store:
         self._cache.touch(model)
         return Copy(directory, lock)
 
-    def _fetch_once(self, model: str, report: Report) -> Path | None:
+    def _fetch_once(self, model: str, report: Report, is_adapter: bool) -> Path | None:
         with self._mutex:
             others = self._fetches.get(model)
             mine: Future[Path | None] = others or Future()
@@ -91,7 +92,7 @@ class Store:
         if others is not None:
             return others.result()
         try:
-            mine.set_result(self._fetch(model, report))
+            mine.set_result(self._fetch(model, report, is_adapter))
         except BaseException as error:
             mine.set_exception(error)
         finally:
@@ -99,23 +100,25 @@ class Store:
                 del self._fetches[model]
         return mine.result()
 
-    def _fetch(self, model: str, report: Report) -> Path | None:
+    def _fetch(self, model: str, report: Report, is_adapter: bool) -> Path | None:
         with self._alone(model, report):
             if self._cache.directory(model) is not None:
                 return None
             errors: list[ShoalError] = []
             for source in self._sources:
                 try:
-                    return self._fetch_from(source, model, report)
+                    return self._fetch_from(source, model, report, is_adapter)
                 except (ModelNotFound, ModelBroken, NoCapacity) as error:
                     errors.append(error)
         raise _worst(model, errors)
 
-    def _fetch_from(self, source: Source, model: str, report: Report) -> Path | None:
+    def _fetch_from(self, source: Source, model: str, report: Report, is_adapter: bool) -> Path | None:
         pauses = self._transfer.retry_seconds
         found = patiently(lambda: source.find(model), pauses)
         if isinstance(found, Path):
             return found
+        if is_adapter and all(file.path != lora.FILE for file in found.files):
+            raise ModelNotFound(f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter")
         files = patiently(lambda: select(model, found), pauses)
         directory = found.on_disk(files)
         if directory is not None:

@@ -1,7 +1,7 @@
 """Small real tokenizers, made from a text that every Debian has, one for each style that families of models use.
 
-The same in every process, as tests compare what random models answer: the trainers of WordPiece and Unigram are not (they go through
-hash maps in an order that differs), so those vocabularies are counted here. That of byte pairs is.
+The same in every process, as tests compare what random models answer: the trainers of WordPiece and Unigram are not (they go
+through hash maps in an order that differs), so those vocabularies are counted here. That of byte pairs is.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _pieces(words: Counter[str], room: int, mark: str = "") -> Counter[str]:
     for word, times in words.items():
         for begin, end in _spans(len(word)):
             counts[(mark if begin else "") + word[begin:end]] += times
-        counts.update({piece: 0 for character in word for piece in (character, mark + character)})  # any word can then be cut into pieces
+        # Any word can then be cut into pieces.
+        counts.update({piece: 0 for character in word for piece in (character, mark + character)})
     length = {piece: len(piece.removeprefix(mark)) for piece in counts}
     chosen = sorted(counts, key=lambda piece: (length[piece] > 1, -counts[piece] * (length[piece] - 1), piece))
     return Counter({piece: counts[piece] for piece in chosen[:room]})

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
+from safetensors.numpy import save_file
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Progress, Store, open_store
@@ -47,6 +49,20 @@ def test_a_folder(bucket: Path, tmp_path: Path) -> None:
     assert same(store.get(f"{MODEL}@v2", ignore).directory, bucket / f"{MODEL}@v2")
     with pytest.raises(ModelNotFound):
         store.get("org/other", ignore)
+
+
+def test_an_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, tmp_path: Path) -> None:
+    adapter = bucket / "org/adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"a": np.zeros(4, np.float32)}, adapter / "adapter_model.safetensors")
+    store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
+    found = store.get("org/adapter", ignore, is_adapter=True).directory
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (found / name).read_bytes() == (adapter / name).read_bytes()
+    with pytest.raises(ModelNotFound, match="is no adapter") as raised:
+        store.get(MODEL, ignore, is_adapter=True)
+    assert raised.value.field == "adapter"
 
 
 def test_an_object_store(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:

@@ -104,3 +104,19 @@ def test_routers_that_are_none(value: object) -> None:
 def test_pickles_of_glirel_are_refused_with_what_to_put_in_their_place() -> None:
     with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*only as pickle.*`encoder_config`.*Converting GLiREL"):
         wanted({"glirel_config.json": {}}, "pytorch_model.bin")
+
+
+def test_of_an_adapter_its_own_two_files() -> None:
+    others = ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "checkpoint-5/adapter_model.safetensors")
+    assert wanted({}, *others) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert wanted({}, *others, "config.json") == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_a_model_that_keeps_the_adapter_it_was_merged_from_is_a_model() -> None:
+    others = ("adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors")
+    assert wanted({}, *others) == sorted(others)
+
+
+def test_pickled_adapters_are_refused() -> None:
+    with pytest.raises(ModelBroken, match=r"adapter_model\.safetensors: missing from org/model.*PEFT's save_pretrained"):
+        wanted({}, "adapter_config.json", "adapter_model.bin")

@@ -60,6 +60,14 @@ class _Claims(Protocol):
 
 
 @runtime_checkable
+class _Renames(Protocol):
+    """A family whose layers transformers calls otherwise than its checkpoints' tensors: adapters have those names."""
+
+    @property
+    def MODULES(self) -> dict[str, Rule]: ...
+
+
+@runtime_checkable
 class _Prepares(Protocol):
     def prepare(self) -> None: ...
 
@@ -115,6 +123,12 @@ def build_encoder(
     )
     prepare(encoder)
     return encoder.requires_grad_(False).eval(), state
+
+
+def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
+    """The names of layers in the family that serves a config.json, by which adapters call them, and what may stand before them."""
+    family = _family_of(Config(config))
+    return {**family.WEIGHTS, **family.MODULES} if isinstance(family, _Renames) else family.WEIGHTS, family.PREFIXES
 
 
 def empty_encoder(config: Config) -> tuple[TextEncoder, Family]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import nn
@@ -18,9 +20,12 @@ from services.worker.models.encoder import TextEncoder, resident_bytes
 from services.worker.models.heads.head import Compacts, TextHead
 from services.worker.models.kinds import kind_of
 from services.worker.models.kinds.kind import Built, Parts
+from services.worker.models.lora import Adapters, Names
 from services.worker.models.packed import Packed
-from services.worker.models.registry import build_encoder
+from services.worker.models.probe import activation_bytes_per_token
+from services.worker.models.registry import build_encoder, names_of
 from services.worker.models.results import Result
+from services.worker.models.tiers import Arena, ParkedText, copying, tensors_of
 from services.worker.models.weights import TensorFile
 from services.worker.models.work import Head, Output, Prepared, Sequence, Work
 
@@ -30,12 +35,16 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class TextModel:
     """`card`; `bytes`: of weights on the device, or more if the card sets more aside; `max_tokens`: the longest sequence."""
 
-    def __init__(self, card: Card, encoder: TextEncoder, built: Built, device: torch.device) -> None:
+    def __init__(self, card: Card, encoder: TextEncoder, built: Built, names: Names, device: torch.device) -> None:
         self.card = card
         modules = [head for head in built.heads.values() if isinstance(head, nn.Module)]
         self.bytes = max(encoder.bytes + sum(resident_bytes(head) for head in modules), card.memory_bytes)
         self.max_tokens = card.max_tokens
         self._encoder, self._heads, self._processor, self._device = encoder, built.heads, built.processor, device
+        self._adapters = Adapters(encoder, names, encoder.token_weight.dtype, device)
+        self._computing = Lock()  # a batch's adapters are bound to the encoder's layers
+        self._widen: Callable[[], TextModel] | None = None
+        self._arena: Arena | None = None
 
     @classmethod
     def load(
@@ -49,11 +58,20 @@ class TextModel:
         kind = kind_of(card)
         own, rest = TensorFile.open(directory / card.encoder_folder).split(card.encoder_prefix)
         config = encoder_config(directory, card)
-        encoder, state = build_encoder(
-            config, own, dtype=_DTYPES.get(card.dtype, dtype), device=device, head_tables=kind.head_table(card)
-        )
-        card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
-        return cls(card, encoder, kind.build(Parts(card, directory, encoder, state, rest, device)), device)
+        with copying(device):
+            encoder, state = build_encoder(
+                config, own, dtype=_DTYPES.get(card.dtype, dtype), device=device, head_tables=kind.head_table(card)
+            )
+            card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
+            table, prefixes = names_of(config)
+            names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), kind.head_table(card))
+            model = cls(card, encoder, kind.build(Parts(card, directory, encoder, state, rest, device)), names, device)
+            if device.type != "cpu":
+                model.gather()
+        if _DTYPES.get(card.dtype, dtype) is not torch.float32:
+            wide = None if said is None else replace(said, dtype="float32")
+            model._widen = partial(cls.load, directory, model_id, torch.device("cpu"), torch.float32, wide)
+        return model
 
     def prepare(self, work: Work) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job."""
@@ -62,9 +80,12 @@ class TextModel:
     @torch.inference_mode()
     def forward(self, head: Head, sequences: Many[Sequence]) -> list[Output]:
         """Runs sequences of any number of jobs that want the same head, packed in one batch: one output each, in their order."""
-        # Neighbours of equal length share a kernel call on CPU.
-        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].tokens, sequences[i].seen))
-        rows = self._run(head.split("+"), [sequences[i] for i in order])
+        # Neighbours of one adapter share a product, and those of equal length a kernel call on CPU.
+        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            rows = self._run(head.split("+"), [sequences[i] for i in order])
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
 
@@ -72,19 +93,32 @@ class TextModel:
         """Turns the outputs of `prepared.sequences` into the job's answer; thread-safe."""
         return self._processor.finish(prepared, outputs)
 
+    def add_adapter(self, name: str, directory: Path) -> int:
+        """Reads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.
+
+        Raises ModelBroken with the file and the key or tensor at fault.
+        """
+        return self._adapters.add(name, directory)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter, if it is there. Any thread; not while sequences that name it wait."""
+        self._adapters.remove(name)
+
     def _run(self, names: Many[str], sequences: Many[Sequence]) -> list[Output]:
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
+        places = [None if item.before is None else number[item.adapter, item.before.tobytes()] for item in packed]
         batch = Packed.of(
             [item.ids for item in packed],
             [item.type_ids for item in packed],
             self._device,
             seen=[item.seen for item in packed],
-            before=[None if item.before is None else number[item.before.tobytes()] for item in packed],
+            before=places,
         )
         heads = [self._heads[name] for name in names]
-        hidden = self._encoder.forward(batch, rows=heads[0].rows if len(heads) == 1 else None)
+        with self._adapters.bound([item.adapter for item in packed], batch.lengths):
+            hidden = self._encoder.forward(batch, rows=heads[0].rows if len(heads) == 1 else None)
         # All launches first: the first copy waits for the device.
         results = [head.forward(hidden, batch, packed) for head in heads]
         outputs = [self._outputs(head, result, packed)[len(shared) :] for head, result in zip(heads, results, strict=True)]
@@ -95,6 +129,46 @@ class TextModel:
         result = head.compact(result) if isinstance(head, Compacts) else result
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
+    def gather(self) -> None:
+        """Lay all tensors into one piece of memory, on the device and on the host. Once, before the first forward."""
+        self._arena = Arena([self._encoder, *self._heads.values()], self._device)
+        self._arena.stow()
+        self._arena.bring()
+        self.bytes = max(self._arena.bytes, self.card.memory_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of a copy in host memory, beside the device."""
+        return 0 if self._arena is None else self._arena.host_bytes
+
+    def drop_host_copy(self) -> None:
+        """Keep no copy in host memory from now on."""
+        if self._arena is not None:
+            self._arena.drop_host_copy()
+
+    def park(self) -> ParkedText:
+        """Leave the device for host memory, without adapters. No forward may be under way, and none come before `resume`."""
+        for name in self._adapters.directories():
+            self._adapters.remove(name)
+        if self._arena is None:
+            return ParkedText(self, self.bytes, None)
+        self._arena.stow()
+        return ParkedText(self, self._arena.bytes, self._arena)
+
+    def probe(self) -> float:
+        """Bytes that a token of a batch takes on the device beside the weights, measured with a tiny forward."""
+        heads = list(self._heads.values())
+        with self._computing, copying(self._device):
+            return activation_bytes_per_token(self._encoder, heads, tensors_of(self._encoder, *heads), self._device)
+
+    def widened(self) -> TextModel | None:
+        """The same checkpoint read anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""
+        if self._widen is None:
+            return None
+        wide = self._widen()
+        wide._adapters.follow(self._adapters)
+        return wide
+
 
 def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     """The encoder's own configuration: a file, or an object within it."""
@@ -104,6 +178,7 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-def _shared(sequences: Many[Sequence]) -> dict[bytes, Sequence]:
-    """What stands before sequences, each once, as sequences of their own: also the jobs of a split request share it."""
-    return {item.before.tobytes(): Sequence(item.before) for item in sequences if item.before is not None}
+def _shared(sequences: Many[Sequence]) -> dict[tuple[str, bytes], Sequence]:
+    """What stands before sequences, each once for each adapter, as sequences of their own: the jobs of a split request share it."""
+    found = [(item.adapter, item.before) for item in sequences if item.before is not None]
+    return {(adapter, before.tobytes()): Sequence(before, adapter=adapter) for adapter, before in found}

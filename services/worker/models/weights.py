@@ -204,7 +204,7 @@ def load(
     _fill(model, tensors, left, _sources(table), prefix, dtype, device)
     state = _head_state(tensors, left, head_table, device)
     for name, stored in left.items():
-        found = _find(name, table)
+        found = find(name, table)
         if found is None:
             raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
         if not isinstance(table[found.stem], Spare | None):
@@ -266,7 +266,7 @@ def _head_state(
     state: dict[str, Tensor] = {}
     filled: set[str] = set()
     for name in list(left):
-        found = _find(name, table)
+        found = find(name, table)
         if found is None:
             continue
         filled.add(found.stem)
@@ -284,7 +284,7 @@ def _head_state(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """How a name was found in a table: under its whole self, or as stem, ending and a layer's number."""
 
     stem: str
@@ -292,14 +292,14 @@ class _Found:
     number: str = ""
 
 
-def _find(name: str, table: Mapping[str, object]) -> _Found | None:
+def find(name: str, table: Mapping[str, object]) -> Found | None:
     if name in table:
-        return _Found(name)
+        return Found(name)
     stem, _, ending = name.rpartition(".")
     if stem in table:
-        return _Found(stem, ending)
+        return Found(stem, ending)
     pattern, number = _numbered(stem)
-    return _Found(pattern, ending, number) if pattern in table else None
+    return Found(pattern, ending, number) if pattern in table else None
 
 
 def _numbered(stem: str) -> tuple[str, str]:

@@ -110,7 +110,8 @@ class Sequence:
     `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt. `seen`: leading tokens that the
     sequence's tokens attend to (0: all); the tokens after them only look, as a ColBERT query's mask tokens do. `before`: tokens
     that stand before these and are computed once for all sequences of a batch that have the same ones, causal models only.
-    `input`: what the model's head must know of this sequence besides (places of words or labels); None for most.
+    `input`: what the model's head must know of this sequence besides (places of words or labels); None for most. `adapter`: the
+    LoRA adapter that it is for; empty: none.
     """
 
     ids: NDArray[np.int32]
@@ -119,6 +120,7 @@ class Sequence:
     seen: int = 0
     before: NDArray[np.int32] | None = None
     input: object | None = None
+    adapter: str = ""
 
     @property
     def tokens(self) -> int:

@@ -7,7 +7,7 @@ own projections of them, which are computed once after loading.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import Layout, Run
 from libs.kernels.linear import PackedLinear
+from libs.kernels.lora import LowRank
 from services.worker.models.embeddings import Table, TokenEmbedding
 from services.worker.models.encoder import (
     Attention,
@@ -27,6 +28,7 @@ from services.worker.models.encoder import (
     Shared,
     TextEncoder,
 )
+from services.worker.models.lora import Learned, Shape
 from services.worker.models.packed import Packed
 from services.worker.models.spec import Config, EncoderSpec, LayerSpec
 from services.worker.models.weights import Rule, Spare
@@ -141,15 +143,31 @@ class DistanceEmbedding(PositionBias):
         return weight if self.norm is None else self.norm.forward(weight)
 
 
+@dataclass(frozen=True, slots=True)
+class DistanceParts:
+    """What an adapter adds to a layer's projected distances: for each row, (a' b) by head. `a`: [rank, rows], scaled."""
+
+    keys: LowRank | None
+    queries: LowRank | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.a.nbytes for part in (self.keys, self.queries) if part is not None)
+
+
 class DisentangledAttention(Attention):
-    """Content and distances. `kinds`: whose content meets distances; `own`: projections of their own, else those of the content."""
+    """Content and distances. `kinds`: whose content meets distances; `own`: projections of their own, else those of the content.
+
+    `delta`: what the adapters of the batch that is being computed make of the distances.
+    """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
         super().__init__(spec, layer)
         size = spec.heads * spec.head_size
         self.distance_key = PackedLinear(spec.hidden, size) if own and "c2p" in kinds else None
         self.distance_query = PackedLinear(spec.hidden, size) if own and "p2c" in kinds else None
-        self._distances, self._kinds = distances, kinds
+        self._distances, self._kinds, self._own = distances, kinds, own
+        self.delta: Learned[DistanceParts] | None = None
         self.keys: Tensor | None  # of distances, for queries: [heads, rows, head_size], scaled
         self.queries: Tensor | None  # of distances, for keys
         self.register_buffer("keys", None, persistent=False)
@@ -166,6 +184,25 @@ class DisentangledAttention(Attention):
         self.keys = self._by_head(keys) if "c2p" in self._kinds else None
         self.queries = self._by_head(queries) if "p2c" in self._kinds else None
 
+    def spent(self) -> dict[str, Shape]:
+        """The linear layers that `learn` needed and nothing else does."""
+        kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
+        return {name: Shape(self.qkv.inputs, self.qkv.slots[:1]) for name, kind in kinds.items() if kind in self._kinds}
+
+    def relearn(self, vectors: Tensor, parts: Mapping[str, LowRank]) -> DistanceParts:
+        """The same for an adapter. `parts`: of this layer's linear layers, by name."""
+        keys = self._projected(vectors, parts, "distance_key", 1) if "c2p" in self._kinds else None
+        queries = self._projected(vectors, parts, "distance_query", 0) if "p2c" in self._kinds else None
+        return DistanceParts(keys, queries)
+
+    def _projected(self, vectors: Tensor, parts: Mapping[str, LowRank], name: str, slot: int) -> LowRank | None:
+        part = parts.get(name if self._own else "qkv")
+        if part is None:
+            return None
+        size = self.qkv.slots[slot]
+        b = part.b if self._own else part.b[:, slot * size : (slot + 1) * size]
+        return LowRank((part.a @ vectors.to(part.a.dtype).T) * self.scale, b) if b.any() else None
+
     def _by_head(self, projected: Tensor) -> Tensor:
         return (projected * self.scale).view(len(projected), -1, self.head_size).transpose(0, 1).contiguous()
 
@@ -175,21 +212,33 @@ class DisentangledAttention(Attention):
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
         q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
         out = q.new_empty(q.shape[1], q.shape[0], q.shape[2])
-        for run in (part for whole in layout.runs for part in _parts(whole, q)):
-            queries = slice(run.query, run.query + run.count * run.queries)
-            keys = slice(run.key, run.key + run.count * run.keys)
-            out[queries] = self._dense(q[:, queries], k[:, keys], v[:, keys], run, shared)
+        for whole in layout.runs:
+            for of_adapter, learned in self._by_adapter(whole, q.shape[1]):
+                for run in _parts(of_adapter, q):
+                    queries = slice(run.query, run.query + run.count * run.queries)
+                    keys = slice(run.key, run.key + run.count * run.keys)
+                    out[queries] = self._dense(q[:, queries], k[:, keys], v[:, keys], run, shared, learned)
         return out.flatten(1)
 
-    def _dense(self, q: Tensor, k: Tensor, v: Tensor, run: Run, shared: Shared) -> Tensor:
+    def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
+        """A run in parts of one adapter each. `rows`: of all queries."""
+        if self.delta is None:
+            yield run, None
+            return
+        for start, stop, adapter in self.delta.rows.within(rows, run.query, run.query + run.count * run.queries):
+            done, count = (start - run.query) // run.queries, (stop - start) // run.queries
+            part = replace(run, query=start, key=run.key + done * run.keys, count=count)
+            yield part, None if adapter is None else self.delta.parts.get(adapter)
+
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor:
         """A run of equally long sequences: [heads, count * length, head_size] each -> [count * queries, heads, head_size]"""
         # Heads stand where batches do, so that each meets its own distances in one product over all sequences.
-        added = self._scores_by_distance(q, k, run, shared)
+        added = self._scores_by_distance(q, k, run, shared, learned)
         q, k, v = (_by_text(x, run.count) for x in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
         return mixed.flatten(1, 2).transpose(0, 1)
 
-    def _scores_by_distance(self, q: Tensor, k: Tensor, run: Run, shared: Shared) -> Tensor | None:
+    def _scores_by_distance(self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor | None:
         """What distances add to the scores: [heads, count, queries, keys]"""
         first = self._distances.row(run.offset + 1 - run.keys)
         last = self._distances.row(run.offset + run.queries - 1)
@@ -197,13 +246,23 @@ class DisentangledAttention(Attention):
         row = _rows_between(run, shared) - first
         added = None
         if self.keys is not None:
-            scores = _by_text(torch.bmm(q, self.keys[:, rows].transpose(1, 2)), run.count)
+            of_keys = _adapted(self.keys, rows, None if learned is None else learned.keys)
+            scores = _by_text(torch.bmm(q, of_keys.transpose(1, 2)), run.count)
             added = scores.gather(-1, row.expand(*scores.shape[:2], -1, -1))
         if self.queries is not None:
-            scores = _by_text(torch.bmm(k, self.queries[:, rows].transpose(1, 2)), run.count)
+            of_queries = _adapted(self.queries, rows, None if learned is None else learned.queries)
+            scores = _by_text(torch.bmm(k, of_queries.transpose(1, 2)), run.count)
             turned = scores.gather(-1, row.T.expand(*scores.shape[:2], -1, -1)).transpose(-1, -2)
             added = turned if added is None else added.add_(turned)
         return added
+
+
+def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
+    """Those rows of projected distances [heads, rows, head_size], with what an adapter adds."""
+    base = projected[:, rows]
+    if part is None:
+        return base
+    return base + (part.a[:, rows].T @ part.b).view(-1, base.shape[0], base.shape[2]).transpose(0, 1).type_as(base)
 
 
 def _parts(run: Run, q: Tensor) -> Iterator[Run]:
@@ -287,6 +346,25 @@ class DebertaEncoder(TextEncoder):
             for layer in self.stack:
                 if isinstance(layer.attn, DisentangledAttention):
                     layer.attn.learn(vectors)
+
+    def spent(self) -> dict[str, Shape]:
+        """What `Relearns` says."""
+        return {f"{at}.{name}": shape for at, attention in self._disentangled() for name, shape in attention.spent().items()}
+
+    def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
+        """What `Relearns` says."""
+        if not isinstance(self.relative, DistanceEmbedding):
+            return {}
+        vectors = self.relative.vectors()
+        return {
+            at: attention.relearn(vectors, {name.removeprefix(f"{at}."): part for name, part in parts.items()})
+            for at, attention in self._disentangled()
+        }
+
+    def _disentangled(self) -> list[tuple[str, DisentangledAttention]]:
+        """With their names in the encoder."""
+        attentions = [(f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)]
+        return [(at, attention) for at, attention in attentions if isinstance(attention, DisentangledAttention)]
 
 
 def build(config: Config) -> TextEncoder:

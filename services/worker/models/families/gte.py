@@ -32,6 +32,16 @@ WEIGHTS: dict[str, Rule] = {
     "lm_head.decoder": None,
 }
 
+MODULES: dict[str, Rule] = {
+    "layers.{}.self_attn.q_proj": ("layers.{}.attn.qkv", 0),
+    "layers.{}.self_attn.k_proj": ("layers.{}.attn.qkv", 1),
+    "layers.{}.self_attn.v_proj": ("layers.{}.attn.qkv", 2),
+    "layers.{}.self_attn.o_proj": "layers.{}.attn.out",
+    "layers.{}.mlp.up_proj": ("layers.{}.ffn.up", 0),
+    "layers.{}.mlp.gate_proj": ("layers.{}.ffn.up", 1),
+    "layers.{}.mlp.down_proj": "layers.{}.ffn.down",
+}
+
 _THETA = {"new": 10_000.0, "gte": 160_000.0}  # where config.json gives none
 
 

@@ -36,6 +36,16 @@ WEIGHTS = COMMON | {
     "encoder.layers.{}.mlp.fc11": ("layers.{}.ffn.up", 1),
 }
 
+MODULES: dict[str, Rule] = {
+    "layers.{}.self_attn.q_proj": ("layers.{}.attn.qkv", 0),
+    "layers.{}.self_attn.k_proj": ("layers.{}.attn.qkv", 1),
+    "layers.{}.self_attn.v_proj": ("layers.{}.attn.qkv", 2),
+    "layers.{}.self_attn.o_proj": "layers.{}.attn.out",
+    "layers.{}.mlp.gate_proj": ("layers.{}.ffn.up", 0),
+    "layers.{}.mlp.up_proj": ("layers.{}.ffn.up", 1),
+    "layers.{}.mlp.down_proj": "layers.{}.ffn.down",
+}
+
 _GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
 
 

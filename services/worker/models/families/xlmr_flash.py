@@ -36,6 +36,15 @@ WEIGHTS: dict[str, Rule] = {
     "qa_outputs": None,
 }
 
+MODULES: dict[str, Rule] = {
+    "layers.{}.self_attn.q_proj": ("layers.{}.attn.qkv", 0),
+    "layers.{}.self_attn.k_proj": ("layers.{}.attn.qkv", 1),
+    "layers.{}.self_attn.v_proj": ("layers.{}.attn.qkv", 2),
+    "layers.{}.self_attn.o_proj": "layers.{}.attn.out",
+    "layers.{}.mlp.fc1": "layers.{}.ffn.up",
+    "layers.{}.mlp.fc2": "layers.{}.ffn.down",
+}
+
 _TRANSFORMERS = "jina_embeddings_v3"
 
 

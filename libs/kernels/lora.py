@@ -1,0 +1,127 @@
+"""What LoRA adapters add to a linear layer of a packed batch: many adapters in one batch, each for its own rows.
+
+Rows of one adapter are neighbours, and where they begin is known on the host, so nothing here asks the device for a number. On a
+CPU each adapter's rows are two thin products of their own, which is all the arithmetic there is to do. On an accelerator, where a
+launch costs more than that, the adapters of the batch stand side by side: two products for all rows, with the wrong adapters'
+numbers masked out between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from libs.kernels.layout import to_device
+
+_FEW = 2  # adapters, for which products of their own are quicker than masks anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """One adapter's part in one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included."""
+
+    a: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start` to `stop` of a batch are of adapter number `adapter`."""
+
+    start: int
+    stop: int
+    adapter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whose rows are where in a batch, for every number of rows that a layer may be given: all tokens, or one a sequence.
+
+    Rows that are of no adapter are in no segment. `memo`: what is worked out once a batch and used by all layers.
+    """
+
+    segments: Mapping[int, tuple[Segment, ...]]
+    memo: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def of(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
+        """`adapters`: of each sequence of the batch, in its order; None: none. `lengths`: tokens of each."""
+        return Rows({sum(lengths): _segments(adapters, lengths), len(lengths): _segments(adapters, (1,) * len(lengths))})
+
+    def within(self, rows: int, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
+        """The rows from `start` to `stop` of a batch of so many, cut where the adapter changes: start, stop and adapter of each."""
+        for segment in self.segments[rows]:
+            if segment.stop > start and segment.start < stop:
+                if segment.start > start:
+                    yield start, segment.start, None
+                start, end = max(start, segment.start), min(stop, segment.stop)
+                yield start, end, segment.adapter
+                start = end
+        if start < stop:
+            yield start, stop, None
+
+
+def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[Segment, ...]:
+    found: list[Segment] = []
+    start = 0
+    for adapter, group in groupby(zip(adapters, lengths, strict=True), key=lambda pair: pair[0]):
+        stop = start + sum(length for _, length in group)
+        if adapter is not None:
+            found.append(Segment(start, stop, adapter))
+        start = stop
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What the adapters of a batch add to one linear layer. `parts`: by adapter number, of those that adapt this layer."""
+
+    rows: Rows
+    parts: Mapping[int, LowRank]
+
+    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [rows, outputs], which is written to and returned, plus what each row's adapter makes of x [rows, inputs]."""
+        segments = [segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts]
+        if y.device.type == "cpu" or len(segments) <= _FEW:
+            return add_sliced(y, x, segments, self.parts)
+        return add_masked(y, x, segments, self.parts, self.rows.memo)
+
+
+def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]) -> Tensor:
+    """Each adapter's rows by themselves. An adapter of another type than the batch (float32) is computed in its own."""
+    for segment in segments:
+        part, rows = parts[segment.adapter], slice(segment.start, segment.stop)
+        if part.a.dtype == x.dtype:
+            y[rows].addmm_(x[rows] @ part.a.T, part.b)
+        else:
+            y[rows] += ((x[rows].to(part.a.dtype) @ part.a.T) @ part.b).type_as(y)
+    return y
+
+
+def add_masked(
+    y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank], memo: dict[object, Tensor]
+) -> Tensor:
+    """All rows by all adapters at once. Rows of the same adapter need not be neighbours here."""
+    used = list(dict.fromkeys(segment.adapter for segment in segments))
+    ranks = tuple((number, len(parts[number].a)) for number in used)
+    low = x @ torch.cat([parts[number].a for number in used]).T
+    return y.addmm_(low * _mask(len(x), segments, ranks, low, memo), torch.cat([parts[number].b for number in used]))
+
+
+def _mask(
+    rows: int, segments: Sequence[Segment], ranks: tuple[tuple[int, int], ...], low: Tensor, memo: dict[object, Tensor]
+) -> Tensor:
+    """1 where the row is of the rank's adapter, else 0: [rows, ranks] in the type of `low`."""
+    key = (rows, ranks)
+    if key not in memo:
+        of_row = np.full(rows, -1, np.int32)
+        for segment in segments:
+            of_row[segment.start : segment.stop] = segment.adapter
+        of_rank = np.repeat(*np.array(ranks, np.int32).T)
+        memo[key] = (to_device(of_row, low.device)[:, None] == to_device(of_rank, low.device)).to(low.dtype)
+    return memo[key]

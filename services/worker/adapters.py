@@ -1,0 +1,292 @@
+"""Which LoRA adapters are loaded with a resident model: loaded when a router asks, bounded in number, the idle ones go first.
+
+Beside the way of a request: `intake.py` passes on what routers want, and pulls for what is loaded; `residency.py` reports it. Event
+loop only; files are read in threads. An adapter leaves in two steps, as models do: it takes no new work, and goes when its last job
+has, so that nothing in flight is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+from libs.catalog.overrides import Catalog
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
+from libs.store import Copy, Store
+from libs.telemetry.logs import fields
+from services.worker import disk
+from services.worker.threads import in_thread
+
+if TYPE_CHECKING:
+    from services.worker.held import Resident
+
+log = logging.getLogger(__name__)
+
+MAX_ADAPTERS: Final = 32
+REPORT_FAILURE_SECONDS: Final = 60.0
+
+UNUSED_SECONDS: Final = 1.0
+"""How long an adapter that was loaded for work is kept though none has come yet: else two could take turns and serve nobody."""
+
+WANTED_SECONDS: Final = 60.0
+"""How long an adapter is waited with whose model is loading."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A model that adapters can be added to while it serves. Both block and may be called on any thread."""
+
+    def add_adapter(self, name: str, directory: Path) -> int:
+        """Returns its bytes on the device. Raises ShoalError."""
+
+    def remove_adapter(self, name: str) -> None: ...
+
+
+Claim = Callable[[str, int], Callable[[], None] | None]
+"""Takes bytes of the device for something named: what gives them back, or None if there is no room."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A loaded adapter. Times are seconds of the worker's rising clock. `release` gives its memory's reservation back."""
+
+    bytes: int
+    loaded_at: float
+    last_used: float
+    release: Callable[[], None]
+    held_jobs: int = 0
+    is_used: bool = False
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An adapter that could not be loaded, when, and why."""
+
+    at: float
+    error: ShoalError
+
+
+@dataclass(slots=True, eq=False)
+class AdapterCache:
+    """The adapters of one resident model."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
+    arriving: int = 0
+    """Of those in `loading`, how many have their place and are read."""
+    failed: dict[str, Failed] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when something changes that a load may wait for."""
+    plain_used: float = 0.0
+    """When the model served without an adapter last."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.entries.values())
+
+    def names(self) -> list[str]:
+        """Those that are loaded and take work, sorted."""
+        return sorted(name for name, entry in self.entries.items() if not entry.leaving)
+
+    def lanes(self) -> list[str]:
+        """Adapters to pull for, none (empty) among them, the least recently served first: under load they take turns."""
+        used = {"": self.plain_used} | {name: entry.last_used for name, entry in self.entries.items() if not entry.leaving}
+        return sorted(used, key=lambda name: used[name])
+
+    def serves(self, adapter: str) -> bool:
+        """Whether it takes work. The empty name is the model without an adapter."""
+        entry = self.entries.get(adapter)
+        return not adapter or (entry is not None and not entry.leaving)
+
+    def hold(self, adapter: str, jobs: int, now: float) -> None:
+        """Jobs were taken in for it."""
+        entry = self.entries.get(adapter)
+        if entry is None:
+            self.plain_used = now
+        else:
+            entry.held_jobs += jobs
+            entry.last_used, entry.is_used = now, True
+
+    def let_go(self, adapter: str) -> None:
+        """One of its jobs is no longer held."""
+        entry = self.entries.get(adapter)
+        if entry is not None:
+            entry.held_jobs -= 1
+            self.news.set()
+
+    def failures(self, now: float) -> dict[str, ShoalError]:
+        """Of the last minute."""
+        self.failed = {name: failed for name, failed in self.failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
+        return {name: failed.error for name, failed in self.failed.items()}
+
+    def victim(self, now: float) -> Entry | None:
+        """Who makes room: an idle one rather than one with work, then the least recently used. None: all are too new."""
+        candidates = [one for one in self.entries.values() if one.is_used or now - one.loaded_at >= UNUSED_SECONDS]
+        return min(candidates, key=lambda one: (not one.leaving, one.held_jobs > 0, one.last_used), default=None)
+
+    def forget(self, adapter: str) -> None:
+        """It is no longer on the device."""
+        self.entries.pop(adapter).release()
+        self.news.set()
+
+    def clear(self) -> None:
+        """The model leaves the device, and takes its adapters along."""
+        for adapter in list(self.entries):
+            self.forget(adapter)
+
+
+def adapter_finder(shelves: tuple[disk.Shelf, ...], store: Store | None, catalog: Catalog) -> Callable[[str], Copy]:
+    """Where adapters are looked for: on the shelves, then in the store."""
+
+    def find(adapter: str) -> Copy:
+        try:
+            return Copy(disk.find_adapter(shelves, adapter))
+        except ModelNotFound:
+            if store is None:
+                raise
+        return store.get(catalog.pinned_id(adapter), lambda progress: None, is_adapter=True)
+
+    return find
+
+
+class AdapterLoader:
+    """Loads adapters into resident models. At most `limit` a model.
+
+    `find`: adapter id -> its directory, fetched if need be; blocking. `claim`: of the device's memory. `changed` is called when an
+    adapter has come, gone or failed.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Copy],
+        claim: Claim,
+        tasks: asyncio.TaskGroup,
+        *,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        limit: int = MAX_ADAPTERS,
+    ) -> None:
+        self._find = find
+        self._claim = claim
+        self._tasks = tasks
+        self._clock = clock
+        self._changed = changed
+        self._limit = limit
+        # Mutable state: adapters of models that are not resident yet, with the time they were asked for; loads under way.
+        self._wanted: dict[tuple[str, str], float] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def want(self, model: str, adapter: str) -> None:
+        """Load it as soon as the model is resident."""
+        self._wanted[model, adapter] = self._clock()
+
+    def settle(self, residents: Collection[Resident]) -> None:
+        """Begins the loads that were waiting for these models."""
+        if not self._wanted:
+            return
+        since = self._clock() - WANTED_SECONDS
+        by_name = {resident.name: resident for resident in residents}
+        ready = [pair for pair in self._wanted if pair[0] in by_name]
+        self._wanted = {pair: at for pair, at in self._wanted.items() if pair not in ready and at > since}
+        for model, adapter in ready:
+            self.load(by_name[model], adapter)
+
+    def load(self, resident: Resident, adapter: str) -> None:
+        """Loads it, unless it is there or on its way."""
+        cache = resident.adapters
+        if adapter in cache.entries or adapter in cache.loading:
+            return
+        cache.failed.pop(adapter, None)
+        cache.loading.add(adapter)
+        task = self._tasks.create_task(self._bring(resident, adapter))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def stop(self) -> None:
+        """Give up the loads under way."""
+        for task in self._running:
+            task.cancel()
+
+    async def _bring(self, resident: Resident, adapter: str) -> None:
+        """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat reports."""
+        cache, told = resident.adapters, {"model": resident.name, "adapter": adapter}
+        started = self._clock()
+        try:
+            size = await self._loaded(resident, adapter)
+        except ShoalError as error:
+            self._fail(resident, adapter, error)
+        except Exception as error:
+            log.exception("loading an adapter failed", extra=fields(told))
+            self._fail(resident, adapter, ModelBroken(f"{adapter} could not be loaded: {type(error).__name__}: {error}"))
+        else:
+            log.info("adapter loaded", extra=fields({**told, "bytes": size, "seconds": self._clock() - started}))
+        finally:
+            cache.loading.discard(adapter)
+        self._changed()
+
+    def _fail(self, resident: Resident, adapter: str, error: ShoalError) -> None:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        resident.adapters.failed[adapter] = Failed(self._clock(), error)
+        told = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
+        log.warning("adapter failed", extra=fields(told))
+
+    async def _loaded(self, resident: Resident, adapter: str) -> int:
+        model = resident.model
+        if not isinstance(model, TakesAdapters):
+            raise ModelBroken(f"{resident.name} takes no adapters")
+        copy = await in_thread(partial(self._find, adapter))
+        try:
+            await self._make_room(resident)
+            resident.adapters.arriving += 1
+            try:
+                size = await in_thread(partial(model.add_adapter, adapter, copy.directory))
+                self._admit(resident, adapter, size)
+            except BaseException:
+                model.remove_adapter(adapter)
+                raise
+            finally:
+                resident.adapters.arriving -= 1
+                resident.adapters.news.set()
+        finally:
+            copy.close()
+        return size
+
+    def _admit(self, resident: Resident, adapter: str, size: int) -> None:
+        if resident.leaving:
+            raise NoCapacity(f"{resident.name} left the device while its adapter {adapter} was loaded")
+        release = self._claim(f"{resident.name} + {adapter}", size)
+        if release is None:
+            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which this worker has not free now")
+        now = self._clock()
+        resident.adapters.entries[adapter] = Entry(size, now, now, release)
+
+    async def _make_room(self, resident: Resident) -> None:
+        """Waits until there are fewer adapters than allowed, and lets others go for that. Each look and what follows from it are
+        one step of the event loop, so loads need no lock against each other."""
+        cache = resident.adapters
+        while len(cache.entries) + cache.arriving >= self._limit and not resident.leaving:
+            victim = cache.victim(self._clock())
+            if victim is not None:
+                victim.leaving = True
+                if victim.held_jobs == 0:
+                    self._drop(resident, victim)
+                    continue
+            cache.news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UNUSED_SECONDS):
+                    await cache.news.wait()
+
+    def _drop(self, resident: Resident, victim: Entry) -> None:
+        adapter = next(name for name, entry in resident.adapters.entries.items() if entry is victim)
+        resident.adapters.forget(adapter)
+        if isinstance(resident.model, TakesAdapters):
+            resident.model.remove_adapter(adapter)
+        log.info("adapter unloaded", extra=fields({"model": resident.name, "adapter": adapter, "bytes": victim.bytes}))
+        self._changed()

@@ -1,0 +1,68 @@
+"""What a token of a batch takes on the device beside the weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker.models import TextModel
+from services.worker.models.probe import LiveBytes
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.recipes import RECIPES
+
+
+def test_the_peak_is_of_what_lives_at_a_time() -> None:
+    before = torch.zeros(1000)
+    with LiveBytes([before]) as live:
+        first = before + 1  # 4,000
+        second = first * 2  # 8,000
+        del first
+        view = second.view(10, 100)
+        third = view + before.view(10, 100)  # 8,000
+        del second, view, third
+        torch.zeros(1500)  # 6,000
+    assert live.peak == 8000
+
+
+def test_what_was_there_before_is_not_counted() -> None:
+    weight = torch.zeros(100, 100)
+    with LiveBytes([weight]) as live:
+        assert weight.T.reshape(-1)[:10].view(10).sum() == 0
+        weight.add_(1)
+    assert live.peak <= weight.nbytes + 8, "only the copy that reshape makes"
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_every_family_can_be_probed(tmp_path: Path, kind: str) -> None:
+    """Its states alone are of the hidden size, in and out of a feed-forward of twice that."""
+    model = TextModel.load(
+        write_checkpoint(kind, tmp_path, sentence=SentenceFiles()), "test/model", torch.device("cpu"), torch.float32
+    )
+    taken = model.probe()
+    assert 2 * 64 * 4 <= taken <= 100 * 64 * 4
+    assert model.probe() == taken
+
+
+def test_wider_models_take_more(tmp_path: Path) -> None:
+    models = [
+        TextModel.load(
+            write_checkpoint("bert", tmp_path / str(hidden), hidden=hidden), "test/model", torch.device("cpu"), torch.float32
+        )
+        for hidden in (64, 256)
+    ]
+    narrow, wide = (model.probe() for model in models)
+    assert 2.5 < wide / narrow < 4.5
+
+
+def test_short_positions_and_a_small_vocabulary(tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path, positions=8, vocabulary=30, head="sequence_classification")
+    assert TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32).probe() > 0
+
+
+def test_a_probe_does_not_import_the_compiler(embedder: TextModel) -> None:
+    had = "torch._dynamo" in sys.modules
+    embedder.probe()
+    assert had == ("torch._dynamo" in sys.modules)
