@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("services.worker")
 
+_M_ARENA_MAX = -8  # malloc.h
+
 
 def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
     """Never returns. Exit codes: 0 after a signal, 1 if the device or the worker failed, 2 for settings that cannot be."""
@@ -24,6 +27,7 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
         settings = Settings.from_env(os.environ)
         configure("worker", settings.log_level)
         _limit_threads(settings.threads)
+        _limit_heaps()
         code = _run(settings, open_device)
     except ShoalError as error:
         print(f"worker: {error.message}", file=sys.stderr)
@@ -40,6 +44,13 @@ def _limit_threads(threads: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("RAYON_NUM_THREADS", str(tokenizer_threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if tokenizer_threads > 1 else "false")
+
+
+def _limit_heaps() -> None:
+    """Each load has a thread of its own, and glibc up to eight heaps a core for threads: what loads leave behind in them stays."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -> int:

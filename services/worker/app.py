@@ -9,16 +9,18 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import uvloop
 
+from libs.eviction import POLICIES
 from libs.serving import serving
 from libs.store import open_store
 from libs.telemetry.logs import fields
+from services.worker.adapters import AdapterLoader, adapter_finder
 from services.worker.batcher import Limits
 from services.worker.delivery import Delivery
 from services.worker.device import Device
@@ -26,9 +28,11 @@ from services.worker.finisher import Finisher
 from services.worker.heartbeat import Heartbeat
 from services.worker.intake import Identity, Intake
 from services.worker.link import Link
-from services.worker.residency import Residency
+from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
+from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
 from services.worker.settings import Settings
+from services.worker.widening import Widening
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +42,9 @@ _HAND_BACK_SECONDS: Final = 3.0
 """How long handing unfinished jobs back may take at the end; after that their leases run out."""
 
 _GOODBYE_SECONDS: Final = 2.0
+
+_RELIEF_SECONDS: Final = 5.0
+"""How long the device thread waits for an idle model to go when memory is short."""
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:
@@ -80,21 +87,23 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """For tokenising and for making answers: apart, so that a large job's tokenising does not hold up a small one's answer."""
+    """For tokenising and for making answers: apart, so that a large job's tokenising does not hold up a small one's answer. And one
+    for answers that are computed once more in float32."""
 
     preparing: ThreadPoolExecutor
     finishing: ThreadPoolExecutor
+    widening: ThreadPoolExecutor
 
 
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    threads = Threads(ThreadPoolExecutor(count, "prepare"), ThreadPoolExecutor(count, "finish"))
+    threads = Threads(ThreadPoolExecutor(count, "prepare"), ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        threads.preparing.shutdown(wait=False, cancel_futures=True)
-        threads.finishing.shutdown(wait=False, cancel_futures=True)
+        for pool in (threads.preparing, threads.finishing, threads.widening):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Worker:
@@ -106,7 +115,10 @@ class Worker:
         identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
         limits = Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds)
         self._stop = stop
+        self._loop = asyncio.get_running_loop()
         self._grace_seconds = settings.grace_seconds
+        self._spot = source_of(settings.spot)
+        self._gone_at: float | None = None
         self._tasks = tasks
         self._pull_again = asyncio.Event()
         self._report_again = asyncio.Event()
@@ -114,7 +126,14 @@ class Worker:
         self._residency = Residency(
             settings.models,
             store,
-            device.memory_bytes,
+            Budget(
+                device.memory_bytes,
+                host_bytes=device.host_bytes,
+                shares_memory=device.shares_memory,
+                batch_tokens=device.batch_tokens,
+                load_seconds=settings.load_seconds,
+                policy=POLICIES[settings.eviction],
+            ),
             device.item_bytes,
             device.load,
             tasks,
@@ -123,10 +142,25 @@ class Worker:
             trim=device.trim,
             catalog=settings.catalog,
         )
+        self._adapters = AdapterLoader(
+            adapter_finder(settings.models, store, settings.catalog),
+            self._residency.claim,
+            tasks,
+            clock=time.monotonic,
+            changed=self._models_changed,
+            limit=settings.adapters,
+        )
         self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go)
-        finisher = Finisher(self._delivery, threads.finishing, self._pull_again)
+        finisher = Finisher(self._delivery, threads.finishing, Widening(threads.widening), self._pull_again)
         self._runner = Runner(
-            limits, finisher, clock=time.monotonic, unix_time=time.time, recover=device.recover, enter=device.enter
+            limits,
+            finisher,
+            clock=time.monotonic,
+            unix_time=time.time,
+            recover=device.recover,
+            trim=device.trim,
+            relieve=self._relieve,
+            enter=device.enter,
         )
         self._intake = Intake(
             identity,
@@ -134,11 +168,13 @@ class Worker:
             settings.pull_wait_seconds,
             link,
             self._residency,
+            self._adapters,
             self._delivery,
             self._runner,
             finisher,
             preparers=threads.preparing,
             wake=self._pull_again,
+            beat=self._report_again.set,
         )
         self._heartbeat = Heartbeat(
             identity,
@@ -158,18 +194,25 @@ class Worker:
         self._beating = self._tasks.create_task(self._heartbeat.run())
         self._pulling = self._tasks.create_task(self._intake.run())
         self._tasks.create_task(self._residency.run())
+        self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
         # Whoever waits for `stop` waits for the loss of the device, too.
         self._device.add_done_callback(lambda _: self._stop.set())
         await self._stop.wait()
 
     async def wind_down(self) -> None:
         """Pull no more, finish what is held, hand back the rest, say goodbye."""
-        log.info("stopping", extra=fields({"grace_seconds": self._grace_seconds}))
+        grace_seconds = (
+            self._grace_seconds if self._gone_at is None else grace_left(self._gone_at, time.time(), self._grace_seconds)
+        )
+        log.info("stopping", extra=fields({"grace_seconds": grace_seconds}))
+        if self._watching is not None:
+            self._watching.cancel()
         self._intake.stop()
         self._residency.stop()
+        self._adapters.stop()
         self._heartbeat.announce_drain()
         await self._pulling
-        await self._finish_held(0.0 if self._device.done() else self._grace_seconds)
+        await self._finish_held(0.0 if self._device.done() else grace_seconds)
         self._runner.stop()
         self._beating.cancel()
         await _within(_GOODBYE_SECONDS, self._heartbeat.leave())
@@ -179,12 +222,32 @@ class Worker:
         if not self._device.cancel():
             self._device.result()
 
+    async def _watch(self, spot: Source) -> None:
+        """Until the machine is about to be taken away; then the worker stops while there is time."""
+        gone_at = self._gone_at = await noticed(spot)
+        log.warning("the machine will be taken away", extra=fields({"in_seconds": gone_at - time.time()}))
+        self._residency.take_no_more()
+        self._heartbeat.announce_end(gone_at)
+        await asyncio.sleep(max(0.0, stops_at(gone_at, self._grace_seconds) - time.time()))
+        self._stop.set()
+
     async def _finish_held(self, grace_seconds: float) -> None:
         if not await _within(grace_seconds, self._delivery.settled()):
             self._delivery.hand_back()
             if not await _within(_HAND_BACK_SECONDS, self._delivery.settled()):
                 log.warning("some leases could not be handed back and will run out")
                 self._delivery.give_up()
+
+    def _relieve(self, keep: str) -> bool:
+        """For the device thread, which waits: whether an idle model other than `keep` was let go."""
+        if self._loop.is_closed():
+            return False
+        relief = asyncio.run_coroutine_threadsafe(self._residency.relieve(keep), self._loop)
+        try:
+            return relief.result(_RELIEF_SECONDS)
+        except (TimeoutError, CancelledError):
+            relief.cancel()
+            return False
 
     def _models_changed(self) -> None:
         self._pull_again.set()

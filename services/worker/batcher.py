@@ -5,8 +5,8 @@ On the way of a request between `intake.py`, which prepares sequences, and `runn
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,22 @@ class Batch:
     tokens: int
 
 
-def next_batch(waiting: Mapping[Group, Sequence[Waiting]], limits: Limits, now: float) -> Batch | None:
+def next_batch(
+    waiting: Mapping[Group, Sequence[Waiting]], limits: Limits, now: float, cap: Callable[[Group], int] | None = None
+) -> Batch | None:
     """The batch to run now, or None if nothing waits. Each group's sequences must be in order of `since`.
 
     The group whose oldest sequence has waited longest is served, and that sequence is always part of the batch, alone if it exceeds
     the budget: nothing can starve. Sequences older than `max_age` follow strictly in order; if one does not fit, the batch ends.
     The room that is left goes to those whose length is nearest to the oldest one's, which keeps runs of equal length together.
+    `cap`: the token budget of a group, for groups that may be below that of `limits`.
     """
     candidates = [(sequences[0].since, number, group) for number, (group, sequences) in enumerate(waiting.items()) if sequences]
     if not candidates:
         return None
     group = min(candidates)[2]
+    if cap is not None:
+        limits = replace(limits, tokens=min(limits.tokens, cap(group)))
     chosen = _pick(waiting[group], limits, now)
     return Batch(group, chosen, sum(sequence.tokens for sequence in chosen))
 
@@ -110,9 +115,9 @@ class WaitingRoom:
         for group, sequences in list(self._groups.items()):
             self._keep(group, [sequence for sequence in sequences if sequence.job not in jobs])
 
-    def take(self, limits: Limits, now: float) -> Batch | None:
-        """Choose the next batch and take it out."""
-        batch = next_batch(self._groups, limits, now)
+    def take(self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None) -> Batch | None:
+        """Choose the next batch, as `next_batch` does, and take it out."""
+        batch = next_batch(self._groups, limits, now, cap)
         if batch is not None:
             taken = {(sequence.job, sequence.index) for sequence in batch.chosen}
             self._keep(batch.group, [one for one in self._groups[batch.group] if (one.job, one.index) not in taken])

@@ -95,6 +95,7 @@ class Delivery:
     def _pop(self, held: HeldJob) -> bool:
         if held.lease.jobs.pop(held.number, None) is None:
             return False
+        held.resident.adapters.let_go(held.lease.lane.adapter)
         self._let_go(held.resident)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +20,16 @@ from services.worker.settings import Settings
 _CPU_BATCH_TOKENS = 2048
 _ACCELERATOR_BATCH_TOKENS = 16384
 _CPU_SHARE = 0.6
-_ACCELERATOR_SHARE = 0.8
-"""The rest is for activations, and on a CPU for everything else that runs there."""
+"""The rest is for everything else that runs there."""
+
+_ACCELERATOR_RESERVE = 1 << 30
+_ACCELERATOR_SHARE = 0.93
+"""Of what is left beside the reserve. The rest is for the driver's context, kernels' own memory, and the allocator's gaps."""
+
+_HOST_SHARE = 0.5
+"""Of the host's memory, for models that had to leave an accelerator."""
+
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -34,8 +42,10 @@ def _nothing() -> None:
 class Device:
     """What the rest of the worker knows of it.
 
-    `item_bytes`: of a weight. `load`: (directory, model id) -> model on the device. `recover`: after a failed forward pass; raises
-    if the device is lost. `trim`: gives freed memory back. `enter`: first thing on the device thread.
+    `memory_bytes`: for models, activations included. `host_bytes`: of host memory, for models that left the device.
+    `shares_memory`: both are the same. `item_bytes`: of a weight. `load`: (directory, model id) -> model on the device; wants a
+    thread of its own. `recover`: after a failed forward pass; raises if the device is lost. `trim`: gives freed memory back.
+    `enter`: first thing on the device thread.
     """
 
     name: str
@@ -46,6 +56,8 @@ class Device:
     recover: Callable[[], None] = _nothing
     trim: Callable[[], None] = _nothing
     enter: Callable[[], None] = _nothing
+    host_bytes: int = 0
+    shares_memory: bool = True
 
 
 def open_device(settings: Settings) -> Device:
@@ -62,17 +74,23 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callable[[Path, str], Model]:
-    return lambda directory, model: TextModel.load(directory, model, device, dtype, catalog.of(model))
+    def load(directory: Path, model: str) -> Model:
+        """On a thread of its own, whose number of threads for torch is its own, too: what is served must not wait for them."""
+        torch.set_num_threads(1)
+        return TextModel.load(directory, model, device, dtype, catalog.of(model))
+
+    return load
 
 
 def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
     return Device(
         name="cpu",
         memory_bytes=settings.memory_bytes or int(_host_bytes() * _CPU_SHARE),
+        host_bytes=settings.host_bytes or 0,
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
-        trim=_collect,
+        trim=_trim_host,
         # The number of threads belongs to the calling thread, so the device thread must set its own.
         enter=lambda: torch.set_num_threads(settings.threads),
     )
@@ -82,7 +100,9 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
     total = torch.cuda.get_device_properties(device).total_memory
     return Device(
         name=torch.cuda.get_device_name(device),
-        memory_bytes=settings.memory_bytes or int(total * _ACCELERATOR_SHARE),
+        memory_bytes=settings.memory_bytes or int((total - _ACCELERATOR_RESERVE) * _ACCELERATOR_SHARE),
+        host_bytes=int(_host_bytes() * _HOST_SHARE) if settings.host_bytes is None else settings.host_bytes,
+        shares_memory=False,
         batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
@@ -98,12 +118,17 @@ def _recover_accelerator() -> None:
 
 
 def _trim_accelerator() -> None:
-    gc.collect()
     torch.cuda.empty_cache()
+    _trim_host()
 
 
-def _collect() -> None:
-    gc.collect()
+def _trim_host() -> None:
+    """Without it the C library keeps much of what it was given back, and a worker grows with the models that it had.
+
+    Models are no garbage in cycles, so that Python's collector, which stops all threads for long, is left alone.
+    """
+    if _trim_heap is not None:
+        _trim_heap(0)
 
 
 def _host_bytes() -> int:

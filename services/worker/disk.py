@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.catalog import adapter as lora
 from libs.catalog.files import tensor_header
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound
 from libs.store.names import is_model_id
-from libs.store.select import CONFIGS
+from libs.store.select import CONFIGS, MODEL_WEIGHTS
 
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -41,12 +42,25 @@ def _shelf(entry: str) -> Shelf:
 
 def find(shelves: tuple[Shelf, ...], model: str) -> Path:
     """The directory of a model on the first shelf that has it; a revision is part of the id. Raises ModelNotFound."""
-    if is_model_id(model):
-        for shelf in shelves:
-            directory = shelf.path / model if not shelf.model else shelf.path if shelf.model == model else None
-            if directory is not None and _is_checkpoint(directory):
-                return directory
+    for directory in _directories(shelves, model):
+        if _is_checkpoint(directory):
+            return directory
     raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
+
+
+def find_adapter(shelves: tuple[Shelf, ...], adapter: str) -> Path:
+    """The same for a LoRA adapter, which lies where models lie."""
+    for directory in _directories(shelves, adapter):
+        if (directory / lora.FILE).is_file():
+            return directory
+    raise ModelNotFound(f"no directory of this worker holds the adapter {adapter!r}", field="adapter")
+
+
+def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
+    """Where a model or adapter of that id may lie."""
+    if not is_model_id(name):
+        return []
+    return [shelf.path / name if not shelf.model else shelf.path for shelf in shelves if shelf.model in ("", name)]
 
 
 def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
@@ -61,6 +75,9 @@ def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
 
 
 def _is_checkpoint(directory: Path) -> bool:
+    """An adapter's directory is none, though some hold the base model's config.json too."""
+    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in MODEL_WEIGHTS):
+        return False
     return any((directory / name).is_file() for name in CONFIGS)
 
 

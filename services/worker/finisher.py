@@ -16,7 +16,7 @@ from services.worker import codec
 from services.worker.codec import Timings
 from services.worker.delivery import Delivery
 from services.worker.held import HeldJob
-from services.worker.models import is_finite
+from services.worker.widening import Widening, odd_outputs
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,15 @@ def must_succeed(future: Future[None]) -> None:
 
 
 class Finisher:
-    """The runner's Outcomes. May be called on any thread; `wake` is set when the device has begun a batch or has run dry."""
+    """The runner's Outcomes. May be called on any thread; `wake` is set when the device has begun a batch or has run dry.
 
-    def __init__(self, delivery: Delivery, threads: ThreadPoolExecutor, wake: asyncio.Event) -> None:
+    Jobs with numbers that are not finite go through `widening` first.
+    """
+
+    def __init__(self, delivery: Delivery, threads: ThreadPoolExecutor, widening: Widening, wake: asyncio.Event) -> None:
         self._delivery = delivery
         self._threads = threads
+        self._widening = widening
         self._wake = wake
         self._loop = asyncio.get_running_loop()
 
@@ -53,8 +57,16 @@ class Finisher:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def _finish(self, jobs: list[HeldJob]) -> None:
-        answers = [(held, _answer(held)) for held in jobs]
-        self._loop.call_soon_threadsafe(self._delivery.answer, answers)
+        odd = [held for held in jobs if odd_outputs(held)]
+        for held in odd:
+            self._widening.add(held, self._widened).add_done_callback(must_succeed)
+        answers = [(held, _answer(held)) for held in jobs if held not in odd]
+        if answers:
+            self._loop.call_soon_threadsafe(self._delivery.answer, answers)
+
+    def _widened(self, held: HeldJob, error: ShoalError | None) -> None:
+        answer = _answer(held) if error is None else codec.failed(error, first_item=held.job.first_item)
+        self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
 
 
 def _answer(held: HeldJob) -> bytes:
@@ -63,8 +75,6 @@ def _answer(held: HeldJob) -> bytes:
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
     try:
-        if not all(is_finite(output) for output in outputs):
-            raise InternalError(f"{held.resident.name} gave numbers that are not finite for this input")
         result = model.finish(held.ready, outputs)
         timings = _timings(held, started, time.monotonic())
         return codec.result_of(result, revision=model.card.revision, tokens=held.ready.tokens, timings=timings)

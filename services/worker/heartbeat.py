@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -52,7 +53,9 @@ class Heartbeat:
         self._drain = drain
         # Mutable state.
         self._directive_seq = 0
+        self._plan = 0
         self._draining = False
+        self._gone_at: float | None = None
 
     async def run(self) -> None:
         while True:
@@ -67,6 +70,11 @@ class Heartbeat:
         self._draining = True
         self._changed.set()
 
+    def announce_end(self, gone_at: float) -> None:
+        """From now on routers hear when (Unix time) the machine goes."""
+        self._gone_at = gone_at
+        self._changed.set()
+
     async def leave(self) -> None:
         """The last heartbeat."""
         await self._beat(self._message(leaving=True))
@@ -75,9 +83,14 @@ class Heartbeat:
         """Does each order once, in order, and skips what nobody waits for."""
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
+        self._residency.hear_backlog(dict(response.queued_tokens))
         for directive in response.directives:
             if directive.seq > self._directive_seq:
                 self._directive_seq = directive.seq
+                if 0 < directive.plan < self._plan:
+                    log.info("order of an older plan", extra=fields({"seq": directive.seq, "plan": directive.plan}))
+                    continue
+                self._plan = max(self._plan, directive.plan)
                 self._obey(directive)
 
     async def _beat(self, message: worker_pb2.HeartbeatRequest) -> None:
@@ -88,12 +101,12 @@ class Heartbeat:
 
     def _obey(self, directive: worker_pb2.Directive) -> None:
         order = directive.WhichOneof("order")
-        log.info("order", extra=fields({"order": order, "seq": directive.seq}))
+        log.info("order", extra=fields({"order": order, "seq": directive.seq, "plan": directive.plan}))
         match order:
             case "load_model":
                 self._residency.load(directive.load_model)
             case "evict_model":
-                self._residency.evict(directive.evict_model)
+                self._residency.evict(directive.evict_model, by_plan=directive.plan > 0)
             case "pin_model":
                 self._residency.pin(directive.pin_model, True)
             case "unpin_model":
@@ -115,4 +128,8 @@ class Heartbeat:
             batch_tokens=self._device.batch_tokens,
             leaving=leaving,
             directive_seq=self._directive_seq,
+            host_memory_bytes=self._residency.host_bytes,
+            host_used_bytes=self._residency.host_used_bytes,
+            plan=self._plan,
+            preempted_in_seconds=None if self._gone_at is None else max(0.0, self._gone_at - time.time()),
         )

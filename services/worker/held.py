@@ -15,8 +15,20 @@ from typing import Protocol
 from shoal.v1 import worker_pb2
 
 from libs.catalog.card import Card
+from services.worker.adapters import AdapterCache
 from services.worker.meter import Meter
 from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
+
+
+class Parked(Protocol):
+    """A model in host memory, off the device."""
+
+    @property
+    def host_bytes(self) -> int:
+        """What it takes there."""
+
+    def resume(self) -> Model:
+        """Back to the device. Blocking, but need not wait for the copy: the first forward does, on the device."""
 
 
 class Model(Protocol):
@@ -30,6 +42,22 @@ class Model(Protocol):
     def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]: ...
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
+
+    def widened(self) -> Model | None:
+        """The same in float32 on the CPU, read anew; None if it computes in float32 already. Blocking; raises ShoalError."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Of a copy that it keeps in host memory while it is on the device; 0: it keeps none."""
+
+    def drop_host_copy(self) -> None:
+        """Keep none from now on. Blocking."""
+
+    def park(self) -> Parked:
+        """Give its device memory back, and stay in host memory. No call of it may be under way. Blocking."""
+
+    def probe(self) -> float:
+        """Bytes of activations that a token of a batch takes on the device, measured with a tiny forward. Blocking."""
 
 
 Load = Callable[[Path, str], Model]
@@ -57,7 +85,15 @@ class Resident:
     held_jobs: int = 0
     drained: asyncio.Event = field(default_factory=_set)
     """Set while no job is held."""
+    held_tokens: float = 0.0
+    """Of the jobs held, estimated."""
+    uses: int = 0
+    """Jobs since it became resident."""
+    floor: float = 0.0
+    """The value of the model that was evicted last before it was used last (GDSF)."""
+    activation_bytes_per_token: float = 0.0
     meter: Meter = field(default_factory=Meter)
+    adapters: AdapterCache = field(default_factory=AdapterCache)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -20,12 +20,14 @@ from shoal.v1 import worker_pb2
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.telemetry.logs import fields
 from services.worker import codec
+from services.worker.adapters import AdapterLoader
 from services.worker.batcher import Limits
 from services.worker.delivery import Delivery
 from services.worker.finisher import Finisher, must_succeed
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
-from services.worker.pulls import Pull, Situation, plan_pulls
+from services.worker.models import Prepared
+from services.worker.pulls import LaneName, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
 
@@ -52,7 +54,10 @@ class Identity:
 
 
 class Intake:
-    """`run` pulls until `stop`; `wake` is set by whoever changes what could be pulled."""
+    """`run` pulls until `stop`; `wake` is set by whoever changes what could be pulled.
+
+    `beat` sends a heartbeat at once, where a router says that orders wait.
+    """
 
     def __init__(
         self,
@@ -61,23 +66,27 @@ class Intake:
         pull_wait_seconds: float,
         link: Link,
         residency: Residency,
+        adapters: AdapterLoader,
         delivery: Delivery,
         runner: Runner,
         finisher: Finisher,
         *,
         preparers: ThreadPoolExecutor,
         wake: asyncio.Event,
+        beat: Callable[[], None],
     ) -> None:
         self._identity = identity
         self._limits = limits
         self._pull_wait_seconds = pull_wait_seconds
         self._link = link
         self._residency = residency
+        self._adapters = adapters
         self._delivery = delivery
         self._runner = runner
         self._finisher = finisher
         self._preparers = preparers
         self._wake = wake
+        self._beat = beat
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._backoff = Backoff()
@@ -110,9 +119,9 @@ class Intake:
         pause = self._pause_until - time.monotonic()
         if pause > 0:
             return pause
-        models = self._residency.lanes()
+        lanes = self._lanes()
         situation = Situation(
-            models=frozenset(models),
+            lanes=frozenset(lanes),
             can_load=self._residency.can_load(),
             flying=tuple(self._flying.values()),
             waiting_tokens=self._preparing_tokens + self._runner.waiting_tokens,
@@ -120,10 +129,16 @@ class Intake:
         )
         plan = plan_pulls(situation, self._limits.tokens)
         for _ in range(plan.start):
-            task = tasks.create_task(self._pull(models, situation.can_load))
-            self._flying[task] = Pull(situation.models, situation.can_load)
+            task = tasks.create_task(self._pull(lanes, situation.can_load))
+            self._flying[task] = Pull(situation.lanes, situation.can_load)
             task.add_done_callback(self._landed)
         return plan.look_again
+
+    def _lanes(self) -> list[LaneName]:
+        """Of every model with each of its adapters, in the order of who is to be served first."""
+        residents = [one for model in self._residency.lanes() if (one := self._residency.serving(model)) is not None]
+        self._adapters.settle(residents)
+        return [(resident.name, adapter) for resident in residents for adapter in resident.adapters.lanes()]
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
         """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread."""
@@ -131,13 +146,13 @@ class Intake:
         if task.cancelled() or task.exception() or not task.result():
             self._wake.set()
 
-    async def _pull(self, models: list[str], can_load: bool) -> bool:
+    async def _pull(self, lanes: list[LaneName], can_load: bool) -> bool:
         """Whether it brought jobs to prepare."""
         request = worker_pb2.PullRequest(
             worker_id=self._identity.worker_id,
             epoch=self._identity.epoch,
             pool=self._identity.pool,
-            lanes=[worker_pb2.Lane(pool=self._identity.pool, model=model) for model in models],
+            lanes=[worker_pb2.Lane(pool=self._identity.pool, model=model, adapter=adapter) for model, adapter in lanes],
             budget_tokens=self._limits.tokens,
             budget_jobs=min(_MAX_PULLED_JOBS, self._limits.items),
             wait_seconds=self._pull_wait_seconds,
@@ -150,7 +165,9 @@ class Intake:
             log.debug("pull failed", extra=fields({"reason": error.message}))
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
-        is_empty = not (response.batch_id or response.load_model)
+        if response.beat:
+            self._beat()
+        is_empty = not (response.batch_id or response.load_model or response.beat)
         if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, self._pull_wait_seconds / 2):
             if time.monotonic() >= self._pause_until:  # the other pull in flight may have come back empty as well
                 self._link.try_next()
@@ -158,8 +175,18 @@ class Intake:
             return False
         self._backoff.reset()
         if response.load_model:
-            self._residency.load(response.load_model)
+            self._load(response.load_model, response.load_adapter)
         return bool(response.batch_id) and self._accept(response)
+
+    def _load(self, model: str, adapter: str) -> None:
+        """The model, if it is not resident; the adapter into it, now or as soon as it is."""
+        resident = self._residency.serving(model)
+        if resident is None:
+            self._residency.load(model)
+            if adapter:
+                self._adapters.want(model, adapter)
+        elif adapter:
+            self._adapters.load(resident, adapter)
 
     async def _end_pulls(self) -> None:
         """An idle pull can be cancelled; one that is about to bring a batch must not be, or its lease would have to run out."""
@@ -173,9 +200,13 @@ class Intake:
     def _accept(self, response: worker_pb2.PullResponse) -> bool:
         lease = Lease(response.lane, response.batch_id, response.lease_ms / 1000)
         resident = self._residency.serving(response.lane.model)
+        adapter = response.lane.adapter
+        if resident and not resident.adapters.serves(adapter):
+            resident = None  # it has gone since the pull was sent: the batch goes back
         jobs = self._read(lease, resident, response.jobs) if resident and not self._stopping else []
         if resident:
-            self._residency.hold(resident, len(jobs))
+            self._residency.hold(resident, len(jobs), sum(map(len, response.jobs)) / _BYTES_A_TOKEN)
+            resident.adapters.hold(adapter, len(jobs), time.monotonic())
         self._delivery.open(lease)
         if jobs:
             tokens = sum(map(len, response.jobs)) // _BYTES_A_TOKEN + 1
@@ -220,7 +251,7 @@ class Intake:
             if held.deadline_unix <= time.time():
                 raise DeadlinePassed("the deadline passed before the job was tokenised")
             work = codec.to_work(held.job)
-            held.prepared = held.resident.model.prepare(work)
+            held.prepared = _adapted(held.resident.model.prepare(work), held.lease.lane.adapter)
             held.text_bytes = codec.text_bytes(work)
         except ShoalError as error:
             return error
@@ -237,3 +268,10 @@ class Intake:
         self._delivery.answer(failures)
         if not ready or self._runner.busy_seconds > 0:  # else the device takes them now, and wakes us then
             self._wake.set()
+
+
+def _adapted(prepared: Prepared, adapter: str) -> Prepared:
+    """The same for an adapter; empty: none."""
+    if not adapter:
+        return prepared
+    return replace(prepared, sequences=[replace(sequence, adapter=adapter) for sequence in prepared.sequences])

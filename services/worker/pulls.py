@@ -14,20 +14,26 @@ PREFETCHED_BATCHES: Final = 2
 LEAD_SECONDS: Final = 0.015
 """How long before the device is free the next work is asked for: a pull and its tokenising take a few milliseconds."""
 
+LaneName = tuple[str, str]
+"""Model and adapter; an empty adapter is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull in flight: the models it was sent for, and whether it may be answered with a model to load."""
+    """A pull in flight: the lanes it was sent for, and whether it may be answered with a model to load."""
 
-    models: frozenset[str]
+    lanes: frozenset[LaneName]
     can_load: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Of the worker now. `waiting_tokens`: pulled, not yet in a forward pass. `busy_seconds`: until the device is free."""
+    """Of the worker now.
 
-    models: frozenset[str]
+    `lanes`: of what is loaded. `waiting_tokens`: pulled, not yet in a forward pass. `busy_seconds`: until the device is free.
+    """
+
+    lanes: frozenset[LaneName]
     can_load: bool
     flying: tuple[Pull, ...]
     waiting_tokens: int
@@ -49,7 +55,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     something waits already, the next is held back until the device is nearly free: what arrives in between then comes in one answer
     and goes back in one, instead of in many.
     """
-    offers = bool(situation.models) or situation.can_load
+    offers = bool(situation.lanes) or situation.can_load
     room = PREFETCHED_BATCHES * budget_tokens - situation.waiting_tokens
     if not offers or room <= 0:
         return Plan(0)
@@ -62,7 +68,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
 
 
 def _has_news(situation: Situation) -> bool:
-    """Whether no pull in flight mentions a model that became resident, or that there is room for one more."""
-    asked = {model for pull in situation.flying for model in pull.models}
+    """Whether no pull in flight mentions a model or adapter that was loaded since, or that there is room for one more model."""
+    asked = {lane for pull in situation.flying for lane in pull.lanes}
     may_load = any(pull.can_load for pull in situation.flying)
-    return bool(situation.models - asked) or (situation.can_load and not may_load)
+    return bool(situation.lanes - asked) or (situation.can_load and not may_load)

@@ -14,15 +14,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.telemetry.logs import fields
 from services.worker.batcher import Batch, Group, Limits, Waiting, WaitingRoom
 from services.worker.held import HeldJob
-from services.worker.models import Output, Sequence
+from services.worker.ladder import Caps, Ladder, Outcome
+from services.worker.models import EncodeWork, Prepared, ScoreWork
 
 log = logging.getLogger(__name__)
-
-_Forward = Callable[[list[Sequence]], list[Output]]
 
 
 class Outcomes(Protocol):
@@ -40,8 +39,9 @@ class Outcomes(Protocol):
 class Runner:
     """`add` prepared jobs from any thread; `outcomes` hears of each exactly once, unless it became unwanted.
 
-    `clock` rises, `unix_time` tells deadlines (both seconds). `recover` is called after a failed forward pass, before its halves
-    are tried; if it raises, the device is lost and `ended` has its error. `enter` runs first on the device thread.
+    `clock` rises, `unix_time` tells deadlines (both seconds). `recover` is called after a failed forward pass, before anything else
+    is tried; if it raises, the device is lost and `ended` has its error. `trim` gives unused memory back. `relieve` lets an idle
+    model other than the named one go, and says whether one went; it may block the device thread. `enter` runs first on that thread.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class Runner:
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         recover: Callable[[], None],
+        trim: Callable[[], None],
+        relieve: Callable[[str], bool],
         enter: Callable[[], None],
     ) -> None:
         self.ended: Future[None] = Future()
@@ -59,8 +61,9 @@ class Runner:
         self._outcomes = outcomes
         self._clock = clock
         self._unix_time = unix_time
-        self._recover = recover
+        self._ladder = Ladder(recover, trim, relieve)
         self._enter = enter
+        self._caps = Caps(limits.tokens)  # of the device thread alone
         # Mutable state, all of it guarded by the condition's lock.
         self._condition = threading.Condition()
         self._room = WaitingRoom()
@@ -115,7 +118,7 @@ class Runner:
         with self._condition:
             while not self._stopping:
                 self._drop_stale()
-                batch = self._room.take(self._limits, self._clock())
+                batch = self._room.take(self._limits, self._clock(), self._caps.of)
                 if batch is not None:
                     meter = self._jobs[batch.chosen[0].job].resident.meter
                     self._free_at = self._clock() + meter.expected_seconds(batch.tokens)
@@ -147,22 +150,26 @@ class Runner:
         resident = jobs[0].resident
         head = jobs[0].ready.head
         started = self._clock()
-        outputs = self._forward_apart(partial(resident.model.forward, head), sequences)
+        climbed = self._ladder.run(resident.name, partial(resident.model.forward, head), sequences)
         seconds = self._clock() - started
-        resident.meter.add_forward(batch.tokens, seconds)
+        self._caps.ran(batch.group, climbed.fitted_tokens)
+        if climbed.is_clean:
+            resident.meter.add_forward(batch.tokens, seconds)
         told = fields({"model": resident.name, "tokens": batch.tokens, "sequences": len(sequences), "seconds": seconds})
         log.debug("batch", extra=told)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
-        self._hand_on(batch, jobs, outputs)
+        self._hand_on(batch, jobs, climbed.outcomes)
 
-    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outputs: list[Output | ShoalError]) -> None:
+    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome]) -> None:
         broken: dict[HeldJob, ShoalError] = {}
-        for one, held, output in zip(batch.chosen, jobs, outputs, strict=True):
-            if isinstance(output, ShoalError):
-                broken.setdefault(held, output)
-            else:
-                held.outputs[one.index] = output
+        for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
+            if not isinstance(outcome, ShoalError):
+                held.outputs[one.index] = outcome
+                continue
+            if isinstance(outcome, OutOfMemory):
+                outcome.field = _path(held.ready, one.index)
+            broken.setdefault(held, outcome)
         finished = [held for held in dict.fromkeys(jobs) if held.is_complete]
         with self._condition:
             if self._stopping:
@@ -174,17 +181,12 @@ class Runner:
         if finished:
             self._outcomes.finished(finished, is_idle=is_idle)
 
-    def _forward_apart(self, forward: _Forward, sequences: list[Sequence]) -> list[Output | ShoalError]:
-        """Run a batch; if it fails, run its halves, until what fails is a single sequence."""
-        try:
-            outputs: list[Output | ShoalError] = [*forward(sequences)]
-        except Exception as error:
-            log.exception("forward failed", extra=fields({"sequences": len(sequences)}))
-            failure = InternalError(f"the model failed on this input: {type(error).__name__}")
-        else:
-            return outputs
-        self._recover()
-        if len(sequences) == 1:
-            return [failure]
-        middle = len(sequences) // 2
-        return [*self._forward_apart(forward, sequences[:middle]), *self._forward_apart(forward, sequences[middle:])]
+
+def _path(prepared: Prepared, index: int) -> str:
+    """The item that a sequence was made of, as a path in the job; empty where an item may make more than one."""
+    match prepared.work:
+        case EncodeWork(texts) if len(texts) == len(prepared.sequences):
+            return f"items[{index}].text"
+        case ScoreWork(_, documents) if len(documents) == len(prepared.sequences):
+            return f"documents[{index}].text"
+    return ""

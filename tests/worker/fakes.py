@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
-from libs.errors import InputTooLong, InvalidInput
+from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from services.worker.models import EncodeResult, EncodeWork, Head, Output, Prepared, Result, Sequence, Stored, Work
 
 POISON = "\N{SKULL}"
@@ -44,10 +44,18 @@ class FakeModel:
             max_tokens=MAX_TOKENS,
         )
         self.bytes = size
+        self.host_bytes = 0
+        self.activation_bytes_per_token = 0.0
+        """What `probe` measures."""
         self.gate = threading.Event()
         self.batches: list[list[int]] = []
         """Tokens of each sequence of each forward pass that was tried."""
+        self.adapters: dict[str, Path] = {}
+        """With the directories that they were read from. Each takes 10 bytes and adds its number of letters to the code points."""
         self.started = threading.Event()
+        self.twin: FakeModel | None = None
+        self.widenings: list[int] = []
+        """The thread of each call of `widened`, which gives `twin`."""
 
     def prepare(self, work: Work) -> Prepared:
         if not isinstance(work, EncodeWork):
@@ -68,14 +76,45 @@ class FakeModel:
             raise RuntimeError("poisoned")
         return [self._vector(sequence) for sequence in sequences]
 
-    @staticmethod
-    def _vector(sequence: Sequence) -> Output:
-        total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum())
+    def _vector(self, sequence: Sequence) -> Output:
+        assert not sequence.adapter or sequence.adapter in self.adapters
+        total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum() + len(sequence.adapter))
         return np.array([sequence.tokens, total], dtype=np.float32)
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result:
         rows = np.stack(cast("list[NDArray[np.float32]]", outputs)) if outputs else np.zeros((0, 2), np.float32)
         return EncodeResult(dense=Stored("float32", rows.shape, rows))
+
+    def add_adapter(self, name: str, directory: Path) -> int:
+        if (directory / "broken").exists():
+            raise ModelBroken("adapter_model.safetensors: tensor 'w' is odd")
+        self.adapters[name] = directory
+        return 10
+
+    def remove_adapter(self, name: str) -> None:
+        self.adapters.pop(name, None)
+
+    def widened(self) -> FakeModel | None:
+        self.widenings.append(threading.get_ident())
+        return self.twin
+
+    def drop_host_copy(self) -> None:
+        self.host_bytes = 0
+
+    def park(self) -> FakeParked:
+        return FakeParked(self, self.host_bytes or self.bytes)
+
+    def probe(self) -> float:
+        return self.activation_bytes_per_token
+
+
+@dataclass
+class FakeParked:
+    model: FakeModel
+    host_bytes: int
+
+    def resume(self) -> FakeModel:
+        return self.model
 
 
 def vectors(result: worker_pb2.JobResult) -> list[list[float]]:
@@ -102,7 +141,7 @@ def encode_job(job_id: str, *texts: str, seconds: float = 30.0, first_item: int 
 
 @dataclass
 class FakeLanes:
-    """What Redis holds for the routers: queues by model, leases, and every answer that came."""
+    """What Redis holds for the routers: queues by model (`model+adapter`, if there is one), leases, and every answer that came."""
 
     queued: dict[str, deque[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(deque))
     """Job ids and payloads."""
@@ -115,14 +154,16 @@ class FakeLanes:
     to_tell: worker_pb2.HeartbeatResponse = field(default_factory=worker_pb2.HeartbeatResponse)
     """Goes out with the next heartbeat's answer."""
     claimed: set[str] = field(default_factory=set)
+    must_beat: bool = False
+    """The next pull is told to send a heartbeat."""
     rung: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, model: str, *jobs: worker_pb2.Job) -> None:
+    def put(self, model: str, *jobs: worker_pb2.Job, adapter: str = "") -> None:
         for job in jobs:
-            self.put_payload(model, job.job_id, job.SerializeToString())
+            self.put_payload(model, job.job_id, job.SerializeToString(), adapter)
 
-    def put_payload(self, model: str, job_id: str, payload: bytes) -> None:
-        self.queued[model].append((job_id, payload))
+    def put_payload(self, model: str, job_id: str, payload: bytes, adapter: str = "") -> None:
+        self.queued[_lane(model, adapter)].append((job_id, payload))
         self.rung.set()
 
     def answer(self, job_id: str) -> worker_pb2.JobResult:
@@ -135,18 +176,30 @@ class FakeLanes:
         return {model.model: model.state for model in self.heartbeats[-1].models} if self.heartbeats else {}
 
     def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
-        for lane in request.lanes:
-            jobs = self.queued[lane.model]
+        if self.must_beat:
+            self.must_beat = False
+            return worker_pb2.PullResponse(beat=True)
+        for asked in request.lanes:
+            jobs = self.queued[_lane(asked.model, asked.adapter)]
             if jobs:
                 taken = [jobs.popleft() for _ in range(min(len(jobs), request.budget_jobs))]
                 batch_id = f"batch-{len(self.leased)}"
                 self.leased[batch_id] = {job_id for job_id, _ in taken}
-                return worker_pb2.PullResponse(lane=lane, batch_id=batch_id, jobs=[payload for _, payload in taken], lease_ms=15000)
-        cold = [model for model, jobs in self.queued.items() if jobs and model not in self.claimed]
-        if request.can_load and cold:
-            self.claimed.add(cold[0])
-            return worker_pb2.PullResponse(load_model=cold[0])
+                return worker_pb2.PullResponse(
+                    lane=asked, batch_id=batch_id, jobs=[payload for _, payload in taken], lease_ms=15000
+                )
+        held = {asked.model for asked in request.lanes}
+        cold = [lane for lane, jobs in self.queued.items() if jobs and lane not in self.claimed]
+        for lane in cold:
+            model, _, adapter = lane.partition("+")
+            if request.can_load or (adapter and model in held):
+                self.claimed.add(lane)
+                return worker_pb2.PullResponse(load_model=model, load_adapter=adapter)
         return None
+
+
+def _lane(model: str, adapter: str) -> str:
+    return f"{model}+{adapter}" if adapter else model
 
 
 class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):

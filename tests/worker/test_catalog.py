@@ -16,7 +16,7 @@ from libs.errors import InvalidInput
 from libs.store import open_store
 from services.worker.device import open_device
 from services.worker.models import EncodeResult, EncodeWork
-from services.worker.residency import Residency
+from services.worker.residency import Budget, Residency
 from services.worker.settings import Settings
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import until
@@ -47,7 +47,7 @@ async def residency(told: Settings) -> AsyncIterator[Residency]:
         made = Residency(
             told.models,
             store,
-            device.memory_bytes,
+            Budget(device.memory_bytes),
             device.item_bytes,
             device.load,
             tasks,

@@ -14,6 +14,7 @@ def test_a_cpu_has_defaults_for_what_is_not_set() -> None:
     device = open_device(Settings("w", device="cpu", dtype="float32"))
     assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 2048)
     assert device.memory_bytes > 2**20
+    assert (device.host_bytes, device.shares_memory) == (0, True), "a warm model would take the same memory"
     device.recover()
     device.trim()
 
@@ -21,6 +22,7 @@ def test_a_cpu_has_defaults_for_what_is_not_set() -> None:
 def test_what_is_set_counts() -> None:
     device = open_device(Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000))
     assert (device.item_bytes, device.batch_tokens, device.memory_bytes) == (2, 100, 1000)
+    assert open_device(Settings("w", device="cpu", host_bytes=77)).host_bytes == 77
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")

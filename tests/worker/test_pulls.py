@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.pulls import LEAD_SECONDS, Plan, Pull, Situation, plan_pulls
+from services.worker.pulls import LEAD_SECONDS, LaneName, Plan, Pull, Situation, plan_pulls
 
-A = frozenset({"org/a"})
+A = frozenset({("org/a", "")})
 BUDGET = 1000
 
 
 def situation(
-    models: frozenset[str] = A, can_load: bool = False, flying: int = 0, waiting_tokens: int = 0, busy_seconds: float = 0.0
+    lanes: frozenset[LaneName] = A, can_load: bool = False, flying: int = 0, waiting_tokens: int = 0, busy_seconds: float = 0.0
 ) -> Situation:
-    return Situation(models, can_load, (Pull(models, can_load),) * flying, waiting_tokens, busy_seconds)
+    return Situation(lanes, can_load, (Pull(lanes, can_load),) * flying, waiting_tokens, busy_seconds)
 
 
 def test_an_idle_worker_keeps_two_pulls_in_flight() -> None:
@@ -24,8 +24,8 @@ def test_an_idle_worker_keeps_two_pulls_in_flight() -> None:
 
 
 def test_a_worker_without_models_pulls_only_if_it_may_load_one() -> None:
-    assert plan_pulls(situation(models=frozenset()), BUDGET).start == 0
-    assert plan_pulls(situation(models=frozenset(), can_load=True), BUDGET).start == 2
+    assert plan_pulls(situation(lanes=frozenset()), BUDGET).start == 0
+    assert plan_pulls(situation(lanes=frozenset(), can_load=True), BUDGET).start == 2
 
 
 def test_a_busy_worker_looks_one_batch_ahead_and_no_further() -> None:
@@ -42,7 +42,8 @@ def test_the_next_pull_is_held_back_until_the_device_is_nearly_free() -> None:
 
 def test_news_is_told_at_once() -> None:
     flying = (Pull(A, False), Pull(A, False))
-    assert plan_pulls(Situation(A | {"org/b"}, False, flying, 0, 0.0), BUDGET).start == 1
+    assert plan_pulls(Situation(A | {("org/b", "")}, False, flying, 0, 0.0), BUDGET).start == 1
+    assert plan_pulls(Situation(A | {("org/a", "org/adapter")}, False, flying, 0, 0.0), BUDGET).start == 1
     assert plan_pulls(Situation(A, True, flying, 0, 0.0), BUDGET).start == 1
 
 

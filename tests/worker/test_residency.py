@@ -4,92 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.numpy import save_file
-from shoal.v1 import models_pb2, worker_pb2
+from shoal.v1 import models_pb2
 
 from libs.errors import ModelBroken, ModelNotFound
+from libs.eviction import lru
 from libs.store import Remote, RemoteFile, Store
 from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.objects import ObjectStore
-from services.worker.disk import Shelf
-from services.worker.held import Resident
-from services.worker.residency import MAX_DOWNLOADS, Residency, to_evict
-from tests.worker.fakes import FakeModel, checkpoint, until
-
-
-class Checkpoints:
-    """Checkpoints of 100 bytes each and a loader that can be held up or made to fail."""
-
-    def __init__(self, root: Path, *names: str) -> None:
-        self.root = root
-        self.gate = threading.Event()
-        self.gate.set()
-        self.errors: dict[str, Exception] = {}
-        self.loads: list[str] = []
-        for name in names:
-            self.add(name)
-
-    def add(self, name: str, size: int = 100) -> None:
-        save_file({"w": np.zeros(size // 4, np.float32)}, checkpoint(self.root, name) / "model.safetensors")
-
-    def load(self, directory: Path, name: str) -> FakeModel:
-        self.loads.append(name)
-        self.gate.wait(10)
-        if name in self.errors:
-            raise self.errors[name]
-        return FakeModel(name)
-
-
-@asynccontextmanager
-async def residency(store: Checkpoints, memory_bytes: int = 250, remote: Store | None = None) -> AsyncIterator[Residency]:
-    async with asyncio.TaskGroup() as tasks:
-        made = Residency(
-            (Shelf(store.root),),
-            remote,
-            memory_bytes,
-            4,
-            store.load,
-            tasks,
-            clock=time.monotonic,
-            changed=lambda: None,
-            trim=lambda: None,
-        )
-        try:
-            yield made
-        finally:
-            store.gate.set()
-            made.stop()
-
-
-def line(residency: Residency, model: str) -> worker_pb2.WorkerModel:
-    return next(one for one in residency.report() if one.model == model)
-
-
-def state(residency: Residency, model: str) -> int:
-    return {one.model: one.state for one in residency.report()}.get(model, models_pb2.MODEL_STATE_ABSENT)
-
-
-async def loaded(residency: Residency, *models: str) -> None:
-    for model in models:
-        residency.load(model)
-        await until(lambda model=model: residency.serving(model) is not None, f"{model} to load")  # type: ignore[misc]
-
-
-def held(residency: Residency, model: str) -> Resident:
-    """The model with one job held."""
-    resident = residency.serving(model)
-    assert resident is not None
-    residency.hold(resident, 1)
-    return resident
+from services.worker.residency import MAX_DOWNLOADS
+from tests.worker.fakes import checkpoint, until
+from tests.worker.residing import Checkpoints, held, line, loaded, residency, state
 
 
 async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
@@ -145,12 +77,32 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: 
 
 
 async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c")) as r:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), policy=lru) as r:
         await loaded(r, "org/a", "org/b")
         r.let_go(held(r, "org/a"))
         await loaded(r, "org/c")
         assert r.lanes() == ["org/a", "org/c"]
         assert r.used_bytes == 200
+
+
+async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_back(tmp_path: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def trim() -> None:
+        begun.set()
+        may_end.wait(10)
+
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), trim=trim, policy=lru) as r:
+        await loaded(r, "org/a", "org/b")
+        r.load("org/c")
+        await until(begun.is_set)
+        for _ in range(20):
+            r.hear_backlog({})  # makes the load look again
+            await asyncio.sleep(0)
+        assert r.lanes() == ["org/b"]
+        may_end.set()
+        await until(lambda: r.serving("org/c") is not None)
+        assert r.lanes() == ["org/b", "org/c"]
 
 
 async def test_a_pinned_model_stays(tmp_path: Path) -> None:
@@ -224,20 +176,6 @@ async def test_a_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> No
         r.stop()
         r.load("org/a")
     assert store.loads == ["org/a"]
-
-
-def test_idle_models_go_before_used_ones() -> None:
-    async def main() -> None:
-        def resident(name: str, last_used: float, held_jobs: int = 0) -> Resident:
-            return Resident(name, FakeModel(name), 1.0, 0.0, last_used, held_jobs=held_jobs)
-
-        models = [resident("busy", 1.0, held_jobs=1), resident("old", 2.0), resident("new", 3.0)]
-        assert [one.name for one in to_evict(models, 100)] == ["old"]
-        assert [one.name for one in to_evict(models, 101)] == ["old", "new"]
-        assert [one.name for one in to_evict(models, 201)] == ["old", "new", "busy"]
-        assert to_evict(models, 0) == []
-
-    asyncio.run(main())
 
 
 class FakeSource:

@@ -1,4 +1,4 @@
-"""The device thread with a small model: batches, bisecting, deadlines, cancellation, and its end."""
+"""The device thread with a small model: batches, failures, deadlines, cancellation, and its end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from shoal.v1 import worker_pb2
 
-from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from services.worker import codec
 from services.worker.batcher import Limits
 from services.worker.held import HeldJob, Lease, Resident
-from services.worker.models import Output
+from services.worker.models import Output, Sequence
 from services.worker.runner import Runner
 from tests.support.waiting import wait_until
 from tests.worker.fakes import POISON, SLOW, FakeModel, encode_job, vector
@@ -47,12 +48,28 @@ class Bench:
         self.told = Told()
         self.recovered = 0
         self.lost = False
+        self.idle: list[str] = []
+        """Names of models that can be let go."""
+        self.relieved: list[str] = []
+        self.capacity = 10**9
+        """Tokens of a forward pass from which on it is out of memory."""
+        run = self.model.forward
+
+        def forward(head: str, sequences: list[Sequence]) -> list[Output]:
+            outputs = run(head, sequences)
+            if sum(sequence.tokens for sequence in sequences) > self.capacity:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return outputs
+
+        self.model.forward = forward  # type: ignore[method-assign]
         self.runner = Runner(
             Limits(batch_tokens, 256, 1.0),
             self.told,
             clock=time.monotonic,
             unix_time=time.time,
             recover=self._recover,
+            trim=lambda: None,
+            relieve=self._relieve,
             enter=lambda: None,
         )
 
@@ -60,6 +77,11 @@ class Bench:
         self.recovered += 1
         if self.lost:
             raise RuntimeError("device lost")
+
+    def _relieve(self, keep: str) -> bool:
+        assert keep == "org/fake"
+        self.relieved += self.idle[:1]
+        return bool(self.idle) and bool(self.idle.pop(0))
 
     def held(self, *texts: str, seconds: float = 30.0) -> HeldJob:
         job = encode_job("job", *texts, seconds=seconds)
@@ -190,3 +212,43 @@ def test_no_forward_pass_overlaps_another() -> None:
             adder.join()
         wait_until(lambda: len(b.told.done) == 200)
         assert not overlaps
+
+
+def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
+    with bench() as b:
+        b.capacity = 20
+        good = [b.held("a" * (number + 1)) for number in range(20)]
+        bad = b.held("fine", "x" * 21)
+        b.runner.add([*good[:9], bad, *good[9:]])
+        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
+        error = b.told.broken.pop(bad)
+        assert isinstance(error, OutOfMemory)
+        assert error.field == "items[1].text"
+        assert not b.told.broken
+        assert [outputs(job) for job in good] == [[vector("a" * (number + 1))] for number in range(20)]
+
+
+def test_idle_models_go_before_a_batch_is_halved() -> None:
+    with bench() as b:
+        b.capacity, b.idle = 5, ["org/x", "org/y"]
+        job = b.held("abc", "def")
+        b.runner.add([job])
+        wait_until(lambda: b.told.done == [job])
+        assert outputs(job) == [vector("abc"), vector("def")]
+        assert b.relieved == ["org/x", "org/y"]
+        assert b.model.batches == [[3, 3]] * 4 + [[3], [3]]
+
+
+def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
+    with bench(batch_tokens=100) as b:
+        b.capacity = 30
+        first = b.held(*["x" * 10] * 10)
+        b.runner.add([first])
+        wait_until(lambda: b.told.done == [first])
+        tried = len(b.model.batches)
+        assert b.resident.meter.tokens_per_second == 0  # a climb measures nothing
+        second = b.held(*["y" * 10] * 10)
+        b.runner.add([second])
+        wait_until(lambda: b.told.done == [first, second])
+        assert b.model.batches[tried:] == [[10, 10, 10]] * 3 + [[10]]
+        assert b.resident.meter.tokens_per_second > 0

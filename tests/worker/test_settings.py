@@ -17,6 +17,7 @@ def test_defaults() -> None:
     assert settings.pool == "cpu"
     assert settings.threads >= 1
     assert settings.health_address == ""
+    assert (settings.host_bytes, settings.eviction, settings.load_seconds) == (None, "cost", 300.0)
     assert settings.stores == (), "nothing is fetched unless somebody says from where"
     assert Settings.from_env({"HOME": "/home/me"}).store_dir == Path("/home/me/.cache/shoal")
     assert Settings.from_env({}).worker_id != settings.worker_id
@@ -34,12 +35,16 @@ def test_everything_set() -> None:
             "SHOAL_STORE_BYTES": "1000",
             "SHOAL_BATCH_TOKENS": "100",
             "SHOAL_MAX_AGE_SECONDS": "0.25",
+            "SHOAL_HOST_BYTES": "0",
+            "SHOAL_EVICTION": "gdsf",
+            "SHOAL_LOAD_SECONDS": "20",
         }
     )
     assert settings.routers == ("a:1", "b:2")
     assert settings.models == parse_shelves("org/a=/x:/y")
     assert (settings.worker_id, settings.dtype, settings.batch_tokens, settings.max_age_seconds) == ("w", "bfloat16", 100, 0.25)
     assert (settings.stores, settings.store_dir, settings.store_bytes) == (("hf", "file:///models"), Path("/var/shoal"), 1000)
+    assert (settings.host_bytes, settings.eviction, settings.load_seconds) == (0, "gdsf", 20.0)
     assert settings.describe()["models"] == "org/a=/x:/y"
     assert settings.describe()["stores"] == "hf,file:///models"
 
@@ -59,6 +64,10 @@ def test_everything_set() -> None:
         ("SHOAL_BATCH_TOKENS", "-1"),
         ("SHOAL_STORES", "https://somewhere/models"),
         ("SHOAL_STORE_BYTES", "-1"),
+        ("SHOAL_HOST_BYTES", "-1"),
+        ("SHOAL_HOST_BYTES", "half"),
+        ("SHOAL_EVICTION", "fifo"),
+        ("SHOAL_LOAD_SECONDS", "0"),
     ],
 )
 def test_values_that_cannot_be_are_named(name: str, value: str) -> None:

@@ -1,0 +1,227 @@
+"""What becomes of a forward pass that fails: out of memory is an event, not an end, and one bad input fails alone.
+
+Called by `runner.py` on the device thread. Out of memory climbs a ladder, each rung only when the one before did not help: free the
+caches and try again; let an idle model go and try again; halve the batch, at most MAX_DEPTH times; below that one sequence after
+the other, so that only those fail that do not fit alone. Any other error halves the batch until what fails is a single sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from libs.errors import InternalError, OutOfMemory, ShoalError
+from libs.telemetry.logs import fields
+from services.worker.models import Output, Sequence
+
+log = logging.getLogger(__name__)
+
+Forward = Callable[[list[Sequence]], list[Output]]
+Outcome = Output | ShoalError
+
+MAX_DEPTH: Final = 4
+"""How often a batch that does not fit is halved before its sequences are tried one by one: down to a sixteenth."""
+
+RELIEFS_FOR_A_BATCH: Final = 4
+"""Idle models that may go for a batch, which could also be halved. For a single sequence any number may: it has no other way."""
+
+CAPPED_BATCHES: Final = 32
+"""After how many batches below the size that did not fit a size twice as large is tried."""
+
+_SIGNS: Final = (
+    "can't allocate memory",  # torch's allocator on Linux
+    "not enough memory: you tried to allocate",  # on Windows and macOS
+    "out of memory",  # the CUDA driver's own, which is no torch.OutOfMemoryError
+    "ALLOC_FAILED",  # cuBLAS and cuDNN
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory for this forward pass was missing, on the device or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part that went through after the whole had not; 0: it was
+    not halved for memory, or no part of it fitted."""
+
+    outcomes: list[Outcome]
+    fitted_tokens: int = 0
+    is_clean: bool = True
+    """Nothing failed: how long it took says something of the model."""
+
+
+class Ladder:
+    """`recover` is called after each failure, and raises if the device is lost. `trim` gives all memory back that nothing uses.
+    `relieve` lets one idle model go, other than the named one, and says whether one went; it may block."""
+
+    def __init__(self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]) -> None:
+        self.recover = recover
+        self.trim = trim
+        self.relieve = relieve
+
+    def run(self, model: str, forward: Forward, sequences: list[Sequence]) -> Climbed:
+        """Raises what `recover` raises, and nothing else."""
+        outputs = _attempt(forward, sequences, model)
+        if not isinstance(outputs, _Failure):
+            return Climbed([*outputs])
+        climb = _Climb(model, forward, self)
+        outcomes = climb.after(outputs, sequences, depth=0)
+        return Climbed(outcomes, climb.fitted_tokens if climb.is_halved else 0, is_clean=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What is kept of an exception. Not itself: it holds the frames of the failed pass, and with them all its activations."""
+
+    is_memory: bool
+    kind: str
+
+
+def _attempt(forward: Forward, sequences: list[Sequence], model: str) -> list[Output] | _Failure:
+    try:
+        return forward(sequences)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return _Failure(True, type(error).__name__)
+        log.exception("forward failed", extra=fields({"model": model, **_size(sequences)}))
+        return _Failure(False, type(error).__name__)
+
+
+class _Climb:
+    """One batch on the ladder."""
+
+    def __init__(self, model: str, forward: Forward, ladder: Ladder) -> None:
+        self._model = model
+        self._forward = forward
+        self._ladder = ladder
+        # Mutable state.
+        self._is_freed = False
+        self._reliefs = 0
+        self._has_nothing_idle = False
+        self.is_halved = False
+        self.fitted_tokens = 0
+
+    def after(self, failure: _Failure, sequences: list[Sequence], depth: int) -> list[Outcome]:
+        """The outcomes of sequences that have just failed together. `depth`: how often they were halved for memory."""
+        self._ladder.recover()
+        if failure.is_memory:
+            again = self._with_more_room(failure, sequences)
+            if not isinstance(again, _Failure):
+                return [*again]
+            failure = again
+        if len(sequences) == 1:
+            return [self._verdict(failure, sequences)]
+        if not failure.is_memory:
+            return self._parts(_halves(sequences), depth)
+        self.is_halved = True
+        if depth >= MAX_DEPTH:
+            self._say("one by one", sequences)
+            return self._parts([[one] for one in sequences], depth)
+        self._say("halving", sequences, depth=depth + 1)
+        return self._parts(_halves(sequences), depth + 1)
+
+    def _parts(self, parts: list[list[Sequence]], depth: int) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for part in parts:
+            outputs = self._try(part)
+            outcomes += self.after(outputs, part, depth) if isinstance(outputs, _Failure) else outputs
+        return outcomes
+
+    def _with_more_room(self, failure: _Failure, sequences: list[Sequence]) -> list[Output] | _Failure:
+        """The first two rungs, of which the first helps only once."""
+        outcome: list[Output] | _Failure = failure
+        if not self._is_freed:
+            self._is_freed = True
+            self._ladder.trim()
+            self._say("caches freed", sequences)
+            outcome = self._try_recovered(sequences)
+        while isinstance(outcome, _Failure) and outcome.is_memory and self._relieved(sequences):
+            outcome = self._try_recovered(sequences)
+        return outcome
+
+    def _relieved(self, sequences: list[Sequence]) -> bool:
+        if self._has_nothing_idle or (len(sequences) > 1 and self._reliefs >= RELIEFS_FOR_A_BATCH):
+            return False
+        self._has_nothing_idle = not self._ladder.relieve(self._model)
+        if not self._has_nothing_idle:
+            self._reliefs += 1
+            self._say("a model was let go", sequences)
+        return not self._has_nothing_idle
+
+    def _try_recovered(self, sequences: list[Sequence]) -> list[Output] | _Failure:
+        outcome = self._try(sequences)
+        if isinstance(outcome, _Failure):
+            self._ladder.recover()
+        return outcome
+
+    def _try(self, sequences: list[Sequence]) -> list[Output] | _Failure:
+        outcome = _attempt(self._forward, sequences, self._model)
+        if not isinstance(outcome, _Failure):
+            self.fitted_tokens = max(self.fitted_tokens, _tokens(sequences))
+        return outcome
+
+    def _verdict(self, failure: _Failure, sequences: list[Sequence]) -> ShoalError:
+        if not failure.is_memory:
+            return InternalError(f"the model failed on this input: {failure.kind}")
+        self._say("does not fit", sequences)
+        return OutOfMemory(
+            f"an input of {_tokens(sequences):,} tokens does not fit the memory of its worker beside {self._model}, even alone: "
+            "shorten it, let it be truncated, or name a pool with more memory"
+        )
+
+    def _say(self, rung: str, sequences: list[Sequence], **more: int) -> None:
+        log.warning("out of memory", extra=fields({"rung": rung, "model": self._model, **_size(sequences), **more}))
+
+
+def _halves(sequences: list[Sequence]) -> list[list[Sequence]]:
+    middle = len(sequences) // 2
+    return [sequences[:middle], sequences[middle:]]
+
+
+def _tokens(sequences: list[Sequence]) -> int:
+    return sum(sequence.tokens for sequence in sequences)
+
+
+def _size(sequences: list[Sequence]) -> dict[str, int]:
+    return {"sequences": len(sequences), "tokens": _tokens(sequences)}
+
+
+@dataclass(slots=True)
+class _Cap:
+    tokens: int
+    batches: int = 0
+
+
+class Caps:
+    """How large batches may be after some did not fit, by what they have in common, so that not every batch climbs the ladder.
+
+    A cap doubles after CAPPED_BATCHES batches and ends when it reaches `tokens`, the budget. Not thread-safe.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._budget = tokens
+        self._caps: dict[Hashable, _Cap] = {}
+
+    def of(self, group: Hashable) -> int:
+        """The token budget of the group's next batch."""
+        cap = self._caps.get(group)
+        return self._budget if cap is None else cap.tokens
+
+    def ran(self, group: Hashable, fitted_tokens: int = 0) -> None:
+        """A batch of the group ran; `fitted_tokens` as `Climbed` has it."""
+        if fitted_tokens:
+            self._caps[group] = _Cap(fitted_tokens)
+        elif cap := self._caps.get(group):
+            cap.batches += 1
+            if cap.batches >= CAPPED_BATCHES:
+                self._caps[group] = _Cap(cap.tokens * 2)
+                if cap.tokens * 2 >= self._budget:
+                    del self._caps[group]

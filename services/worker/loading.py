@@ -1,0 +1,220 @@
+"""One load, supervised: fetch, make room, read or bring back from host memory, measure, hand in to `space.py`.
+
+Beside the way of a request, under `residency.py`. Files are read and models built in threads of their own, so that other models are
+served meanwhile; a thread that hangs is given up, and its memory stays set aside until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from libs.catalog.overrides import Catalog
+from libs.errors import ModelBroken, ModelNotFound
+from libs.store import Copy, Progress, Store
+from libs.telemetry.logs import fields
+from services.worker import disk
+from services.worker.held import Load, Model, Resident
+from services.worker.memory import Claim, Size
+from services.worker.space import Space, Start, Warm, Wish
+from services.worker.threads import begin, in_thread
+
+log = logging.getLogger(__name__)
+
+ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """A model on its way to the device. `asked_at`: seconds of the worker's rising clock."""
+
+    model: str
+    asked_at: float
+    bytes: int = 0
+    """Set aside for it; 0 before there is room."""
+    is_fetched: bool = True
+    """False while the store is asked for it."""
+    progress: Progress | None = None
+    """Of its download."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model as it was found to be when it was loaded, by which later loads are planned. `stored_bytes`: as its headers said."""
+
+    stored_bytes: int
+    bytes: int
+    activation_bytes_per_token: float
+
+
+class Loader:
+    """`item_bytes`: of a weight on the device where `catalog` has no other. `batch_tokens`: of the largest batch.
+
+    `load_seconds`: how long a load may take, without the download and without waiting for room.
+    """
+
+    def __init__(
+        self,
+        shelves: tuple[disk.Shelf, ...],
+        store: Store | None,
+        catalog: Catalog,
+        space: Space,
+        load: Load,
+        *,
+        item_bytes: int,
+        batch_tokens: int,
+        load_seconds: float,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        trim: Callable[[], None],
+        start: Start,
+    ) -> None:
+        self._shelves = shelves
+        self._store = store
+        self._catalog = catalog
+        self._space = space
+        self._load = load
+        self._item_bytes = item_bytes
+        self._batch_tokens = batch_tokens
+        self._load_seconds = load_seconds
+        self._clock = clock
+        self._changed = changed
+        self._trim = trim
+        self._start = start
+        self._loop = asyncio.get_running_loop()
+        self.measured: dict[str, Measured] = {}
+
+    async def bring(self, loading: Loading) -> Resident:
+        """Makes a model resident. Raises ShoalError; whatever it raises, the memory is given back."""
+        if loading.model in self._space.unloading:
+            await asyncio.wait([self._space.unloading[loading.model]])
+        warm = self._space.warm.get(loading.model)
+        return await (self._from_disk(loading) if warm is None else self._from_host(loading, warm))
+
+    # From disk
+
+    async def _from_disk(self, loading: Loading) -> Resident:
+        with ExitStack() as held:
+            copy = await self._on_disk(loading)
+            held.callback(copy.close)
+            stored = await self._stored_bytes(loading.model, copy.directory)
+            while True:
+                size = self._size(loading.model, stored)
+                claim = await self._space.room(Wish(loading.model, size, loading.asked_at))
+                held.callback(self._space.release, claim)
+                loading.bytes = size.bytes
+                started = self._clock()
+                model = await self._in_time(loading.model, partial(self._read, copy.directory, loading.model, stored), claim, held)
+                seconds = self._clock() - started
+                grown = Wish(loading.model, self._size(loading.model, stored), loading.asked_at)
+                if await self._space.grow(claim, grown):
+                    break
+                # There is no room for what it turned out to be, and it must not wait for that in memory.
+                del model
+                await in_thread(self._trim)
+                loading.bytes = 0
+                held.pop_all()
+                self._space.release(claim)
+                held.callback(copy.close)
+            rate = self.measured[loading.model].activation_bytes_per_token
+            resident = await self._space.admit(model, claim, copy, load_seconds=seconds, activation=rate)
+            held.pop_all()
+            return resident
+
+    async def _stored_bytes(self, model: str, directory: Path) -> int:
+        """What it will take, by what the headers of its files say."""
+        said = self._catalog.of(model)
+        item_bytes = ITEM_BYTES.get((said and said.dtype) or "", self._item_bytes)
+        weights = await in_thread(partial(disk.weight_bytes, directory, item_bytes))
+        return max(weights, (said and said.memory_bytes) or 0)
+
+    def _size(self, model: str, stored_bytes: int) -> Size:
+        """As it was measured, unless its files are others now."""
+        known = self.measured.get(model)
+        if known is None or known.stored_bytes != stored_bytes:
+            return Size(stored_bytes)
+        return Size(known.bytes, int(known.activation_bytes_per_token * self._batch_tokens))
+
+    def _read(self, directory: Path, name: str, stored_bytes: int) -> Model:
+        """On a thread of its own."""
+        model = self._load(directory, name)
+        known = self.measured.get(name)
+        is_new = known is None or known.stored_bytes != stored_bytes
+        rate = self._probe(model, name) if known is None or is_new else known.activation_bytes_per_token
+        self.measured[name] = Measured(stored_bytes, model.bytes, rate)
+        return model
+
+    @staticmethod
+    def _probe(model: Model, name: str) -> float:
+        try:
+            return model.probe()
+        except Exception:
+            log.warning("the activations of a model could not be measured", exc_info=True, extra=fields({"model": name}))
+            return 0.0
+
+    async def _on_disk(self, loading: Loading) -> Copy:
+        """Its directory: in a folder, else in the store, which fetches it if need be."""
+        try:
+            return Copy(await in_thread(partial(disk.find, self._shelves, loading.model)))
+        except ModelNotFound:
+            if self._store is None:
+                raise
+        loading.is_fetched = False
+        try:
+            model = self._catalog.pinned_id(loading.model)
+            return await in_thread(partial(self._store.get, model, partial(self._downloading, loading)))
+        finally:
+            loading.is_fetched, loading.progress = True, None
+            self._changed()
+
+    def _downloading(self, loading: Loading, progress: Progress) -> None:
+        """On a thread of the store."""
+        is_news = loading.progress is None
+        loading.progress = progress
+        if is_news:
+            self._loop.call_soon_threadsafe(self._changed)
+
+    # From host memory
+
+    async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
+        with ExitStack() as held:
+            held.callback(self._space.forget, self._space.take(warm))
+            claim = await self._space.room(Wish(loading.model, warm.size, loading.asked_at), warm)
+            held.callback(self._space.release, claim)
+            loading.bytes = warm.size.bytes
+            started = self._clock()
+            model = await self._in_time(loading.model, warm.parked.resume, claim, held)
+            seconds = self._clock() - started
+            known = self.measured.get(loading.model)
+            rate = 0.0 if known is None else known.activation_bytes_per_token
+            held.pop_all()
+            return self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
+
+    # Threads that may hang
+
+    async def _in_time(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
+        """What `work` gives on a thread of its own. If it takes too long, what the load holds stays held until the thread ends."""
+        future = begin(work)
+        await asyncio.wait([future], timeout=self._load_seconds)
+        if future.done():
+            return future.result()
+        claim.is_stuck = True
+        self._start(self._when_over(model, future, held.pop_all()))
+        raise ModelBroken(f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds")
+
+    async def _when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
+        """A late result is dropped."""
+        with held:
+            await asyncio.wait([future])
+            came = future.exception() is None
+            del future
+            await in_thread(self._trim)
+            log.warning("a load that hung is over", extra=fields({"model": model, "loaded": came}))

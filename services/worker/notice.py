@@ -1,0 +1,168 @@
+"""Spot machines: learns that this one will be taken away, in time to stop in order.
+
+Beside the way of a request. A source is asked every few seconds, in a thread; the first notice counts. `app.py` then tells routers,
+takes no new models, keeps serving, and stops as on SIGTERM so early that what is held can be finished.
+
+Where clouds say it: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`, two minutes ahead);
+Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, and ACPI G2 at once). Any other machine, or a node's
+termination handler, can write a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.error import HTTPError
+
+from libs.telemetry.logs import fields
+from services.worker.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 12.0
+"""A worker that was noticed begins to stop so long before its machine goes, or its grace if that is less."""
+LAST_SECONDS: Final = 5.0
+"""Of these, what is left for handing back what could not be finished, and for the last heartbeat."""
+
+GOOGLE_SECONDS: Final = 30.0
+"""From when Google says that the machine is preempted until it is off."""
+
+_TIMEOUT_SECONDS: Final = 2.0
+_TOKEN_SECONDS: Final = 21600
+_SECONDS: Final = re.compile(r"\d+(\.\d+)?")
+
+
+def stops_at(gone_at: float, grace_seconds: float) -> float:
+    """When to stop, on the clock of `gone_at`, which is when the machine goes."""
+    return gone_at - min(grace_seconds, STOP_SECONDS)
+
+
+def grace_left(gone_at: float, now: float, grace_seconds: float) -> float:
+    """How long what is held may take once the worker stops."""
+    return max(0.0, min(grace_seconds, gone_at - now - LAST_SECONDS))
+
+
+class Source(Protocol):
+    """Who knows of the machine's end."""
+
+    def gone_at(self) -> float | None:
+        """When (Unix time), or None if nobody said. Blocking. Raises OSError or ValueError where it could not be learned."""
+
+
+def source_of(spec: str) -> Source | None:
+    """What SHOAL_SPOT says: none, aws, gcp or file:/path."""
+    match spec:
+        case "none":
+            return None
+        case "aws":
+            return AwsSource()
+        case "gcp":
+            return GoogleSource()
+        case path:
+            return FileSource(Path(path.removeprefix("file:")))
+
+
+class AwsSource:
+    """The instance metadata service, version 2: a token first, then 404 until there is a notice."""
+
+    def __init__(self, base: str = "http://169.254.169.254") -> None:
+        self._base = base
+        self._token = ""
+
+    def gone_at(self) -> float | None:
+        try:
+            answer = self._get()
+        except HTTPError as error:
+            if error.code == 404:
+                return None
+            if error.code != 401:
+                raise
+            self._token = ""  # it has run out
+            answer = self._get()
+        return unix_time(_time_of(answer))
+
+    def _get(self) -> str:
+        if not self._token:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+            self._token = _ask(f"{self._base}/latest/api/token", ttl, "PUT")
+        return _ask(f"{self._base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+
+
+def _time_of(answer: str) -> str:
+    try:
+        return str(json.loads(answer)["time"])
+    except (TypeError, KeyError) as error:
+        raise ValueError("the instance action has no time") from error
+
+
+class GoogleSource:
+    """The metadata server: TRUE once the machine is preempted."""
+
+    def __init__(self, base: str = "http://metadata.google.internal", *, clock: Callable[[], float] = time.time) -> None:
+        self._base = base
+        self._clock = clock
+
+    def gone_at(self) -> float | None:
+        answer = _ask(f"{self._base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        return self._clock() + GOOGLE_SECONDS if answer.strip() == "TRUE" else None
+
+
+class FileSource:
+    """A file that somebody writes: seconds from its writing on, or a time as ISO 8601, in UTC unless it says otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def gone_at(self) -> float | None:
+        try:
+            text, written = self._path.read_text().strip(), self._path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return written + float(text) if _SECONDS.fullmatch(text) else unix_time(text)
+
+
+def unix_time(text: str) -> float:
+    """Of an ISO 8601 time. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# Never through a proxy: what a proxy's machine has to say is of no use here.
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # one of the two addresses above
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as response:
+            return str(response.read(4096).decode())
+    except HTTPError as error:
+        error.close()
+        raise
+
+
+async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> float:
+    """Waits for the first notice; returns when the machine goes (Unix time). A source that does not answer is asked again."""
+    was_silent = False
+    while True:
+        try:
+            gone_at = await in_thread(source.gone_at)
+        except (OSError, ValueError, HTTPException) as error:
+            if not was_silent:
+                log.warning("spot notices cannot be read", extra=fields({"error": f"{type(error).__name__}: {error}"}))
+            was_silent, gone_at = True, None
+        else:
+            was_silent = False
+        if gone_at is not None:
+            return gone_at
+        await asyncio.sleep(interval_seconds)

@@ -1,0 +1,81 @@
+"""What a heartbeat says of each model, by its state.
+
+Beside the way of a request: `residency.py` has the models, `heartbeat.py` sends this.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.catalog.card import Card
+from libs.errors import ShoalError
+from services.worker import codec
+from services.worker.loading import Loading
+from services.worker.meter import Meter
+from services.worker.space import Place, Warm
+
+DATA_TYPES: Final = {2: "bfloat16", 4: "float32"}
+"""By the bytes of a weight."""
+
+
+def cold(model: str, size: int) -> worker_pb2.WorkerModel:
+    """`size`: bytes that it would take on the device."""
+    return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_COLD, bytes=size)
+
+
+def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
+    return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error))
+
+
+def coming(loading: Loading) -> worker_pb2.WorkerModel:
+    """On its way to this machine's disk, or from there to the device."""
+    progress = loading.progress
+    if progress is None:
+        return worker_pb2.WorkerModel(model=loading.model, state=models_pb2.MODEL_STATE_LOADING, bytes=loading.bytes)
+    return worker_pb2.WorkerModel(
+        model=loading.model,
+        state=models_pb2.MODEL_STATE_DOWNLOADING,
+        downloaded_bytes=progress.done,
+        download_bytes=progress.total,
+    )
+
+
+def warm(one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token: float, now: float) -> worker_pb2.WorkerModel:
+    return worker_pb2.WorkerModel(
+        model=one.name,
+        state=models_pb2.MODEL_STATE_WARM,
+        bytes=one.size.bytes,
+        load_seconds=one.load_seconds,
+        tokens_per_second=meter.tokens_per_second,
+        idle_seconds=now - one.last_used,
+        card=None if card is None else codec.to_card(card),
+        host_bytes=one.parked.host_bytes,
+        activation_bytes_per_token=activation_bytes_per_token,
+    )
+
+
+def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
+    """`item_bytes`: of a weight on the device, where the card has no data type of its own."""
+    one = place.resident
+    meter, size = one.meter, one.model.bytes
+    own = one.model.card.dtype
+    data_type = DATA_TYPES[item_bytes] if own == "auto" else own
+    return worker_pb2.WorkerModel(
+        model=one.name,
+        state=models_pb2.MODEL_STATE_RESIDENT,
+        bytes=size,
+        load_seconds=one.load_seconds,
+        tokens_per_second=meter.tokens_per_second,
+        idle_seconds=0.0 if one.held_jobs else now - one.last_used,
+        pinned=one.pinned,
+        card=codec.to_card(one.model.card, stored_bytes=size, data_type=data_type, tokens_per_byte=meter.tokens_per_byte),
+        host_bytes=0 if place.host is None else place.host.size.bytes,
+        activation_bytes_per_token=one.activation_bytes_per_token,
+        adapters=one.adapters.names(),
+        failed_adapters={name: codec.failure_of(error) for name, error in one.adapters.failures(now).items()},
+        leaving=one.leaving,
+        held_jobs=one.held_jobs,
+        resident_seconds=now - one.loaded_at,
+    )

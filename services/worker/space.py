@@ -1,0 +1,392 @@
+"""What is on the device and what is warm in host memory: who gets room, who leaves, and where to.
+
+Beside the way of a request, under `residency.py`: `loading.py` asks for room here and hands in what it has loaded. A model leaves
+in two steps, so that nothing in flight is lost: it takes no new work (`leaving`), and goes when its last job has. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from libs.errors import ModelBroken, NoCapacity
+from libs.eviction import Candidate, Challenger, Policy, choose_victims
+from libs.store import Copy
+from libs.telemetry.logs import fields
+from services.worker.held import Model, Parked, Resident
+from services.worker.memory import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.meter import Meter
+from services.worker.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_SECONDS: Final = 0.05
+"""How often one who waits for room looks again though nothing but its own waiting has changed, which may be what counts."""
+
+_PATIENCE_SECONDS: Final = 60.0
+"""Who has waited so long for room goes before everything that is not pinned, however much work there is for it."""
+
+Start = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A model that wants room on the device. `asked_at`: seconds of the worker's rising clock."""
+
+    name: str
+    size: Size
+    asked_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A resident model and what it holds: memory, that of a copy on the host too, and the directory, which stays where it is."""
+
+    resident: Resident
+    copy: Copy
+    device: Claim
+    host: Claim | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Warm:
+    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
+
+    name: str
+    parked: Parked
+    copy: Copy
+    size: Size
+    host: Claim | None
+    """None: it is on its way to a device that shares the host's memory."""
+    load_seconds: float
+    last_used: float
+    uses: int
+    floor: float
+
+
+class Space:
+    """`shares_memory`: device and host memory are the same, so that a warm model is a resident one that is not served.
+
+    `start` runs work in the background, `changed` is called when a model changes its state, `trim` gives freed memory back.
+    `wait_seconds`: how long one may wait for room when it is its turn.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        host_bytes: int,
+        policy: Policy,
+        *,
+        shares_memory: bool,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        trim: Callable[[], None],
+        start: Start,
+        wait_seconds: float,
+    ) -> None:
+        self.device = Ledger(memory_bytes)
+        self.host = Ledger(host_bytes)
+        self._policy = policy
+        self._shares_memory = shares_memory
+        self._clock = clock
+        self._changed = changed
+        self._trim = trim
+        self._start = start
+        self._wait_seconds = wait_seconds
+        # Mutable state. A name is in at most one of `places` and `warm`, in none while it is loaded.
+        self.places: dict[str, Place] = {}
+        self.warm: dict[str, Warm] = {}
+        self.unloading: dict[str, asyncio.Task[None]] = {}
+        self.meters: dict[str, Meter] = {}  # of models that have left, too
+        self._going: list[Holding] = []  # have left `places`, and their memory is being given back
+        self.backlog: Mapping[str, int] = {}
+        """Tokens that wait in lanes, by model."""
+        self.is_crowded = False
+        """A load waits until a model that is in use gives in."""
+        self._floor = 0.0
+        self._resumed = Size(0)
+        self._resumed_seconds = 0.0
+        self._turn = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    # What it looks like
+
+    def candidate(self, place: Place) -> Candidate:
+        """A resident model, as policies and rules see it."""
+        one, now = place.resident, self._clock()
+        return Candidate(
+            one.name,
+            bytes=place.device.size.bytes + one.adapters.bytes,
+            load_seconds=self._seconds_back(place),
+            idle_seconds=0.0 if one.held_jobs else now - one.last_used,
+            uses=max(1, one.uses),
+            floor=one.floor,
+            pinned=one.pinned,
+            leaving=one.leaving,
+            is_busy=one.held_jobs > 0,
+            waiting_seconds=self._waiting_seconds(one.name, one.held_tokens),
+            resident_seconds=now - one.loaded_at,
+        )
+
+    def _seconds_back(self, place: Place) -> float:
+        """What bringing it back would take: from host memory if it fits there, as measured on all models; else from disk."""
+        size = place.device.size.bytes
+        if size > self.host.limit_bytes or not self._resumed.bytes:
+            return place.resident.load_seconds
+        return min(place.resident.load_seconds, self._resumed_seconds * size / self._resumed.bytes)
+
+    def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
+        meter = self.meters.get(model)
+        return seconds_of(self.backlog.get(model, 0) + held_tokens, 0.0 if meter is None else meter.tokens_per_second)
+
+    def meter(self, model: str) -> Meter:
+        return self.meters.setdefault(model, Meter())
+
+    def used(self, resident: Resident, jobs: int) -> None:
+        """Jobs were taken in for it."""
+        resident.last_used = self._clock()
+        resident.uses += jobs
+        resident.floor = self._floor
+
+    def tell(self) -> None:
+        """Something changed that a load may wait for."""
+        self._news.set()
+
+    # Room
+
+    async def room(self, wish: Wish, warm: Warm | None = None) -> Claim:
+        """Waits until there is room for the wish, lets others leave for it, and takes the room. Wishes take their turns.
+
+        `warm`: where the model comes from. Raises ModelBroken with the numbers if there can never be room, and NoCapacity if those
+        that leave for it do not go.
+        """
+        async with self._turn:
+            until = self._clock() + self._wait_seconds
+            try:
+                while True:
+                    self._refuse_what_never_fits(wish)
+                    if warm is not None and self._shares_memory:
+                        self._make_homeless(warm)
+                    claim = self.device.claim(wish.name, wish.size)
+                    if claim is not None:
+                        return claim
+                    if self._clock() > until:
+                        raise NoCapacity(f"{wish.name} waited {self._wait_seconds:g} seconds for room on the device in vain")
+                    self.is_crowded = not self._make_way(wish)
+                    self._news.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+                            await self._news.wait()
+            finally:
+                self.is_crowded = False
+
+    async def grow(self, claim: Claim, wish: Wish) -> bool:
+        """Changes a claim to the wish's size. False: that would take waiting for others than models that leave, which nobody may do
+        who holds memory, or two would wait for each other. Raises as `room`."""
+        while not self.device.resize(claim, wish.size):
+            self._refuse_what_never_fits(wish, claim)
+            self._make_way(wish, claim)
+            if not self.unloading:
+                return False
+            await asyncio.wait(self.unloading.values(), return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    def release(self, claim: Claim) -> None:
+        """Of a load that came to nothing."""
+        self.device.release(claim)
+        self.tell()
+
+    def _make_homeless(self, warm: Warm) -> None:
+        """What it takes is counted on the device as soon as there is room; those that leave for it may have its place in host
+        memory, which is the same."""
+        if warm.host is not None:
+            self.host.release(warm.host)
+            warm.host = None
+
+    def _refuse_what_never_fits(self, wish: Wish, own: Claim | None = None) -> None:
+        places = [place for place in self.places.values() if place.resident.pinned and not place.resident.leaving]
+        pinned = [place.device for place in places]
+        adapters = sum(place.resident.adapters.bytes for place in places)
+        if not never_fits(self.device, pinned, wish.size, own, more_bytes=adapters):
+            return
+        size = wish.size
+        batch = f" and {size.activation_bytes:,} for a batch" if size.activation_bytes else ""
+        hung = sum(claim.size.bytes for claim in self.device.stuck)
+        lost = f", {hung:,} are held by loads that hang" if hung else ""
+        raise ModelBroken(
+            f"{wish.name} needs {size.bytes:,} bytes{batch}; this worker has {self.device.limit_bytes:,}, of which "
+            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{lost} and {max(0, self.device.free_bytes):,} free"
+        )
+
+    def _make_way(self, wish: Wish, own: Claim | None = None) -> bool:
+        """Lets models leave so that there will be room; False if none may for now."""
+        holdings = [Holding(self.candidate(place), place.device, place.resident.adapters.bytes) for place in self.places.values()]
+        holdings += self._going
+        waiting = self._clock() - wish.asked_at
+        waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(wish.name))
+        challenger = Challenger(wish.name, wish.size.bytes, waiting)
+        chosen = victims(self.device, holdings, wish.size, self._policy, challenger, own)
+        for one in chosen or ():
+            self._floor = max(self._floor, self._policy(one))
+            self.leave(self.places[one.name].resident)
+        return chosen is not None
+
+    # Leaving
+
+    def leave(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
+        """It takes no new work, and goes when no job of it is held: to host memory, if there is room and `to_host`."""
+        resident.leaving = True
+        task = self._start(self._unload(resident.name, resident.drained, to_host=to_host))
+        self.unloading[resident.name] = task
+        self._changed()
+        return task
+
+    async def _unload(self, model: str, drained: asyncio.Event, *, to_host: bool) -> None:
+        await drained.wait()
+        self.places[model].resident.adapters.clear()
+        size = self.places[model].device.size.bytes
+        warm = await self._parked(self.places[model]) if to_host else None
+        # From here on nothing of this task refers to the model, so that dropping it gives its memory back.
+        place = self.places.pop(model)
+        claim = place.device
+        if warm is None:
+            if place.host is not None:
+                self.host.release(place.host)
+            place.copy.close()
+            going = Holding(self.candidate(place), claim)
+            del place
+            self._going.append(going)
+            await in_thread(self._trim)
+            self._going.remove(going)
+        else:
+            self.warm[model] = warm
+        self.device.release(claim)
+        del self.unloading[model]
+        log.info("model unloaded", extra=fields({"model": model, "bytes": size, "to_host": warm is not None}))
+        self.tell()
+        self._changed()
+
+    async def _parked(self, place: Place) -> Warm | None:
+        """The model in host memory, off the device; None if there is no room for it, or none that is worth it."""
+        one = place.resident
+        host = place.host or self._host_room(one.name, one.model.bytes, one)
+        if host is None:
+            return None
+        try:
+            parked = await in_thread(one.model.park)
+        except Exception:
+            log.exception("a model could not be moved to host memory", extra=fields({"model": one.name}))
+            if place.host is None:
+                self.host.release(host)
+            return None
+        place.host = host
+        return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
+
+    def _host_room(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
+        """Room in host memory, for which warm models go that are worth less than this one."""
+        missing = self.host.missing(Size(needed))
+        if missing > 0:
+            candidates = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
+            candidates.append(self._warm_candidate(model, needed, like))
+            chosen = choose_victims(candidates, missing, self._policy, Challenger("", needed))
+            if chosen is None or any(one.name == model for one in chosen):
+                return None
+            for victim in chosen:
+                self.drop_warm(victim.name)
+        return self.host.claim(model, Size(needed))
+
+    def _warm_candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
+        idle = self._clock() - like.last_used
+        return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
+
+    def drop_warm(self, model: str) -> bool:
+        """Whether it was warm."""
+        warm = self.warm.get(model)
+        if warm is not None:
+            self.forget(self.take(warm))
+            log.info("warm model dropped", extra=fields({"model": model}))
+            self._changed()
+        return warm is not None
+
+    def take(self, warm: Warm) -> Warm:
+        """It is no longer warm; who takes it makes it resident or forgets it."""
+        return self.warm.pop(warm.name)
+
+    def forget(self, warm: Warm) -> None:
+        """Its memory is free, and its directory may go."""
+        if warm.host is not None:
+            self.host.release(warm.host)
+        warm.copy.close()
+        self._start(in_thread(self._trim))
+
+    async def relieve(self, keep: str) -> bool:
+        """Give the memory of one model that nobody needs now back, other than `keep`; False if there is none."""
+        if self._shares_memory and (warm := self._cheapest_warm()) is not None:
+            self.drop_warm(warm)
+            await in_thread(self._trim)
+            return True
+        idle = [
+            self.candidate(place)
+            for place in self.places.values()
+            if not (place.resident.name == keep or place.resident.pinned or place.resident.leaving or place.resident.held_jobs)
+        ]
+        if not idle:
+            return False
+        victim = min(idle, key=self._policy).name
+        await asyncio.wait([self.leave(self.places[victim].resident, to_host=not self._shares_memory)])
+        return True
+
+    def _cheapest_warm(self) -> str | None:
+        found = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
+        return min(found, key=self._policy).name if found else None
+
+    # Arriving
+
+    async def admit(self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float) -> Resident:
+        """Makes a loaded model resident."""
+        now, name = self._clock(), claim.name
+        resident = Resident(
+            name,
+            model,
+            load_seconds=load_seconds,
+            loaded_at=now,
+            last_used=now,
+            pinned=model.card.pinned,
+            floor=self._floor,
+            activation_bytes_per_token=activation,
+            meter=self.meter(name),
+        )
+        place = Place(resident, copy, claim)
+        if model.host_bytes:
+            place.host = self._host_room(name, model.host_bytes, resident)
+            if place.host is None:
+                await in_thread(model.drop_host_copy)
+        self.places[name] = place
+        return resident
+
+    def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
+        """The same for one that was warm. `seconds`: what that took."""
+        now = self._clock()
+        self._resumed = Size(self._resumed.bytes + warm.size.bytes)
+        self._resumed_seconds += seconds
+        resident = Resident(
+            warm.name,
+            model,
+            load_seconds=warm.load_seconds,
+            loaded_at=now,
+            last_used=now,
+            pinned=model.card.pinned,
+            floor=self._floor,
+            activation_bytes_per_token=activation,
+            meter=self.meter(warm.name),
+        )
+        if not model.host_bytes and warm.host is not None:
+            self.host.release(warm.host)
+            warm.host = None
+        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
+        return resident

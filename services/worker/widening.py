@@ -1,0 +1,96 @@
+"""Answers that are not finite are computed once more in float32, on the CPU, beside everything else.
+
+Beside the way of a request: `finisher.py` finds them. A model in bfloat16 or float16 may overflow where its float32 twin does not.
+One thread reads twins and runs them, so neither the device, nor the event loop, nor the answers of other jobs wait; a twin stays
+while jobs of its model wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.telemetry.logs import fields
+from services.worker.held import HeldJob, Model
+from services.worker.models import Output, is_finite
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[HeldJob, ShoalError | None], None]
+"""A job whose outputs are all finite now, or why they are not."""
+
+
+def odd_outputs(held: HeldJob) -> list[int]:
+    """The sequences of a complete job whose outputs are not finite."""
+    return [index for index, output in sorted(held.outputs.items()) if not is_finite(output)]
+
+
+class Widening:
+    """`thread` must have one worker. `unix_time`: seconds, for deadlines."""
+
+    def __init__(self, thread: Executor, *, unix_time: Callable[[], float] = time.time) -> None:
+        self._thread = thread
+        self._unix_time = unix_time
+        self._lock = threading.Lock()
+        # Mutable state: how many jobs wait (guarded), and the twin in memory with what it is the twin of (of the one thread).
+        self._waiting: dict[Model, int] = {}
+        self._twin: tuple[Model, Model] | None = None
+
+    def add(self, held: HeldJob, done: Done) -> Future[None]:
+        """`done` hears of the job once, on the thread."""
+        model = held.resident.model
+        with self._lock:
+            self._waiting[model] = self._waiting.get(model, 0) + 1
+        return self._thread.submit(self._widen, held, done)
+
+    def _widen(self, held: HeldJob, done: Done) -> None:
+        error: ShoalError | None = None
+        try:
+            self._run(held)
+        except ShoalError as caught:
+            error = caught
+        except Exception as caught:
+            log.exception("the float32 twin failed", extra=fields({"model": held.resident.name}))
+            error = InternalError(f"{held.resident.name} failed in float32: {type(caught).__name__}")
+        finally:
+            self._drop_idle(held.resident.model)
+        done(held, error)
+
+    def _run(self, held: HeldJob) -> None:
+        """Fills in finite outputs. Raises ShoalError if there are none."""
+        model, name = held.resident.model, held.resident.name
+        if held.unwanted:
+            raise InternalError("nobody waits for the job any more")
+        if held.deadline_unix <= self._unix_time():
+            raise DeadlinePassed("the deadline passed before the job was computed once more in float32")
+        twin = self._twin_of(model)
+        odd = odd_outputs(held)
+        if twin is not None:
+            prepared, started = held.ready, time.monotonic()
+            outputs: list[Output] = twin.forward(prepared.head, [prepared.sequences[index] for index in odd])
+            held.forward_seconds += time.monotonic() - started
+            held.outputs.update(zip(odd, outputs, strict=True))
+            left = len(odd_outputs(held))
+            log.warning("computed again in float32", extra=fields({"model": name, "sequences": len(odd), "not_finite": left}))
+        if odd_outputs(held):
+            raise InternalError(f"{name} gave numbers that are not finite for this input")
+
+    def _twin_of(self, model: Model) -> Model | None:
+        if self._twin is None or self._twin[0] is not model:
+            self._twin = None  # before the next one is read: never two in memory
+            widened = model.widened()
+            if widened is None:
+                return None
+            self._twin = (model, widened)
+        return self._twin[1]
+
+    def _drop_idle(self, model: Model) -> None:
+        with self._lock:
+            self._waiting[model] -= 1
+            if not self._waiting[model]:
+                del self._waiting[model]
+                self._twin = None

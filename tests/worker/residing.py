@@ -1,0 +1,130 @@
+"""What tests of residency share: checkpoints of any size, a loader that can be held up or made to fail, and looks at the report."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.store import Store
+from services.worker.disk import Shelf
+from services.worker.held import Resident
+from services.worker.residency import Budget, Residency
+from tests.worker.fakes import FakeModel, checkpoint, until
+
+
+class Checkpoints:
+    """Checkpoints of 100 bytes each, or as said, and a loader.
+
+    `gate` holds up every load, `gates` those of a model, each load with the next of its gates. `errors` fail loads. `loads`: models
+    in the order in which their loads began. `activations`: bytes a token, by model. `has_copies`: models keep one in host memory.
+    """
+
+    def __init__(self, root: Path, *names: str) -> None:
+        self.root = root
+        self.gate = threading.Event()
+        self.gate.set()
+        self.gates: dict[str, list[threading.Event]] = {}
+        self.errors: dict[str, Exception] = {}
+        self.loads: list[str] = []
+        self.sizes: dict[str, int] = {}
+        self.activations: dict[str, float] = {}
+        self.has_copies = False
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str, size: int = 100) -> None:
+        self.sizes[name] = size
+        save_file({"w": np.zeros(size // 4, np.float32)}, checkpoint(self.root, name) / "model.safetensors")
+
+    def load(self, directory: Path, name: str) -> FakeModel:
+        self.loads.append(name)
+        gate = self.gates[name].pop(0) if self.gates.get(name) else self.gate
+        gate.wait(10)
+        if name in self.errors:
+            raise self.errors[name]
+        model = FakeModel(name, self.sizes.get(name, 100))
+        model.activation_bytes_per_token = self.activations.get(name, 0.0)
+        model.host_bytes = model.bytes if self.has_copies else 0
+        return model
+
+
+class Hand:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def residency(
+    store: Checkpoints,
+    memory_bytes: int = 250,
+    remote: Store | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    trim: Callable[[], None] = lambda: None,
+    **budget: object,
+) -> AsyncIterator[Residency]:
+    async with asyncio.TaskGroup() as tasks:
+        made = Residency(
+            (Shelf(store.root),),
+            remote,
+            Budget(memory_bytes, **budget),  # type: ignore[arg-type]
+            4,
+            store.load,
+            tasks,
+            clock=clock,
+            changed=lambda: None,
+            trim=trim,
+        )
+        try:
+            yield made
+        finally:
+            for gate in (store.gate, *(gate for gates in store.gates.values() for gate in gates)):
+                gate.set()
+            made.stop()
+
+
+def line(residency: Residency, model: str) -> worker_pb2.WorkerModel:
+    return next(one for one in residency.report() if one.model == model)
+
+
+def state(residency: Residency, model: str) -> int:
+    return {one.model: one.state for one in residency.report()}.get(model, models_pb2.MODEL_STATE_ABSENT)
+
+
+async def failed(residency: Residency, model: str) -> str:
+    """Waits for a load to fail; why it did."""
+    await until(lambda: state(residency, model) == models_pb2.MODEL_STATE_FAILED, f"{model} to fail")
+    return line(residency, model).failure.message
+
+
+async def unloaded(residency: Residency, *models: str) -> None:
+    for model in models:
+        residency.evict(model)
+        await until(lambda model=model: state(residency, model) != models_pb2.MODEL_STATE_RESIDENT, f"{model} to leave")  # type: ignore[misc]
+
+
+async def loaded(residency: Residency, *models: str) -> None:
+    for model in models:
+        residency.load(model)
+        await until(lambda model=model: residency.serving(model) is not None, f"{model} to load")  # type: ignore[misc]
+
+
+def held(residency: Residency, model: str) -> Resident:
+    """The model with one job held."""
+    resident = residency.serving(model)
+    assert resident is not None
+    residency.hold(resident, 1)
+    return resident

@@ -1,0 +1,275 @@
+"""Adapters of a resident model: which are loaded, which go, what is pulled for, and what becomes of those that cannot be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from shoal.v1 import worker_pb2
+
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.store import Copy
+from services.worker.adapters import UNUSED_SECONDS, AdapterLoader
+from services.worker.disk import Shelf, find, find_adapter, listing
+from services.worker.held import Resident
+from tests.worker.fakes import FakeLanes, FakeModel, checkpoint, encode_job, routers, until, vector, vectors
+from tests.worker.residing import Hand
+from tests.worker.running import MODEL, worker
+
+
+def adapter_directory(root: Path, name: str) -> Path:
+    directory = root / name
+    directory.mkdir(parents=True)
+    (directory / "adapter_config.json").write_text("{}")
+    return directory
+
+
+class Bench:
+    """A resident FakeModel and its loader, with room for `limit` adapters and `free` bytes. `clock` moves when it is told to."""
+
+    def __init__(self, root: Path, tasks: asyncio.TaskGroup, limit: int, free: int) -> None:
+        self.clock = Hand()
+        self.model = FakeModel()
+        self.resident = Resident("org/fake", self.model, 1.0, self.clock.now, self.clock.now)
+        self.cache = self.resident.adapters
+        self.free = free
+        self.changes = 0
+        self._root = root
+        self.loader = AdapterLoader(self._find, self._claim, tasks, clock=self.clock, changed=self._changed, limit=limit)
+
+    def _find(self, name: str) -> Copy:
+        return Copy(find_adapter((Shelf(self._root),), name))
+
+    def _claim(self, name: str, size: int):  # type: ignore[no-untyped-def]
+        if size > self.free:
+            return None
+        self.free -= size
+
+        def release() -> None:
+            self.free += size
+
+        return release
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def load(self, *names: str) -> None:
+        for name in names:
+            self.loader.load(self.resident, name)
+            await until(lambda: not self.cache.loading, f"{name} to load")
+
+    def serve(self, name: str) -> None:
+        """One job, from its pull to its answer, a second later."""
+        self.clock.now += 1
+        self.cache.hold(name, 1, self.clock.now)
+        self.cache.let_go(name)
+
+
+@asynccontextmanager
+async def bench(root: Path, *names: str, limit: int = 2, free: int = 1000) -> AsyncIterator[Bench]:
+    for name in names:
+        adapter_directory(root, name)
+    async with asyncio.TaskGroup() as tasks:
+        made = Bench(root, tasks, limit, free)
+        yield made
+        made.loader.stop()
+
+
+async def test_the_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b", "org/c") as b:
+        await b.load("org/a", "org/b")
+        b.serve("org/b")
+        b.serve("org/a")
+        await b.load("org/c")
+        assert b.cache.names() == ["org/a", "org/c"]
+        assert sorted(b.model.adapters) == ["org/a", "org/c"]
+        assert b.cache.bytes == 20
+        assert b.free == 980
+
+
+async def test_an_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
+        await b.load("org/a")
+        b.cache.hold("org/a", 2, b.clock.now)
+        b.loader.load(b.resident, "org/b")
+        await until(lambda: not b.cache.serves("org/a"), "a to leave")
+        assert "org/a" in b.model.adapters
+        assert b.cache.lanes() == [""]
+        b.cache.let_go("org/a")
+        assert "org/a" in b.model.adapters
+        b.cache.let_go("org/a")
+        await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
+        assert list(b.model.adapters) == ["org/b"]
+
+
+async def test_a_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
+        await b.load("org/a")
+        b.loader.load(b.resident, "org/b")
+        await asyncio.sleep(0)
+        await until(lambda: "org/b" in b.cache.loading)
+        assert b.cache.victim(b.clock.now) is None
+        b.clock.now += UNUSED_SECONDS
+        b.cache.news.set()
+        await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
+
+
+async def test_many_at_once_never_exceed_the_bound(tmp_path: Path) -> None:
+    names = [f"org/{number}" for number in range(6)]
+    async with bench(tmp_path, *names) as b:
+        seen: list[int] = []
+        for name in names:
+            b.loader.load(b.resident, name)
+        while b.cache.loading:
+            seen.append(len(b.model.adapters))
+            for name in b.cache.names():
+                b.serve(name)
+            await asyncio.sleep(0.001)
+        assert max(seen) <= 2
+        assert len(b.cache.names()) == 2
+        assert not b.cache.failed
+
+
+async def test_failures_are_told_for_a_minute_and_may_be_tried_again(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/broken") as b:
+        (tmp_path / "org/broken/broken").touch()
+        await b.load("org/broken", "org/unknown", "../../etc")
+        failures = b.cache.failures(b.clock.now)
+        assert isinstance(failures["org/broken"], ModelBroken)
+        assert "tensor 'w'" in failures["org/broken"].message
+        for name in ("org/unknown", "../../etc"):
+            assert isinstance(failures[name], ModelNotFound)
+            assert failures[name].field == "adapter"
+        (tmp_path / "org/broken/broken").unlink()
+        await b.load("org/broken")
+        assert b.cache.names() == ["org/broken"]
+        assert "org/broken" not in b.cache.failures(b.clock.now)
+        b.clock.now += 61
+        assert b.cache.failures(b.clock.now) == {}
+
+
+async def test_without_memory_an_adapter_is_refused_for_now(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b", free=15) as b:
+        await b.load("org/a", "org/b")
+        assert b.cache.names() == ["org/a"]
+        assert list(b.model.adapters) == ["org/a"]
+        assert isinstance(b.cache.failures(b.clock.now)["org/b"], NoCapacity)
+        b.cache.clear()
+        assert b.free == 15
+
+
+async def test_an_adapter_that_arrives_after_its_model_left_is_dropped(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a") as b:
+        b.resident.leaving = True
+        await b.load("org/a")
+        assert b.model.adapters == {}
+        assert b.cache.names() == []
+
+
+async def test_lanes_take_turns(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b") as b:
+        await b.load("org/a", "org/b")
+        served = []
+        for _ in range(6):
+            served.append(b.cache.lanes()[0])
+            b.serve(served[-1])
+        assert set(served[:3]) == {"", "org/a", "org/b"}
+        assert served[:3] == served[3:]
+
+
+def test_adapters_lie_where_models_lie_and_are_none(tmp_path: Path) -> None:
+    adapter_directory(tmp_path, "org/adapter")
+    with_config = adapter_directory(tmp_path, "org/with-config")
+    (with_config / "config.json").write_text("{}")
+    checkpoint(tmp_path, "org/model")
+    merged = checkpoint(tmp_path, "org/merged")
+    (merged / "adapter_config.json").write_text("{}")
+    (merged / "model.safetensors").touch()
+    shelves = (Shelf(tmp_path),)
+    assert sorted(listing(shelves)) == ["org/merged", "org/model"]
+    assert find_adapter(shelves, "org/adapter") == tmp_path / "org/adapter"
+    assert find_adapter((Shelf(with_config, "own/name"),), "own/name") == with_config
+    assert find(shelves, "org/merged") == merged
+
+
+async def test_jobs_of_several_adapters_and_none_through_a_worker(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    names = ("org/one", "org/three", "")
+    for name in filter(None, names):
+        adapter_directory(tmp_path, name)
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        for number, name in enumerate(names * 4):
+            lanes.put(MODEL, encode_job(f"j{number}", f"text {number}"), adapter=name)
+        await until(lambda: len(lanes.answers) == 12, "the answers")
+        for number, name in enumerate(names * 4):
+            tokens, total = vector(f"text {number}")
+            assert vectors(lanes.answer(f"j{number}")) == [[tokens, total + len(name)]]
+        assert sorted(bay.model.adapters) == ["org/one", "org/three"]
+        await until(lambda: list(lanes.heartbeats[-1].models[0].adapters) == ["org/one", "org/three"], "the report")
+        asked = {(lane.model, lane.adapter) for lane in lanes.pulls[-1].lanes}
+        assert asked == {(MODEL, name) for name in names}
+        assert sorted(lanes.handed_back) == []
+
+
+async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    names = [f"org/{number}" for number in range(5)]
+    for name in names:
+        adapter_directory(tmp_path, name)
+
+    def is_done() -> bool:
+        lanes.claimed.difference_update({lane for lane in lanes.claimed if "+" in lane})  # as if claims ran out
+        lanes.rung.set()
+        return len(lanes.answers) == 10
+
+    async with routers(lanes) as running, worker(tmp_path, running, adapters=2) as bay:
+        for number, name in enumerate(names * 2):
+            lanes.put(MODEL, encode_job(f"j{number}", "text"), adapter=name)
+        await until(is_done, "the answers")
+        assert len(bay.model.adapters) <= 2
+
+
+async def test_a_batch_for_an_adapter_that_has_gone_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pull that was sent while the adapter was still loaded."""
+    lanes = FakeLanes()
+    adapter_directory(tmp_path, "org/a")
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(MODEL, encode_job("first", "text"))
+        await until(lambda: len(lanes.answers) == 1)
+        lease = lanes.lease
+
+        def late(request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
+            request.lanes.add(pool="cpu", model=MODEL, adapter="org/a")
+            return lease(request)
+
+        monkeypatch.setattr(lanes, "lease", late)
+        lanes.put(MODEL, encode_job("second", "text"), adapter="org/a")
+        await until(lambda: lanes.handed_back == ["second"], "the batch to come back")
+
+
+async def test_a_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    (adapter_directory(tmp_path, "org/broken") / "broken").touch()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(MODEL, encode_job("adapted", "text"), adapter="org/broken")
+        await until(lambda: any(model.failed_adapters for beat in lanes.heartbeats[-1:] for model in beat.models), "the report")
+        failure = lanes.heartbeats[-1].models[0].failed_adapters["org/broken"]
+        assert failure.reason == "MODEL_LOAD_FAILED"
+        assert "tensor 'w'" in failure.message
+        lanes.put(MODEL, encode_job("plain", "text"))
+        await until(lambda: len(lanes.answers) == 1)
+        assert vectors(lanes.answer("plain")) == [vector("text")]
+
+
+async def test_a_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running, heartbeat_seconds=5.0):
+        await until(lambda: bool(lanes.pulls))
+        await until(lambda: len(lanes.heartbeats) >= 2, "the first heartbeats")
+        before = len(lanes.heartbeats)
+        lanes.must_beat = True
+        lanes.rung.set()
+        await until(lambda: len(lanes.heartbeats) > before, "a heartbeat", timeout=3.0)

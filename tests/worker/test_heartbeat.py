@@ -1,0 +1,90 @@
+"""What a worker tells of its models, and which orders it obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.v1 import models_pb2, worker_pb2
+
+from tests.worker.fakes import SLOW, FakeLanes, encode_job, routers, until
+from tests.worker.running import MODEL, Bay, worker
+
+RESIDENT, COLD = models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_COLD
+FIRST, SECOND = (1 << 32) + 7, (2 << 32) + 1
+"""Plans of one leader and of the next."""
+
+
+def order(seq: int, plan: int = 0, *, load: str = "", evict: str = "", pin: str = "") -> worker_pb2.Directive:
+    directive = worker_pb2.Directive(seq=seq, plan=plan)
+    if load:
+        directive.load_model = load
+    elif evict:
+        directive.evict_model = evict
+    else:
+        directive.pin_model = pin
+    return directive
+
+
+async def tell(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued: int) -> None:
+    """With the next heartbeat's answer; returns when the worker has it."""
+    seq = max(one.seq for one in orders)
+    lanes.to_tell = worker_pb2.HeartbeatResponse(directives=orders, queued_tokens={f"org/{name}": n for name, n in queued.items()})
+    await until(lambda: lanes.heartbeats[-1].directive_seq == seq)
+
+
+def line(lanes: FakeLanes, model: str = MODEL) -> worker_pb2.WorkerModel:
+    return next(one for one in lanes.heartbeats[-1].models if one.model == model)
+
+
+async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running, "org/a", "org/b", "org/c", "org/d") as bay:
+        await until(lambda: bool(lanes.heartbeats))
+        assert lanes.heartbeats[-1].plan == 0
+        await tell(lanes, order(1, SECOND, load="org/a"), order(2, FIRST, load="org/b"), order(3, SECOND, load="org/c"))
+        await until(lambda: {"org/a", "org/c"} <= bay.models.keys())
+        assert lanes.heartbeats[-1].plan == SECOND
+        await tell(lanes, order(4, FIRST, evict="org/a"), order(5, load="org/d"))
+        await until(lambda: "org/d" in bay.models, "an operator's order, which is of no plan")
+        await until(lambda: lanes.states()["org/a"] == RESIDENT)
+        assert "org/b" not in bay.models
+        assert lanes.heartbeats[-1].plan == SECOND
+
+
+async def test_a_plan_evicts_neither_what_is_pinned_nor_what_has_work(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    names = ("org/pinned", "org/busy", "org/queued", "org/idle")
+    async with routers(lanes) as running, worker(tmp_path, running, *names) as bay:
+        await until(lambda: bool(lanes.heartbeats))
+        await tell(lanes, *(order(seq, load=name) for seq, name in enumerate(names, start=1)))
+        await until(lambda: all(lanes.states()[name] == RESIDENT for name in names))
+        lanes.put("org/busy", encode_job("slow", SLOW))
+        await until(lambda: bay.models["org/busy"].started.is_set())
+        evictions = [order(seq, FIRST, evict=name) for seq, name in enumerate(names, start=11)]
+        await tell(lanes, order(10, pin="org/pinned"), *evictions, queued=1)
+        await until(lambda: lanes.states()["org/idle"] == COLD)
+        assert [lanes.states()[name] for name in names[:3]] == [RESIDENT] * 3
+        assert line(lanes, "org/pinned").pinned
+        await tell(lanes, *(order(seq, evict=name) for seq, name in enumerate(names, start=21)))
+        await until(lambda: line(lanes, "org/busy").leaving, "it to take no new work")
+        assert (line(lanes, "org/busy").state, line(lanes, "org/busy").held_jobs) == (RESIDENT, 1)
+        await _let_go(bay, lanes)
+        assert all(lanes.states()[name] == COLD for name in names)
+
+
+async def _let_go(bay: Bay, lanes: FakeLanes) -> None:
+    bay.models["org/busy"].gate.set()
+    await until(lambda: "slow" in lanes.answers)
+    await until(lambda: lanes.states()["org/busy"] == COLD)
+
+
+async def test_memory_and_residence_are_reported(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        lanes.put(MODEL, encode_job("j1", "hello"))
+        await until(lambda: "j1" in lanes.answers)
+        await until(lambda: line(lanes).resident_seconds > 0.2)
+        told = lanes.heartbeats[-1]
+        assert (told.memory_bytes, told.used_bytes, told.host_memory_bytes, told.host_used_bytes) == (1000, 100, 0, 0)
+        assert (line(lanes).leaving, line(lanes).held_jobs, line(lanes).host_bytes) == (False, 0, 0)
+        assert not told.HasField("preempted_in_seconds")

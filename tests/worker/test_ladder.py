@@ -1,0 +1,273 @@
+"""Each rung by itself, in order, with a model that counts how it is asked; and any set of sequences that never fit."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.errors import InternalError, OutOfMemory
+from services.worker.ladder import CAPPED_BATCHES, MAX_DEPTH, RELIEFS_FOR_A_BATCH, Caps, Climbed, Ladder, is_out_of_memory
+from services.worker.models import Output, Sequence
+
+MODEL = "org/m"
+Broken = Callable[[list[int]], Exception | None]
+"""What a forward pass over sequences of these lengths raises, if anything."""
+
+
+def out_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def sequence(tokens: int) -> Sequence:
+    return Sequence(np.full(tokens, tokens, dtype=np.int32))
+
+
+@dataclass
+class FakeDevice:
+    """Runs sequences, or fails as `broken` says; has `idle` models that can go. `calls`: what was asked of it, in order."""
+
+    broken: Broken
+    idle: int = 0
+    lost: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def forward(self, sequences: list[Sequence]) -> list[Output]:
+        self.calls.append(f"forward {len(sequences)}")
+        error = self.broken([one.tokens for one in sequences])
+        if error is not None:
+            raise error
+        return [one.ids[:1].astype(np.float32) for one in sequences]
+
+    def recover(self) -> None:
+        self.calls.append("recover")
+        if self.lost:
+            raise RuntimeError("device lost")
+
+    def trim(self) -> None:
+        self.calls.append("trim")
+
+    def relieve(self, keep: str) -> bool:
+        assert keep == MODEL
+        self.calls.append("relieve")
+        self.idle -= 1
+        return self.idle >= 0
+
+    def run(self, *tokens: int) -> Climbed:
+        return Ladder(self.recover, self.trim, self.relieve).run(MODEL, self.forward, [sequence(count) for count in tokens])
+
+    @property
+    def tries(self) -> list[int]:
+        """Sequences of each forward pass that was tried."""
+        return [int(call.split()[1]) for call in self.calls if call.startswith("forward")]
+
+
+def answered(climbed: Climbed, *tokens: int) -> bool:
+    """Whether each sequence has its own output."""
+    return [outcome[0] for outcome in climbed.outcomes if isinstance(outcome, np.ndarray)] == list(tokens)
+
+
+def times(count: int, make: Callable[[], Exception] = out_of_memory) -> Broken:
+    """Raises the first so many times."""
+    left = [make() for _ in range(count)]
+    return lambda lengths: left.pop() if left else None
+
+
+def above(tokens: int) -> Broken:
+    """Out of memory with more tokens than these in a batch."""
+    return lambda lengths: out_of_memory() if sum(lengths) > tokens else None
+
+
+def fitted(device: FakeDevice, count: int) -> Broken:
+    """Out of memory until so many models went."""
+    return lambda lengths: out_of_memory() if device.calls.count("relieve") < count else None
+
+
+def test_a_batch_that_runs_touches_nothing_else() -> None:
+    device = FakeDevice(times(0))
+    climbed = device.run(3, 5)
+    assert answered(climbed, 3, 5)
+    assert climbed.is_clean
+    assert device.calls == ["forward 2"]
+
+
+def test_first_the_caches_are_freed() -> None:
+    device = FakeDevice(times(1), idle=3)
+    climbed = device.run(3, 5)
+    assert answered(climbed, 3, 5)
+    assert (climbed.is_clean, climbed.fitted_tokens) == (False, 0)
+    assert device.calls == ["forward 2", "recover", "trim", "forward 2"]
+
+
+def test_then_idle_models_go_one_by_one_until_it_fits() -> None:
+    device = FakeDevice(times(0), idle=3)
+    device.broken = fitted(device, 2)
+    climbed = device.run(3, 5)
+    assert answered(climbed, 3, 5)
+    assert climbed.fitted_tokens == 0
+    assert device.calls == [
+        "forward 2", "recover", "trim", "forward 2", "recover", "relieve", "forward 2", "recover", "relieve", "forward 2",
+    ]  # fmt: skip
+
+
+def test_then_the_batch_is_halved_and_the_size_that_fits_is_told() -> None:
+    device = FakeDevice(above(20))
+    climbed = device.run(*[10] * 8)
+    assert answered(climbed, *[10] * 8)
+    assert climbed.fitted_tokens == 20
+    # Caches were free and nothing was idle: neither is tried again below.
+    assert device.tries == [8, 8, 4, 2, 2, 4, 2, 2]
+    assert device.calls.count("relieve") == 1
+    assert device.calls.count("trim") == 1
+    assert device.calls.count("recover") == 4
+
+
+def test_a_batch_lets_no_more_than_some_models_go_but_a_single_sequence_any_number() -> None:
+    device = FakeDevice(above(20), idle=99)
+    assert answered(device.run(10, 10, 10), 10, 10, 10)
+    assert device.calls.count("relieve") == RELIEFS_FOR_A_BATCH
+    single = FakeDevice(times(0), idle=99)
+    single.broken = fitted(single, 2 * RELIEFS_FOR_A_BATCH)
+    assert answered(single.run(10), 10)
+
+
+def test_below_that_only_what_does_not_fit_alone_fails_with_its_numbers() -> None:
+    device = FakeDevice(above(100))
+    climbed = device.run(7, 1234, 9)
+    assert answered(climbed, 7, 9)
+    error = climbed.outcomes[1]
+    assert isinstance(error, OutOfMemory)
+    assert "1,234 tokens" in error.message
+    assert error.retry_after == 0
+
+
+def test_a_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
+    device = FakeDevice(lambda lengths: out_of_memory() if len(lengths) > 1 else None)
+    climbed = device.run(*[1] * 64)
+    assert answered(climbed, *[1] * 64)
+    parts = 2**MAX_DEPTH
+    assert [device.tries.count(size) for size in (64, 32, 16, 8, 4)] == [2, 2, 4, 8, parts]
+    assert device.tries.count(1) == 64
+    assert 2 not in device.tries
+
+
+def test_another_error_is_bisected_and_asks_no_model_to_go(caplog: pytest.LogCaptureFixture) -> None:
+    def poisoned(lengths: list[int]) -> Exception | None:
+        return ValueError("poison") if 13 in lengths else None
+
+    device = FakeDevice(poisoned, idle=5)
+    with caplog.at_level(logging.ERROR):
+        climbed = device.run(*range(1, 101))
+    assert answered(climbed, *(count for count in range(1, 101) if count != 13))
+    assert isinstance(climbed.outcomes[12], InternalError)
+    assert climbed.fitted_tokens == 0
+    assert not {"relieve", "trim"} & set(device.calls)
+    assert len(device.tries) <= 2 * 7 + 1
+
+
+def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None:
+    def poisoned(lengths: list[int]) -> Exception | None:
+        return out_of_memory() if sum(lengths) > 50 else ValueError("poison") if 13 in lengths else None
+
+    device = FakeDevice(poisoned)
+    climbed = device.run(20, 13, 20, 77)
+    assert answered(climbed, 20, 20)
+    assert isinstance(climbed.outcomes[1], InternalError)
+    assert isinstance(climbed.outcomes[3], OutOfMemory)
+
+
+@pytest.mark.parametrize("make", [out_of_memory, lambda: ValueError("poison")])
+def test_a_lost_device_ends_the_climb(make: Callable[[], Exception]) -> None:
+    device = FakeDevice(times(9, make), lost=True)
+    with pytest.raises(RuntimeError, match="device lost"):
+        device.run(3, 5)
+    assert device.calls == ["forward 2", "recover"]
+
+
+def test_the_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
+    """An exception keeps the frames of its pass, and these their activations: it must be gone by then."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    def forward(sequences: list[Sequence]) -> list[Output]:
+        activations = torch.ones(1000)
+        alive.append(weakref.ref(activations))
+        if len(alive) == 1:
+            raise out_of_memory()
+        return [np.zeros(1, np.float32)]
+
+    gc.disable()
+    try:
+        ladder = Ladder(lambda: seen.append(alive[0]() is None), lambda: None, lambda keep: False)
+        ladder.run(MODEL, forward, [sequence(3)])
+    finally:
+        gc.enable()
+    assert seen == [True]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70), st.integers(1, 70), st.integers(0, 3))
+def test_exactly_those_that_never_fit_fail(fits: list[bool], most: int, idle: int) -> None:
+    """Some never fit, and the others only so many at a time."""
+
+    def broken(lengths: list[int]) -> Exception | None:
+        return out_of_memory() if len(lengths) > most or any(not fits[length - 1] for length in lengths) else None
+
+    device = FakeDevice(broken, idle=idle)
+    climbed = device.run(*range(1, len(fits) + 1))
+    for place, (outcome, good) in enumerate(zip(climbed.outcomes, fits, strict=True)):
+        if good:
+            assert isinstance(outcome, np.ndarray)
+            assert outcome[0] == place + 1
+        else:
+            assert isinstance(outcome, OutOfMemory)
+    # A climb is bounded: the halvings, each sequence once, and a try for each model that went.
+    assert len(device.tries) <= 2 ** (MAX_DEPTH + 1) + len(fits) + idle + 1
+
+
+def huge_tensor() -> object:
+    return torch.empty(2**50)
+
+
+def huge_array() -> object:
+    return np.empty(2**50)
+
+
+@pytest.mark.parametrize("allocate", [huge_tensor, huge_array])
+def test_the_allocators_of_this_machine_are_understood(allocate: Callable[[], object]) -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate()
+    assert is_out_of_memory(caught.value)
+
+
+def test_what_is_out_of_memory_and_what_is_not() -> None:
+    assert is_out_of_memory(out_of_memory())
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_cap_holds_for_its_group_doubles_and_ends() -> None:
+    caps = Caps(100)
+    assert caps.of("a") == 100
+    caps.ran("a", 30)
+    assert (caps.of("a"), caps.of("b")) == (30, 100)
+    for _ in range(CAPPED_BATCHES):
+        assert caps.of("a") == 30
+        caps.ran("a")
+    assert caps.of("a") == 60
+    caps.ran("a", 25)
+    assert caps.of("a") == 25
+    for _ in range(2 * CAPPED_BATCHES):
+        caps.ran("a")
+    assert caps.of("a") == 100

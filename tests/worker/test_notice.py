@@ -1,0 +1,223 @@
+"""Spot notices from clouds, which stand here as small servers, and from files; and a worker that heeds one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.v1 import worker_pb2
+
+from libs.errors import InvalidInput
+from services.worker.notice import (
+    GOOGLE_SECONDS,
+    LAST_SECONDS,
+    STOP_SECONDS,
+    AwsSource,
+    FileSource,
+    GoogleSource,
+    grace_left,
+    noticed,
+    source_of,
+    stops_at,
+)
+from services.worker.settings import Settings
+from tests.worker.fakes import SLOW, FakeLanes, encode_job, routers, until, vector, vectors
+from tests.worker.running import MODEL, worker
+
+seconds = st.floats(0, 600)
+
+
+class FakeMetadata(ThreadingHTTPServer):
+    """The metadata servers of both clouds, as far as they are asked. `notice`: the body that says so, empty for none."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.notice = ""
+        self.tokens: list[str] = []
+        """Given out; only the last one counts."""
+        self.broken = False
+        self.asked = 0
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeMetadata
+
+    def do_PUT(self) -> None:
+        assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self.server.tokens.append(f"token-{len(self.server.tokens)}")
+        self._answer(200, self.server.tokens[-1])
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        notice = self.server.notice
+        if self.server.broken:
+            self._answer(500, "")
+        elif self.path == "/latest/meta-data/spot/instance-action":
+            has_token = self.headers["X-aws-ec2-metadata-token"] in self.server.tokens[-1:]
+            self._answer(401 if not has_token else 200 if notice else 404, notice if has_token else "")
+        elif self.path == "/computeMetadata/v1/instance/preempted":
+            self._answer(200 if self.headers["Metadata-Flavor"] == "Google" else 403, notice or "FALSE")
+        else:
+            self._answer(404, "")
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMetadata]:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # which must not be asked
+    with _served() as server:
+        yield server
+
+
+@contextmanager
+def _served() -> Iterator[FakeMetadata]:
+    with FakeMetadata() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_amazons_notice(metadata: FakeMetadata) -> None:
+    source = AwsSource(metadata.base)
+    assert source.gone_at() is None
+    assert source.gone_at() is None
+    assert len(metadata.tokens) == 1
+    metadata.tokens.append("another's, so that ours has run out")
+    metadata.notice = '{"action": "terminate", "time": "2026-11-20T08:22:00Z"}'
+    assert source.gone_at() == datetime(2026, 11, 20, 8, 22, tzinfo=UTC).timestamp()
+    metadata.notice = '{"action": "terminate"}'
+    with pytest.raises(ValueError, match="no time"):
+        source.gone_at()
+
+
+def test_googles_notice(metadata: FakeMetadata) -> None:
+    source = GoogleSource(metadata.base, clock=lambda: 1000.0)
+    assert source.gone_at() is None
+    metadata.notice = "TRUE"
+    assert source.gone_at() == 1000.0 + GOOGLE_SECONDS
+
+
+def test_a_files_notice(tmp_path: Path) -> None:
+    path = tmp_path / "notice"
+    source = FileSource(path)
+    assert source.gone_at() is None
+    path.write_text("90\n")
+    os.utime(path, (1000, 1000))
+    assert source.gone_at() == 1090
+    path.write_text("2026-11-20T08:22:00")
+    assert source.gone_at() == datetime(2026, 11, 20, 8, 22, tzinfo=UTC).timestamp()
+    path.write_text("2026-11-20T08:22:00+01:00")
+    assert source.gone_at() == datetime(2026, 11, 20, 7, 22, tzinfo=UTC).timestamp()
+    for nonsense in ("", "soon", "nan", "-3", "inf"):
+        path.write_text(nonsense)
+        with pytest.raises(ValueError, match="isoformat"):
+            source.gone_at()
+
+
+async def test_a_source_that_fails_is_asked_again(metadata: FakeMetadata) -> None:
+    metadata.broken = True
+    metadata.notice = "TRUE"
+    waiting = asyncio.create_task(noticed(GoogleSource(metadata.base, clock=lambda: 0.0), 0.01))
+    await until(lambda: metadata.asked >= 3)
+    assert not waiting.done()
+    metadata.broken = False
+    assert await waiting == GOOGLE_SECONDS
+
+
+async def test_a_source_that_is_not_there_is_asked_again(tmp_path: Path) -> None:
+    with _served() as server:
+        base = server.base
+    waiting = asyncio.create_task(noticed(AwsSource(base), 0.01))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+def test_what_a_setting_names() -> None:
+    assert source_of("none") is None
+    assert isinstance(source_of("aws"), AwsSource)
+    assert isinstance(source_of("gcp"), GoogleSource)
+    source = source_of("file:/run/notice")
+    assert isinstance(source, FileSource)
+    assert Settings.from_env({"SHOAL_SPOT": "file:/run/notice"}).spot == "file:/run/notice"
+    assert Settings.from_env({}).spot == "none"
+    for wrong in ("azure", "file:", "file:notice", "AWS"):
+        with pytest.raises(InvalidInput, match="SHOAL_SPOT"):
+            Settings.from_env({"SHOAL_SPOT": wrong})
+
+
+@given(seconds, seconds, seconds)
+def test_a_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(ahead: float, passed: float, grace: float) -> None:
+    gone_at = 1000.0 + ahead
+    stop = stops_at(gone_at, grace)
+    assert gone_at - STOP_SECONDS <= stop <= gone_at
+    assert gone_at - stop <= grace + 1e-6
+    now = max(1000.0, stop) + passed
+    left = grace_left(gone_at, now, grace)
+    assert 0 <= left <= grace
+    assert left == 0 or now + left <= gone_at - LAST_SECONDS + 1e-6
+
+
+async def test_a_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.app.noticed", partial(noticed, interval_seconds=0.05))
+    path = tmp_path / "notice"
+    root = tmp_path / "models"
+    lanes = FakeLanes()
+    changes = {"spot": f"file:{path}", "grace_seconds": 6.0}
+    async with routers(lanes) as running, worker(root, running, "org/cold", **changes) as bay:  # type: ignore[arg-type]
+        lanes.put(MODEL, encode_job("before", "before"))
+        await until(lambda: "before" in lanes.answers)
+        assert not lanes.heartbeats[-1].HasField("preempted_in_seconds")
+        gone_at = time.time() + 9
+        path.write_text(datetime.fromtimestamp(gone_at, UTC).isoformat())
+        await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
+        assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 9
+        # It serves what it has, and takes nothing new.
+        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=1, load_model="org/cold")])
+        lanes.put("org/cold", encode_job("cold", "cold"))
+        lanes.put(MODEL, encode_job("meanwhile", "meanwhile"))
+        await until(lambda: "meanwhile" in lanes.answers)
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
+        await until(lambda: lanes.heartbeats[-1].directive_seq == 1)
+        assert vectors(lanes.answer("meanwhile")) == [vector("meanwhile")]
+        assert not lanes.heartbeats[-1].draining
+        assert bay.done is not None
+        await asyncio.wait_for(asyncio.shield(bay.done), 15)
+        assert time.time() < gone_at
+        assert lanes.heartbeats[-1].leaving
+        assert lanes.handed_back == ["slow"]
+        assert not any(lanes.leased.values())
+        assert list(bay.models) == [MODEL]
+        assert lanes.queued["org/cold"]

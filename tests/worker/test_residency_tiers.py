@@ -1,0 +1,218 @@
+"""Warm models: from the device to host memory and back, and who has a place there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+from shoal.v1 import models_pb2
+
+from libs.eviction import lru
+from tests.worker.fakes import FakeModel, until
+from tests.worker.residing import Checkpoints, Hand, held, line, loaded, residency, state, unloaded
+from tests.worker.test_residency import FakeSource, store_of
+
+WARM, COLD, RESIDENT = models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_RESIDENT
+
+
+async def test_an_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    async with residency(store, host_bytes=100) as r:
+        await loaded(r, "org/a")
+        before = r.serving("org/a")
+        assert before is not None
+        await unloaded(r, "org/a")
+        warm = line(r, "org/a")
+        assert (warm.state, warm.host_bytes, warm.bytes) == (WARM, 100, 100)
+        assert (r.used_bytes, r.host_used_bytes) == (0, 100)
+        await loaded(r, "org/a")
+        again = r.serving("org/a")
+        assert again is not None
+        assert again is not before
+        assert again.model is before.model
+        assert again.meter is before.meter, "what was measured stays known"
+        assert store.loads == ["org/a"]
+        assert (r.used_bytes, r.host_used_bytes) == (100, 0)
+
+
+async def test_a_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path) -> None:
+    async with residency(Checkpoints(tmp_path, "org/a"), host_bytes=99) as r:
+        await loaded(r, "org/a")
+        model = weakref.ref(r._space.places["org/a"].resident.model)
+        await unloaded(r, "org/a")
+        await until(lambda: r.used_bytes == 0)
+        gc.collect()
+        assert model() is None
+        assert r.host_used_bytes == 0
+
+
+async def test_the_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
+    clock = Hand()
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 300, clock=clock, host_bytes=200, policy=lru) as r:
+        for model in ("org/a", "org/b", "org/c"):
+            await loaded(r, model)
+            clock.now += 1
+        await unloaded(r, "org/b", "org/a")
+        assert {model: state(r, model) for model in ("org/a", "org/b")} == {"org/a": WARM, "org/b": WARM}
+        await unloaded(r, "org/c")
+        assert (state(r, "org/b"), state(r, "org/c")) == (WARM, WARM)
+        assert state(r, "org/a") != WARM, "used longest ago"
+        assert r.host_used_bytes == 200
+
+
+async def test_a_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> None:
+    clock = Hand()
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b"), clock=clock, host_bytes=100, policy=lru) as r:
+        await loaded(r, "org/a")
+        clock.now += 1
+        await loaded(r, "org/b")
+        await unloaded(r, "org/b")
+        await unloaded(r, "org/a")
+        assert state(r, "org/b") == WARM
+        assert state(r, "org/a") != WARM
+
+
+async def test_two_models_change_places_though_host_memory_has_room_for_one(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a", "org/b")
+    async with residency(store, 100, host_bytes=100) as r:
+        await loaded(r, "org/a", "org/b", "org/a", "org/b")
+        assert store.loads == ["org/a", "org/b"]
+        assert (state(r, "org/a"), state(r, "org/b")) == (WARM, RESIDENT)
+        assert (r.used_bytes, r.host_used_bytes) == (100, 100)
+
+
+async def test_an_order_drops_a_warm_model(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    async with residency(store, host_bytes=100) as r:
+        await loaded(r, "org/a")
+        await unloaded(r, "org/a")
+        r.evict("org/a")
+        assert state(r, "org/a") != WARM
+        assert r.host_used_bytes == 0
+        await loaded(r, "org/a")
+        assert store.loads == ["org/a", "org/a"]
+
+
+async def test_a_warm_model_stays_on_disk(tmp_path: Path) -> None:
+    source = FakeSource(tmp_path / "remote", "org/a", "org/b")
+    source.gate.set()
+    remote = store_of(tmp_path / "store", source, budget_bytes=300)
+    async with residency(Checkpoints(tmp_path / "folder"), remote=remote, host_bytes=100) as r:
+        await loaded(r, "org/a")
+        await unloaded(r, "org/a")
+        r.load("org/b")
+        await until(lambda: line(r, "org/b").failure.reason == "NO_CAPACITY")
+        r.evict("org/a")
+        await loaded(r, "org/b")
+
+
+async def test_a_model_that_cannot_be_parked_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: FakeModel) -> None:
+        raise RuntimeError("no pinned memory")
+
+    store = Checkpoints(tmp_path, "org/a")
+    async with residency(store, host_bytes=100) as r:
+        await loaded(r, "org/a")
+        with monkeypatch.context() as patched:
+            patched.setattr(FakeModel, "park", broken)
+            await unloaded(r, "org/a")
+            await until(lambda: r.used_bytes == 0)
+        assert r.host_used_bytes == 0
+        await loaded(r, "org/a")
+        assert store.loads == ["org/a", "org/a"]
+
+
+# On an accelerator a resident model keeps a copy in host memory, if there is room.
+
+
+async def test_a_copy_in_host_memory_counts_while_the_model_is_resident(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    store.has_copies = True
+    async with residency(store, host_bytes=100, shares_memory=False) as r:
+        await loaded(r, "org/a")
+        assert (r.used_bytes, r.host_used_bytes, line(r, "org/a").host_bytes) == (100, 100, 100)
+        await unloaded(r, "org/a")
+        assert (r.used_bytes, r.host_used_bytes, state(r, "org/a")) == (0, 100, WARM)
+        await loaded(r, "org/a")
+        assert (r.used_bytes, r.host_used_bytes) == (100, 100)
+        assert store.loads == ["org/a"]
+        await unloaded(r, "org/a")
+        r.evict("org/a")
+        assert r.host_used_bytes == 0
+
+
+async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a", "org/b")
+    store.has_copies = True
+    async with residency(store, host_bytes=150, shares_memory=False) as r:
+        await loaded(r, "org/a", "org/b")
+        assert (line(r, "org/a").host_bytes, line(r, "org/b").host_bytes, r.host_used_bytes) == (100, 0, 100)
+        b = r.serving("org/b")
+        assert b is not None
+        assert b.model.host_bytes == 0
+        await unloaded(r, "org/b")
+        assert state(r, "org/b") != WARM, "its place is taken by a resident model's copy"
+        await unloaded(r, "org/a")
+        await loaded(r, "org/b")
+        assert state(r, "org/a") in (WARM, COLD, models_pb2.MODEL_STATE_ABSENT)
+        assert r.host_used_bytes <= 150
+
+
+# Relief for a device that is out of memory
+
+
+async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> None:
+    clock = Hand()
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400, clock=clock) as r:
+        for model in ("org/a", "org/b", "org/c", "org/d"):
+            await loaded(r, model)
+            clock.now += 1
+        r.pin("org/a", True)
+        busy = held(r, "org/b")
+        assert await r.relieve("org/c")
+        assert r.lanes() == ["org/a", "org/c", "org/b"]
+        assert r.used_bytes == 300
+        assert not await r.relieve("org/c")
+        r.let_go(busy)
+        assert await r.relieve("org/c")
+        assert r.lanes() == ["org/a", "org/c"]
+
+
+async def test_relief_takes_warm_models_first_where_they_are_in_the_same_memory(tmp_path: Path) -> None:
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 300, host_bytes=100) as r:
+        await loaded(r, "org/a", "org/b", "org/c")
+        await unloaded(r, "org/a")
+        assert await r.relieve("org/c")
+        assert (r.used_bytes, r.host_used_bytes) == (200, 0)
+        assert await r.relieve("org/c")
+        assert (r.used_bytes, r.host_used_bytes) == (100, 0), "making it warm would have freed nothing"
+
+
+async def test_relief_parks_on_an_accelerator(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a", "org/b")
+    store.has_copies = True
+    async with residency(store, host_bytes=200, shares_memory=False) as r:
+        await loaded(r, "org/a", "org/b")
+        assert await r.relieve("org/b")
+        assert state(r, "org/a") == WARM
+        assert r.used_bytes == 100
+
+
+async def test_a_resume_that_fails_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: object) -> None:
+        raise RuntimeError("the copy failed")
+
+    store = Checkpoints(tmp_path, "org/a")
+    async with residency(store, host_bytes=100) as r:
+        await loaded(r, "org/a")
+        await unloaded(r, "org/a")
+        with monkeypatch.context() as patched:
+            patched.setattr("tests.worker.fakes.FakeParked.resume", broken)
+            r.load("org/a")
+            await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_FAILED)
+        await asyncio.sleep(0)
+        assert (r.used_bytes, r.host_used_bytes) == (0, 0)
+        await loaded(r, "org/a")

@@ -1,0 +1,141 @@
+"""Answers that are not finite: a second try in float32, on a thread of its own, and a real checkpoint that overflows in float16."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from libs.catalog.overrides import Overrides
+from services.worker.models import EncodeResult, EncodeWork, Output, Sequence, TextModel, is_finite
+from tests.models.restoring import restore
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.worker.fakes import ENDLESS, SLOW, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
+from tests.worker.running import MODEL, Bay, worker
+
+
+class FakeTwin(FakeModel):
+    """Knows no ENDLESS: what overflows in the other does not here."""
+
+    @staticmethod
+    def _vector(sequence: Sequence) -> Output:
+        return np.array([sequence.tokens, float(sequence.ids.sum())], dtype=np.float32)
+
+
+async def loaded(bay: Bay, lanes: FakeLanes) -> FakeModel:
+    lanes.put(MODEL, encode_job("first", "first"))
+    await until(lambda: "first" in lanes.answers)
+    return bay.model
+
+
+async def test_the_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        model = await loaded(bay, lanes)
+        model.twin = FakeTwin()
+        lanes.put(MODEL, encode_job("odd", "fine", ENDLESS + "x", "good"), encode_job("even", "even"))
+        await until(lambda: {"odd", "even"} <= lanes.answers.keys())
+        assert vectors(lanes.answer("odd")) == [vector("fine"), vector(ENDLESS + "x"), vector("good")]
+        assert vectors(lanes.answer("even")) == [vector("even")]
+        assert model.twin.batches == [[2]]
+        # Neither the event loop's thread nor the device's.
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        assert [names[ident].partition("_")[0] for ident in model.widenings] == ["widen"]
+
+
+async def test_a_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        model = await loaded(bay, lanes)
+        model.twin = FakeModel()
+        lanes.put(MODEL, encode_job("odd", ENDLESS), encode_job("even", "even"))
+        await until(lambda: {"odd", "even"} <= lanes.answers.keys())
+        assert "not finite" in lanes.answer("odd").failure.message
+        assert vectors(lanes.answer("even")) == [vector("even")]
+
+
+async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_jobs_wait_for_it(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        model = await loaded(bay, lanes)
+        twin = model.twin = FakeTwin()
+        model.gate.set()
+        lanes.put(MODEL, encode_job("slow", SLOW + ENDLESS), encode_job("odd", ENDLESS))
+        try:
+            await until(twin.started.is_set)
+            for number in range(5):
+                lanes.put(MODEL, encode_job(f"even {number}", "even"))
+                await until(lambda name=f"even {number}": name in lanes.answers)  # type: ignore[misc]
+            assert not {"slow", "odd"} & lanes.answers.keys()
+        finally:
+            twin.gate.set()
+        await until(lambda: {"slow", "odd"} <= lanes.answers.keys())
+        assert vectors(lanes.answer("odd")) == [vector(ENDLESS)]
+        assert len(model.widenings) == 1
+        lanes.put(MODEL, encode_job("later", ENDLESS))
+        await until(lambda: "later" in lanes.answers)
+        assert len(model.widenings) == 2
+
+
+async def test_a_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running) as bay:
+        model = await loaded(bay, lanes)
+        twin = model.twin = FakeTwin()
+        model.gate.set()
+        lanes.put(MODEL, encode_job("slow", SLOW + ENDLESS))
+        await until(twin.started.is_set)
+        late = encode_job("late", ENDLESS, seconds=0.3)
+        lanes.put(MODEL, late)
+        await until(lambda: [1] in model.batches and len(model.batches) >= 3)
+        await until(lambda: time.time() * 1000 > late.deadline_unix_ms)
+        twin.gate.set()
+        await until(lambda: "late" in lanes.answers)
+        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
+        assert twin.batches == [[2]]
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT whose feed-forward overflows float16 (65,504) and not float32; LayerNorm makes it small again."""
+    directory = write_checkpoint("bert", tmp_path_factory.mktemp("loud") / "m", sentence=SentenceFiles())
+    state = load_file(directory / "model.safetensors")
+    for name, tensor in state.items():
+        if name.endswith(("intermediate.dense.weight", "layer.0.output.dense.weight")):
+            state[name] = tensor * 300
+    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+CPU = torch.device("cpu")
+WORK = EncodeWork(["a text that is embedded", "another"])
+
+
+def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
+    said = Overrides(source="test.yaml:1", dtype="float16")
+    half = TextModel.load(loud, "test/loud", CPU, torch.float32, said)
+    prepared = half.prepare(WORK)
+    assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
+    twin = half.widened()
+    assert twin is not None
+    outputs = twin.forward(prepared.head, prepared.sequences)
+    assert all(is_finite(output) for output in outputs)
+    whole = TextModel.load(loud, "test/loud", CPU, torch.float32)
+    expected = whole.forward(prepared.head, prepared.sequences)
+    np.testing.assert_array_equal(np.stack(outputs), np.stack(expected))  # type: ignore[arg-type]
+    answer = half.finish(prepared, outputs)
+    assert isinstance(answer, EncodeResult)
+    assert answer.dense is not None
+    np.testing.assert_allclose(np.linalg.norm(restore(answer.dense), axis=1), 1.0, rtol=1e-5)
+
+
+def test_a_model_in_float32_has_no_twin(loud: Path) -> None:
+    assert TextModel.load(loud, "test/loud", CPU, torch.float32).widened() is None
+    low = TextModel.load(loud, "test/loud", CPU, torch.bfloat16).widened()
+    assert low is not None
+    assert low.widened() is None
