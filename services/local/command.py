@@ -25,13 +25,16 @@ def up(
     latency: Annotated[bool, typer.Option("--latency", help="One worker with all cores: best latency, less throughput.")] = False,
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
 ) -> None:
-    """Start Redis, a router and workers on this machine, and stop them on Ctrl-C."""
+    """Start Redis, a router, a scheduler and workers on this machine, and stop them on Ctrl-C."""
     console = Console(stderr=True)
     try:
         count, each = layout(1 if latency else workers, threads)
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
-        settings = Settings(port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype)
+        settings = Settings(
+            port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype, has_scheduler=scheduler
+        )
         failed = asyncio.run(_up(settings, console))
     except ShoalError as error:
         console.print(f"[red]error:[/red] {escape(error.message)}")
@@ -80,6 +83,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
     if settings.stores:
         console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)
+    if mesh.scheduler_address:
+        console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
     console.print(f"logs    {mesh.directory}", highlight=False)
     lines = [
         f'shoal --address {mesh.address} encode {model} "Hello, mesh"',

@@ -1,4 +1,4 @@
-"""The object graph of the local mesh: Redis, then the router, then the workers; stopped in the opposite order."""
+"""The object graph of the local mesh: Redis, then router and scheduler, then the workers; stopped in the opposite order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call; `children` are its processes, Redis first."""
+    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler); `children`
+    are its processes, Redis first."""
 
     address: str
+    scheduler_address: str
     directory: Path
     children: tuple[Child, ...]
 
@@ -52,24 +54,26 @@ async def running(settings: Settings) -> AsyncIterator[LocalMesh]:
     port = settings.port or free_port()
     check_port_is_free(port)
     address = f"127.0.0.1:{port}"
+    scheduler_address = f"127.0.0.1:{free_port()}" if settings.has_scheduler else ""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True)))
-        environment = _environment(settings, address, directory)
+        environment = _environment(settings, address, scheduler_address, directory)
         redis = redis_arguments(find_redis_server(), directory)
         children = [await stack.enter_async_context(Child("redis", redis, dict(os.environ), directory / "redis.log"))]
         for name, command, extra in _services(settings):
             child = Child(name, command, environment | extra, directory / f"{name}.log")
             children.append(await stack.enter_async_context(child))
-        mesh = LocalMesh(address, directory, tuple(children))
+        mesh = LocalMesh(address, scheduler_address, directory, tuple(children))
         await _or_failure(mesh, _ready(mesh, settings.workers))
         yield mesh
 
 
-def _environment(settings: Settings, address: str, directory: Path) -> dict[str, str]:
+def _environment(settings: Settings, address: str, scheduler_address: str, directory: Path) -> dict[str, str]:
     return (
         dict(os.environ)
         | {
             "SHOAL_ADDRESS": address,
+            "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
             "SHOAL_ROUTERS": address,
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
             "SHOAL_MODELS": settings.models,
@@ -88,7 +92,10 @@ def _services(settings: Settings) -> list[tuple[str, list[str], dict[str, str]]]
         (f"worker-{number}", [*python, "services.worker"], {"SHOAL_WORKER_ID": f"worker-{number}"})
         for number in range(settings.workers)
     ]
-    return [("router", [*python, "services.router"], {}), *workers]
+    services: list[tuple[str, list[str], dict[str, str]]] = [("router", [*python, "services.router"], {})]
+    if settings.has_scheduler:
+        services.append(("scheduler", [*python, "services.scheduler"], {}))
+    return [*services, *workers]
 
 
 async def _or_failure(mesh: LocalMesh, work: Coroutine[None, None, Answer]) -> Answer:

@@ -27,8 +27,9 @@ class Settings:
     stores: str = ""
     """As SHOAL_STORES of the worker: where models come from that no folder has."""
     dtype: str = "auto"
+    has_scheduler: bool = False
     environment: tuple[tuple[str, str], ...] = ()
-    """More SHOAL_* variables for router and workers."""
+    """More SHOAL_* variables for all of them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

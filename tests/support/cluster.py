@@ -1,4 +1,4 @@
-"""A mesh of real processes that a test may kill: Redis with AOF, any number of routers and workers."""
+"""A mesh of real processes that a test may kill: Redis with AOF, any number of routers, schedulers and workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 
 class Cluster:
-    """Processes by name: `redis`, `router-0` …, `worker-0` …. Leaving the context kills what still runs."""
+    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …. Leaving the context kills what still runs."""
 
     def __init__(
         self,
@@ -29,16 +29,24 @@ class Cluster:
         models: str,
         routers: int = 1,
         workers: int = 1,
+        schedulers: int = 0,
         dtype: str = "float32",
         durable: bool = False,
         environment: Mapping[str, str] | None = None,
+        each: Mapping[str, Mapping[str, str]] | None = None,
+        worker_module: str = "services.worker",
     ) -> None:
         self.directory = directory
         self.ports = [free_port() for _ in range(routers)]
         self.workers = [f"worker-{number}" for number in range(workers)]
         self.routers = [f"router-{number}" for number in range(routers)]
+        self.schedulers = [f"scheduler-{number}" for number in range(schedulers)]
+        self._scheduler_ports = [free_port() for _ in range(schedulers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._durable = durable
+        # More variables of single processes, by name.
+        self._each = each or {}
+        self._worker_module = worker_module
         self._environment = dict(os.environ) | {
             "SHOAL_ROUTERS": ",".join(self.addresses),
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
@@ -58,12 +66,16 @@ class Cluster:
         return ",".join(self.addresses)
 
     @property
+    def scheduler_addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._scheduler_ports]
+
+    @property
     def redis_url(self) -> str:
         return self._environment["SHOAL_REDIS_URL"]
 
     def __enter__(self) -> Cluster:
         try:
-            for name in ["redis", *self.routers, *self.workers]:
+            for name in ["redis", *self.routers, *self.schedulers, *self.workers]:
                 self.start(name)
             for address in self.addresses:
                 self.wait_ready(address)
@@ -73,15 +85,17 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in [*self.workers, *self.routers]:
+        for name in [*self.workers, *self.schedulers, *self.routers]:
             self.stop(name)
         if kind is not None:
             print(self.last_words())
         self.kill("redis")
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, more: Mapping[str, str] | None = None) -> None:
+        """`more`: variables of this process alone."""
+        variables = self._variables(name) | dict(more or {})
         with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(self._command(name), env=self._variables(name), stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(self._command(name), env=variables, stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is finished, nothing is handed back."""
@@ -125,9 +139,16 @@ class Cluster:
             command = redis_arguments(find_redis_server(), self.directory)
             command[command.index("--appendonly") + 1] = "yes" if self._durable else "no"
             return command
-        return [sys.executable, "-m", "services.router" if name.startswith("router") else "services.worker"]
+        modules = {"router": "services.router", "scheduler": "services.scheduler", "worker": self._worker_module}
+        return [sys.executable, "-m", modules[name.rpartition("-")[0]]]
 
     def _variables(self, name: str) -> dict[str, str]:
+        return self._own_variables(name) | dict(self._each.get(name, {}))
+
+    def _own_variables(self, name: str) -> dict[str, str]:
         if name.startswith("router"):
             return self._environment | {"SHOAL_ADDRESS": self.addresses[self.routers.index(name)], "SHOAL_ROUTER_ID": name}
+        if name.startswith("scheduler"):
+            address = self.scheduler_addresses[self.schedulers.index(name)]
+            return self._environment | {"SHOAL_SCHEDULER_ADDRESS": address, "SHOAL_SCHEDULER_ID": name}
         return self._environment | {"SHOAL_WORKER_ID": name}

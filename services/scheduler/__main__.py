@@ -1,0 +1,19 @@
+"""`python -m services.scheduler`: one scheduler, until SIGTERM or Ctrl-C; then it drains and ends with status 0."""
+
+from __future__ import annotations
+
+import sys
+
+from libs.queue import UnsuitableRedis
+from libs.serving.process import run
+from services.scheduler.app import running
+from services.scheduler.settings import Settings
+
+
+def main() -> int:
+    """Exit status: 0 after a drain, 2 for what the operator must change."""
+    return run("scheduler", Settings.from_env, running, UnsuitableRedis)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""One scheduler, put together: the whole object graph, read top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from libs.errors import NoCapacity
+from libs.eviction import POLICIES
+from libs.fleet import Fleet
+from libs.queue import Lanes, connect
+from libs.serving import serving
+from services.scheduler.control import Control
+from services.scheduler.demand import Demand
+from services.scheduler.metrics import PoolMetrics, serving_metrics
+from services.scheduler.scaler import Scaler
+from services.scheduler.settings import Settings
+from services.scheduler.view import View
+
+log = logging.getLogger(__name__)
+
+LIVENESS: Final = "liveness"
+READINESS: Final = "readiness"
+"""Health names for probes: the process answers; it has seen the mesh once. Redis may go away after that: what was seen is told."""
+STOP_SECONDS: Final = 0.5
+RESIGN_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a scheduler listens, with the ports that were really bound. `metrics` is empty if nowhere."""
+
+    grpc: str
+    metrics: str
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Addresses]:
+    """A scheduler that serves at the yielded addresses. Leaving the context gives up the lead and drains it.
+
+    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for a wrong one; Redis may come and go.
+    """
+    redis = connect(settings.redis_url)
+    # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
+    lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
+    view = View()
+    demand = Demand(settings.pools)
+    scaler = Scaler(demand, view)
+    control = Control(
+        lanes,
+        Fleet(redis),
+        view,
+        scheduler_id=settings.scheduler_id,
+        policy=POLICIES[settings.eviction],
+        seen=demand.update,
+    )
+    try:
+        async with AsyncExitStack() as stack:
+            metrics = ""
+            if settings.metrics_address:
+                collector = PoolMetrics(scaler, view, scheduler_id=settings.scheduler_id)
+                metrics = await stack.enter_async_context(serving_metrics(settings.metrics_address, collector))
+            server = await stack.enter_async_context(
+                serving(
+                    settings.address,
+                    [scaler.service()],
+                    health=(LIVENESS, READINESS),
+                    grace_seconds=settings.grace_seconds,
+                    on_drained=scaler.close,
+                )
+            )
+            await server.set_health(True, LIVENESS)
+            stack.callback(scaler.close)
+
+            async def seen() -> None:
+                await server.set_health(True)
+
+            stack.push_async_callback(_resign, control)
+            await stack.enter_async_context(_looping(control.run(seen), control.hear_bells()))
+            yield Addresses(server.address, metrics)
+    finally:
+        await redis.aclose()
+
+
+async def _resign(control: Control) -> None:
+    """After the loop has ended, so that it does not take the lead again. A lead that is not given up runs out."""
+    try:
+        async with asyncio.timeout(RESIGN_SECONDS):
+            await control.resign()
+    except (NoCapacity, TimeoutError):
+        log.info("the lead was not given up")
+
+
+@asynccontextmanager
+async def _looping(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Supervised loops: if one of them fails, the whole scheduler ends with its error."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop) for loop in loops]
+        try:
+            yield
+        finally:
+            # Asked again until they end: redis-py may swallow a cancellation that comes together with an answer.
+            while unfinished := [task for task in tasks if not task.done()]:
+                for task in unfinished:
+                    task.cancel()
+                await asyncio.wait(unfinished, timeout=STOP_SECONDS)

@@ -1,0 +1,258 @@
+"""The scheduler's loop: looks at the mesh every second, and at once when work comes for a model that nobody serves; the leader
+among the schedulers then plans (`placement.py`) and sends the plan's orders.
+
+Nothing waits for it: while no scheduler leads, workers claim cold models by themselves. Redis may come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from shoal.v1 import worker_pb2
+
+from libs.errors import NoCapacity
+from libs.eviction import Policy
+from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
+from libs.queue import LaneGauges, LaneKey, Lanes, UnsuitableRedis
+from libs.telemetry.logs import fields
+from services.scheduler.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.rates import Arrivals
+from services.scheduler.view import Look, View
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 1.0
+BUSY_TICK_SECONDS: Final = 0.2
+"""While models wait for loads that are under way."""
+DEBOUNCE_SECONDS: Final = 0.02
+"""Work for several models that comes at once goes into one plan."""
+RECONNECT_SECONDS: Final = 0.2
+SENT_MS: Final = 60_000
+"""For how long an order is remembered."""
+NOTE_SECONDS: Final = 600.0
+"""For how long what was done with a model is told."""
+FENCE_BITS: Final = 32
+"""A plan's number is the leader's fencing number above so many bits, in which its plans are counted."""
+_AT_ONCE: Final = 8
+
+
+class Control:
+    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        fleet: Fleet,
+        view: View,
+        *,
+        scheduler_id: str,
+        policy: Policy,
+        seen: Callable[[Look], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lanes = lanes
+        self._fleet = fleet
+        self._view = view
+        self._scheduler_id = scheduler_id
+        self._policy = policy
+        self._seen = seen
+        self._clock = clock
+        self._rung = asyncio.Event()
+        # The state: whether Redis was found fit; what arrives; since when work waits for models that nobody serves; the lead's
+        # fencing number (0: another leads) and how many plans were made by it; orders that heartbeats may not show yet; what was
+        # told of models, and what was done with them and when.
+        self._is_checked = False
+        self._arrivals = Arrivals()
+        self._waiting_since_ms: dict[Site, int] = {}
+        self._fence = 0
+        self._plans = 0
+        self._sent: list[SentOrder] = []
+        self._told: dict[str, str] = {}
+        self._deeds: dict[str, tuple[float, str]] = {}
+
+    async def run(self, on_look: Callable[[], Awaitable[None]]) -> None:
+        """Until cancelled; `on_look` is awaited after every look. Raises UnsuitableRedis."""
+        was_away = False
+        while True:
+            wait = TICK_SECONDS
+            try:
+                made = await self.tick()
+                await on_look()
+                if was_away:
+                    log.info("redis is back")
+                was_away = False
+                wait = BUSY_TICK_SECONDS if made is not None and made.is_waiting else TICK_SECONDS
+            except NoCapacity as error:
+                if not was_away:
+                    log.warning("redis is away", extra=fields({"error": error.message}))
+                was_away, wait = True, RECONNECT_SECONDS
+            except UnsuitableRedis:
+                raise
+            except Exception:
+                log.exception("the plan failed")  # the mesh serves without it, and the next look may be another one
+            await self._pause(wait)
+
+    async def hear_bells(self) -> None:
+        """Until cancelled: wakes `run` when work comes for a model that nobody serves and that the last look did not show."""
+        while True:
+            try:
+                async for bell in self._lanes.bells():
+                    if bell is None or (isinstance(bell, LaneKey) and self._is_news(bell)):
+                        self._rung.set()
+            except NoCapacity:
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def tick(self) -> Plan | None:
+        """One look and, if this scheduler leads, one plan. NoCapacity while Redis is away."""
+        if not self._is_checked:
+            await self._lanes.check()
+            self._is_checked = True
+        await self._lead()
+        look = await self._look()
+        if not self._fence:
+            return None
+        try:
+            return await self._plan(look)
+        except LostLeadership:
+            self._lost()
+            return None
+
+    async def resign(self) -> None:
+        """Lets another scheduler lead at once."""
+        if self._fence and await self._fleet.resign(self._fence):
+            log.info("lead given up", extra=fields({"fence": self._fence}))
+        self._fence = 0
+
+    # Looking
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._rung.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(DEBOUNCE_SECONDS)
+        self._rung.clear()
+
+    def _is_news(self, lane: LaneKey) -> bool:
+        look, at = self._view.look, (lane.pool, lane.model)
+        return look is None or (at not in self._waiting_since_ms and at not in _served(look.fleet, [at]))
+
+    async def _look(self) -> Look:
+        self._rung.clear()
+        fleet = await self._fleet.refresh()
+        gauges = {gauge.lane: gauge for gauge in await self._lanes.lane_gauges()}
+        look = Look(fleet, gauges, self._clock())
+        self._arrivals.update(gauges, look.at)
+        wanted = [(lane.pool, lane.model) for lane, gauge in gauges.items() if gauge.queued_tokens]
+        waiting = set(wanted) - _served(fleet, wanted)
+        self._waiting_since_ms = {at: self._waiting_since_ms.get(at, fleet.now_ms) for at in waiting}
+        self._seen(look)
+        self._view.update(look)
+        return look
+
+    # Leading
+
+    async def _lead(self) -> None:
+        fence = await self._fleet.lead(self._scheduler_id, self._fence)
+        if fence is None:
+            if self._fence:
+                self._lost()
+        elif fence != self._fence:
+            log.info("leading", extra=fields({"fence": fence}))
+            self._fence, self._plans, self._sent, self._told, self._deeds = fence, 0, [], {}, {}
+
+    def _lost(self) -> None:
+        log.warning("lead lost", extra=fields({"fence": self._fence}))
+        self._fence = 0
+
+    async def _plan(self, look: Look) -> Plan:
+        rates = self._rates(look.gauges)
+        await self._forgive(look, rates)
+        is_first, self._plans = self._plans == 0, self._plans + 1
+        number = (self._fence << FENCE_BITS) + self._plans
+        self._sent = [sent for sent in self._sent if look.fleet.now_ms - sent.sent_ms < SENT_MS]
+        waiting = dict(self._waiting_since_ms)
+        state = PlanInput(look.fleet, look.gauges, rates, waiting, tuple(self._sent), self._plans, self._policy)
+        # In a thread: a plan for thousands of models takes longer than KEDA's questions may wait.
+        made = await asyncio.to_thread(plan, state)
+        await self._send(made.orders, number, look.fleet.now_ms)
+        await self._tell(made, number, anew=is_first)
+        return made
+
+    def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
+        """Tokens a second, where any arrive: over the last seconds or the last minutes, whichever is more."""
+        rates = ((lane, self._arrivals.rate(lane)) for lane in gauges)
+        return {lane: max(rate.fast, rate.slow) for lane, rate in rates if rate.slow > 0}
+
+    async def _forgive(self, look: Look, rates: Mapping[LaneKey, float]) -> None:
+        failed = look.fleet.failures
+        wanted = {
+            lane.model for lane, gauge in look.gauges.items() if lane.model in failed and (gauge.queued_tokens or rates.get(lane))
+        }
+        if wanted and (forgiven := await self._fleet.forgive(wanted)):
+            log.info("failures forgiven", extra=fields({"failures": forgiven}))
+
+    async def _send(self, orders: Iterable[Order], number: int, now_ms: int) -> None:
+        """To several workers at once, but to each in order."""
+        by_worker: dict[str, list[Order]] = defaultdict(list)
+        for order in orders:
+            by_worker[order.worker_id].append(order)
+        free = asyncio.Semaphore(_AT_ONCE)
+        tasks = [asyncio.ensure_future(self._send_to_one(own, number, now_ms, free)) for own in by_worker.values()]
+        # All are waited for, so that what was sent is known whatever became of the others.
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _send_to_one(self, orders: Iterable[Order], number: int, now_ms: int, free: asyncio.Semaphore) -> None:
+        for order in orders:
+            async with free:
+                seq = await self._order(order, number)
+            told = fields({"order": order.kind, "model": order.model, "worker": order.worker_id, "plan": number, "seq": seq})
+            if seq:
+                self._sent.append(SentOrder(order, number, now_ms))
+                log.info("ordered", extra=told)
+            else:
+                log.info("the model is being claimed", extra=told)
+
+    async def _order(self, order: Order, number: int) -> int:
+        if order.kind == "evict":
+            directive = worker_pb2.Directive(evict_model=order.model, plan=number)
+            return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS)
+        directive = worker_pb2.Directive(load_model=order.model, plan=number)
+        lane = LaneKey(order.pool, order.model)
+        earlier = [sent.order for sent in self._sent if sent.order.kind == "load" and sent.order.pool == order.pool]
+        known = {*order.known, *(other.worker_id for other in earlier if other.model == order.model)}
+        return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS, lane=lane, known=known)
+
+    async def _tell(self, made: Plan, number: int, *, anew: bool) -> None:
+        """Of the plan: what is held back now, and what was done in the last minutes."""
+        now = self._clock()
+        done = {order.model for order in made.orders}
+        self._deeds |= {model: (now, made.notes[model]) for model in done if model in made.notes}
+        self._deeds = {model: deed for model, deed in self._deeds.items() if now - deed[0] < NOTE_SECONDS}
+        notes = {model: note for model, (_, note) in self._deeds.items()} | dict(made.notes)
+        changed = {model: note for model, note in notes.items() if self._told.get(model) != note}
+        changed |= dict.fromkeys(self._told.keys() - notes.keys(), "")
+        await self._fleet.note_plan(number >> FENCE_BITS, number, changed, anew=anew)
+        self._told = notes
+
+
+def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:
+    """Those of the sites where a worker that takes work holds the model, or will."""
+    wanted = set(sites)
+    if not wanted:
+        return wanted
+    return {(worker.pool, name) for worker in fleet.workers.values() for name in _serves(worker) if (worker.pool, name) in wanted}
+
+
+def _serves(worker: WorkerRecord) -> list[str]:
+    if worker.is_going:
+        return []
+    return [record.model for record in worker.held if record.state in (*COMING, RESIDENT) and not record.leaving]

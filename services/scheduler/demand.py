@@ -1,0 +1,503 @@
+"""How many workers a pool should have: the formula of docs/scaling.md, and the little it must remember. Pure.
+
+`need_of` is the arithmetic for one moment, `Track` turns a series of needs into a number that rises at once and falls late, and
+`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not, and all answer
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from libs.catalog.pools import Pools, PoolSpec
+from libs.fleet import COMING, FleetSnapshot, WorkerRecord
+from libs.fleet.snapshot import HELD
+from libs.queue import LaneGauges, LaneKey
+from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
+from services.scheduler.view import Look
+
+PANIC_RATIO: Final = 2.0
+"""Arrivals of the last seconds count when they are so many times those of the last minutes (Knative's ratio)."""
+LEASED_SHARE: Final = 0.5
+"""Leased work is half done, on average."""
+SLACK: Final = 0.1
+HOLD_SECONDS: Final = 300.0
+HOLD_STARTS: Final = 5.0
+"""Fewer workers only after so long, and so many cold starts, without a need for more."""
+FIND_SECONDS: Final = 10.0
+"""Every worker that is there when a scheduler starts has reported within so long."""
+MISSED_BEATS_MS: Final = 6_000
+"""A worker that has been silent for so long (three heartbeats) counts as lost, before the registry forgets it."""
+LOAD_FAILURES: Final = 3
+"""A model that so many workers could not load, and none holds, keeps no worker."""
+HOT_SECONDS: Final = 10.0
+HOT_LOADS: Final = 10.0
+"""A model wants to stay in memory if it was used within HOT_SECONDS, or within so many times of what loading it takes."""
+FORGET_SECONDS: Final = 3600.0
+"""Pools that nothing names any more, and callers' own options, are remembered for so long."""
+MOST_OPTIONS: Final = 256
+_EPSILON: Final = 1e-9
+
+Reason = Literal["idle", "steady", "drain", "enough", "minimum", "pinned", "memory", "fallback", "maximum"]
+"""Which term decided the need: nothing, arrivals, backlog, backlog that present workers finish before new ones could help, a
+minimum (`min_workers` or a caller's minWarm), a pinned model, the memory of models in use, another pool's want, `max_workers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and what one worker does of it in a second."""
+
+    model: str
+    queued_tokens: int
+    leased_tokens: int
+    rate: Rate
+    tokens_per_second: float
+
+    @property
+    def offered_load(self) -> float:
+        """Workers that arrivals keep busy."""
+        is_panic = self.rate.fast >= PANIC_RATIO * self.rate.slow
+        return max(self.rate.slow, self.rate.fast if is_panic else 0.0) / self.tokens_per_second
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Seconds in which one worker would do what waits."""
+        return (self.queued_tokens + LEASED_SHARE * self.leased_tokens) / self.tokens_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInput:
+    """A pool at one moment, work that it cannot serve left out. Times in seconds."""
+
+    pool: str
+    at: float
+    cold_start_seconds: float
+    """From wanting another worker to its first heartbeat."""
+    first_ready_seconds: float
+    """Until the first of the starting workers should come; a cold start if none is."""
+    models: tuple[ModelWork, ...] = ()
+    ready: int = 0
+    starting: int = 0
+    preempting: int = 0
+    unhealthy: int = 0
+    is_loading: bool = False
+    is_pinned: bool = False
+    hot_bytes: int = 0
+    """Of models in use, one copy each."""
+    usable_bytes: int = 0
+    """Of one worker's device; 0: unknown."""
+    last_arrival: float | None = None
+
+    @property
+    def live(self) -> int:
+        """Workers that are there, those about to be lost included."""
+        return self.ready + self.preempting + self.unhealthy
+
+    @property
+    def queued_tokens(self) -> int:
+        return sum(work.queued_tokens for work in self.models)
+
+    @property
+    def leased_tokens(self) -> int:
+        return sum(work.leased_tokens for work in self.models)
+
+    @property
+    def offered_load(self) -> float:
+        return sum(work.offered_load for work in self.models)
+
+    @property
+    def backlog_seconds(self) -> float:
+        return sum(work.backlog_seconds for work in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a caller of the scaler may set for itself; None: as the pool is configured."""
+
+    min_warm: int | None = None
+    drain_seconds: float | None = None
+    target_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What the operator wants of a pool; fields as in PoolSpec."""
+
+    min_workers: int = 0
+    max_workers: int = 10
+    drain_seconds: float = 30.0
+    target_utilization: float = 0.75
+    keep_warm_seconds: float | None = None
+
+    @staticmethod
+    def of(spec: PoolSpec, options: Options) -> Goals:
+        """The pool's own, with what a caller set instead."""
+        return Goals(
+            spec.min_workers if options.min_warm is None else options.min_warm,
+            spec.max_workers,
+            options.drain_seconds or spec.drain_seconds,
+            options.target_utilization or spec.target_utilization,
+            spec.keep_warm_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Workers needed at one moment, which may be a fraction, and why. `lost` of them replace workers that count as lost."""
+
+    workers: float
+    reason: Reason
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDemand:
+    """A pool's answer, and the numbers that it comes from."""
+
+    pool: str
+    desired: int
+    """Workers that there should be."""
+    active: bool
+    """False: nothing needs the pool, and it may be scaled to zero."""
+    need: Need
+    input: PoolInput
+
+    @property
+    def live(self) -> int:
+        return self.input.live
+
+    @property
+    def waits_for_first(self) -> bool:
+        """There is work and no worker at all."""
+        return self.input.live == 0 and self.input.queued_tokens > 0
+
+
+def need_of(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
+    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: workers that the pool stands in for.
+
+    What lies idle for longer than it is kept warm needs nothing, though the averages of its arrivals never quite reach 0.
+    """
+    need = _work_need(pool, goals) if is_active(pool, goals) else Need(0.0, "idle")
+    floors: tuple[tuple[float, Reason], ...] = (
+        (goals.min_workers, "minimum"),
+        (1.0 if pool.is_pinned else 0.0, "pinned"),
+        (float(_memory_workers(pool)), "memory"),
+    )
+    for workers, reason in floors:
+        if workers > need.workers:
+            need = Need(workers, reason)
+    if wanted_elsewhere > 0:
+        need = Need(need.workers + wanted_elsewhere, "fallback")
+    lost = pool.preempting + pool.unhealthy
+    need = replace(need, workers=need.workers + lost, lost=lost)
+    return need if need.workers <= goals.max_workers else Need(goals.max_workers, "maximum", lost)
+
+
+def _work_need(pool: PoolInput, goals: Goals) -> Need:
+    offered, backlog, ready = pool.offered_load, pool.backlog_seconds, pool.ready
+    cold_start = pool.cold_start_seconds
+    backlog_then = max(0.0, backlog + (offered - ready) * min(cold_start, pool.first_ready_seconds))
+    steady = offered / goals.target_utilization
+    drain = offered + backlog_then / goals.drain_seconds
+    need = Need(drain, "drain") if drain > steady else Need(steady, "steady" if steady > 0 else "idle")
+    if ready > offered and backlog / (ready - offered) <= cold_start:
+        # The workers that are there finish before one that is started now could help.
+        enough = max(float(ready + pool.starting), steady)
+        need = Need(enough, "enough") if enough < need.workers else need
+    return need
+
+
+def _memory_workers(pool: PoolInput) -> int:
+    return math.ceil(pool.hot_bytes / pool.usable_bytes) if pool.usable_bytes else 0
+
+
+def is_active(pool: PoolInput, goals: Goals) -> bool:
+    """Whether the pool may not be scaled to zero."""
+    if pool.queued_tokens or pool.leased_tokens or pool.is_loading or goals.min_workers or pool.is_pinned:
+        return True
+    warm_seconds = pool.cold_start_seconds if goals.keep_warm_seconds is None else goals.keep_warm_seconds
+    return pool.last_arrival is not None and pool.at - pool.last_arrival < warm_seconds
+
+
+class Track:
+    """What was answered: the number rises with the need at once, and falls to the highest need of the last minutes only."""
+
+    def __init__(self) -> None:
+        # The state: the last answer, and needs rounded up of which none is older and lower than another.
+        self._current = 0
+        self._highest: deque[tuple[float, int]] = deque()
+
+    def copy(self) -> Track:
+        made = Track()
+        made._current, made._highest = self._current, self._highest.copy()
+        return made
+
+    def decide(self, need: float, at: float, hold_seconds: float) -> int:
+        """The workers to ask for at `at`, given the need now."""
+        whole = math.ceil(need - _EPSILON)
+        while self._highest and self._highest[-1][1] <= whole:
+            self._highest.pop()
+        self._highest.append((at, whole))
+        while self._highest[0][0] < at - hold_seconds:
+            self._highest.popleft()
+        if whole > self._current:
+            self._current = whole
+        elif need <= self._current - 1 + SLACK:
+            self._current = min(self._current, self._highest[0][1])
+        return self._current
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What is remembered of a pool, and its last input."""
+
+    input: PoolInput
+    tracks: dict[Options, Track] = field(default_factory=dict)
+    asked_at: dict[Options, float] = field(default_factory=dict)
+    starts: ColdStarts = field(default_factory=ColdStarts)
+    held: int = 0
+    """Workers that a scheduler found when it started."""
+    named_at: float = 0.0
+    last_arrival: float | None = None
+    wanted_elsewhere: float = 0.0
+
+
+class Demand:
+    """The demand of every pool as of the last look. `at`: of that look; None before the first. `demands`: by pool."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._specs = pools
+        # The state: when the first and last look were; what is remembered of each pool; arrivals and speeds of all; the answers,
+        # and those to callers without options of their own, replaced as a whole because another thread reads them.
+        self.at: float | None = None
+        self.demands: Mapping[str, PoolDemand] = {}
+        self._began = 0.0
+        self._pools: dict[str, _Pool] = {}
+        self._arrivals = Arrivals()
+        self._speeds = Speeds()
+        self._answers: dict[tuple[str, Options], PoolDemand] = {}
+
+    def knows(self, pool: str) -> bool:
+        """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour, which
+        nobody can deny before the first look."""
+        if self._specs.is_configured or self.at is None:
+            return pool in self._specs.by_name or not self._specs.is_configured
+        return pool in self._pools
+
+    def update(self, look: Look) -> Mapping[str, PoolDemand]:
+        """Computes all answers anew. A look that is not younger than the last one changes nothing."""
+        if self.at is not None and look.at <= self.at:
+            return self.demands
+        elapsed = look.at - self.at if self.at is not None else 0.0
+        self._began = self._began if self.at is not None else look.at
+        self.at = look.at
+        self._arrivals.update(look.gauges, look.at)
+        reading = _Reading(look.fleet, look.gauges)
+        for name in self._names(reading, look.at):
+            self._pools[name].input = self._input(name, reading, elapsed)
+        self._answers = {}
+        # What fallback pools need depends on what is missing in the others.
+        for name, pool in sorted(self._pools.items(), key=lambda entry: bool(self._specs.of(entry[0]).fallback_for)):
+            pool.wanted_elsewhere = self._wanted_elsewhere(name)
+            for options in self._options(pool):
+                self._answers[name, options] = self._decide(name, options)
+            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, look.at)
+        self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
+        return self.demands
+
+    def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
+        """The pool's answer to a caller with these options; None for a pool that is not known, and before the first look."""
+        remembered = self._pools.get(pool)
+        if remembered is None or self.at is None:
+            return None
+        if options not in remembered.tracks:
+            if len(remembered.tracks) > MOST_OPTIONS:
+                self._drop(pool, min(remembered.asked_at, key=remembered.asked_at.__getitem__))
+            remembered.tracks[options] = remembered.tracks[Options()].copy()
+            self._answers[pool, options] = self._decide(pool, options)
+        if options != Options():
+            remembered.asked_at[options] = self.at
+        return self._answers[pool, options]
+
+    def _names(self, reading: _Reading, at: float) -> Iterable[str]:
+        named = {*self._specs.by_name} if self._specs.is_configured else {self._specs.default, *reading.pools}
+        for name in named:
+            pool = self._pools.get(name)
+            if pool is None:
+                pool = self._pools[name] = _Pool(PoolInput(name, at, 0.0, 0.0), {Options(): Track()})
+            pool.named_at = at
+        for name in [name for name, pool in self._pools.items() if pool.named_at < at - FORGET_SECONDS]:
+            del self._pools[name]
+        return list(self._pools)
+
+    def _options(self, pool: _Pool) -> list[Options]:
+        at = self.at or 0.0
+        for options in [options for options, asked_at in pool.asked_at.items() if asked_at < at - FORGET_SECONDS]:
+            del pool.asked_at[options], pool.tracks[options]
+        return list(pool.tracks)
+
+    def _drop(self, pool: str, options: Options) -> None:
+        del self._pools[pool].asked_at[options], self._pools[pool].tracks[options]
+        self._answers.pop((pool, options), None)
+
+    def _decide(self, name: str, options: Options) -> PoolDemand:
+        pool, spec = self._pools[name], self._specs.of(name)
+        seen, goals = pool.input, Goals.of(spec, options)
+        hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
+        need = need_of(seen, goals, pool.wanted_elsewhere)
+        # A scheduler that has just started does not know what was answered before: it keeps the workers that it finds.
+        # Those that come later it has asked for itself.
+        age = seen.at - self._began
+        if age <= FIND_SECONDS:
+            pool.held = max(pool.held, seen.live)
+        elif age >= hold_seconds:
+            pool.held = 0
+        active = is_active(seen, goals) or pool.wanted_elsewhere > 0 or pool.held > 0
+        desired = max(pool.tracks[options].decide(need.workers, seen.at, hold_seconds), pool.held, int(active))
+        return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
+
+    def _input(self, name: str, reading: _Reading, elapsed: float) -> PoolInput:
+        spec, pool, at = self._specs.of(name), self._pools[name], self.at or 0.0
+        seen = reading.seen[name]
+        workers = seen.workers
+        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at)
+        cold_start = pool.starts.seconds(spec.cold_start_seconds + spec.node_seconds)
+        health = [_health(worker, reading.fleet.now_ms) for worker in workers]
+        usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
+        models = [self._work(spec, model, lanes, reading, elapsed) for model, lanes in reading.lanes_of(name)]
+        arrivals = {model: self._last_arrival(lanes) for model, lanes in reading.lanes_of(name)}
+        pool.last_arrival = max([moment for moment in (pool.last_arrival, *arrivals.values()) if moment is not None], default=None)
+        hot = [work.model for work in models if self._is_hot(work, arrivals[work.model], reading)]
+        sizes = [reading.bytes_of(model) for model in hot]
+        return PoolInput(
+            pool=name,
+            at=at,
+            cold_start_seconds=cold_start,
+            first_ready_seconds=pool.starts.first_ready_seconds(at, cold_start),
+            models=tuple(models),
+            ready=health.count("ready"),
+            starting=pool.starts.starting(at, cold_start),
+            preempting=health.count("preempting"),
+            unhealthy=health.count("unhealthy"),
+            is_loading=seen.is_loading,
+            is_pinned=seen.is_pinned,
+            hot_bytes=sum(size for size in sizes if size <= usable),
+            usable_bytes=usable,
+            last_arrival=pool.last_arrival,
+        )
+
+    def _work(self, spec: PoolSpec, model: str, lanes: list[LaneGauges], reading: _Reading, elapsed: float) -> ModelWork:
+        queued = sum(lane.queued_tokens for lane in lanes)
+        measured = reading.speed(spec.name, model)
+        if measured > 0:
+            self._speeds.measured(spec.name, model, measured, is_loaded=queued > 0, seconds=elapsed)
+        rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), Rate())
+        speed = self._speeds.of(spec.name, model, reading.device(spec), reading.bytes_of(model))
+        return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
+
+    def _last_arrival(self, lanes: list[LaneGauges]) -> float | None:
+        return max([at for lane in lanes if (at := self._arrivals.last_at(lane.lane)) is not None], default=None)
+
+    def _is_hot(self, work: ModelWork, last_arrival: float | None, reading: _Reading) -> bool:
+        if work.queued_tokens or work.leased_tokens:
+            return True
+        keep_seconds = max(HOT_SECONDS, HOT_LOADS * reading.load_seconds.get(work.model, 0.0))
+        return last_arrival is not None and (self.at or 0.0) - last_arrival < keep_seconds
+
+    def _wanted_elsewhere(self, name: str) -> float:
+        """Workers that the pool for which this one stands in needs and will not have soon."""
+        primary = self._specs.of(name).fallback_for
+        pool = self._pools.get(primary)
+        if pool is None:
+            return 0.0
+        need = need_of(pool.input, Goals.of(self._specs.of(primary), Options()))
+        return max(0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A pool's workers, and what they say of models together."""
+
+    workers: list[WorkerRecord] = field(default_factory=list)
+    speeds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    held: set[str] = field(default_factory=set)
+    is_loading: bool = False
+    is_pinned: bool = False
+
+
+class _Reading:
+    """A look, put in order by pool and model in one pass over its workers and one over its lanes."""
+
+    def __init__(self, fleet: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> None:
+        self.fleet = fleet
+        self.seen: dict[str, _Seen] = defaultdict(_Seen)
+        self.load_seconds: dict[str, float] = {}
+        self._bytes: dict[str, int] = {}
+        self._lanes: dict[str, dict[str, list[LaneGauges]]] = defaultdict(lambda: defaultdict(list))
+        for worker in fleet.workers.values():
+            if not worker.draining or worker.preempted_in_seconds is not None:
+                self._read(worker, self.seen[worker.pool])
+        for lane, gauge in gauges.items():
+            self._lanes[lane.pool][lane.model].append(gauge)
+
+    def _read(self, worker: WorkerRecord, seen: _Seen) -> None:
+        seen.workers.append(worker)
+        for name, model in worker.models.items():  # of thousands of workers
+            if model.state in HELD:
+                seen.held.add(name)
+                seen.is_loading = seen.is_loading or model.state in COMING
+                seen.is_pinned = seen.is_pinned or model.pinned
+            if model.tokens_per_second > 0:
+                seen.speeds[name].append(model.tokens_per_second)
+            if model.bytes > self._bytes.get(name, 0):
+                self._bytes[name] = model.bytes
+            if model.load_seconds > self.load_seconds.get(name, 0.0):
+                self.load_seconds[name] = model.load_seconds
+
+    @property
+    def pools(self) -> set[str]:
+        """Named by a worker or a lane."""
+        return {*self.seen, *self._lanes}
+
+    def lanes_of(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
+        """The pool's lanes by model, without models that it cannot serve: their work will not be done by more workers."""
+        found = self._lanes.get(pool, {})
+        return [(model, lanes) for model, lanes in sorted(found.items()) if not self._is_broken(pool, model)]
+
+    def _is_broken(self, pool: str, model: str) -> bool:
+        failures = self.fleet.failures.get(model)
+        if not failures:
+            return False
+        is_given_up = len(failures) >= LOAD_FAILURES and model not in self.seen[pool].held
+        return is_given_up or self.fleet.verdict(model, pool) is not None
+
+    def speed(self, pool: str, model: str) -> float:
+        """What its workers report on average; 0: nothing."""
+        speeds = self.seen[pool].speeds.get(model, [])
+        return sum(speeds) / len(speeds) if speeds else 0.0
+
+    def bytes_of(self, model: str) -> int:
+        """On a device, as the largest copy reports, else of its files; 0: unknown."""
+        card = self.fleet.card(model)
+        return self._bytes.get(model) or (card.bytes if card is not None else 0)
+
+    def device(self, spec: PoolSpec) -> str:
+        """`cpu` or `cuda`, as the pool's workers report, else as configured."""
+        workers = self.seen[spec.name].workers
+        if workers:
+            return "cpu" if workers[0].device == "cpu" else "cuda"
+        return spec.device
+
+
+def _health(worker: WorkerRecord, now_ms: int) -> Literal["ready", "preempting", "unhealthy"]:
+    if worker.preempted_in_seconds is not None:
+        return "preempting"
+    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_BEATS_MS else "ready"
+
+
+def _mean(numbers: list[int]) -> int:
+    return sum(numbers) // len(numbers) if numbers else 0

@@ -1,0 +1,143 @@
+"""What is free on the workers of one pool while a plan is made, and which of them suit a model best. Pure.
+
+Numbers of all workers stand in arrays, one row a worker, because a plan for thousands of models looks at thousands of workers; only
+the few best rows of a model are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from shoal.v1 import models_pb2
+
+from libs.fleet import WorkerRecord
+from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
+
+LOADS_AT_ONCE: Final = 4
+"""Loads that a plan lets a worker have under way: more would only make all of them late."""
+IDLE_COST: Final = 0.2
+"""What having to evict idle models takes off a worker's score: to have the model in memory or on disk is worth more."""
+BUSY_COST: Final = 0.4
+"""The same where models in use would have to yield."""
+ALIKE: Final = 0.1
+"""Workers within this share of the best score are as good; one of them is drawn, so that plans do not all choose the same."""
+_LOOKED_AT: Final = 8
+
+Floats = NDArray[np.float64]
+_NO_COST: Final[Floats] = np.zeros(1)
+
+
+class Room:
+    """The workers of one pool that may be given models, by row.
+
+    free: bytes that nothing takes, will take or has been promised. idle: bytes of models that may go at once for work that waits.
+    old: those of them that may go for less. movable: bytes of all models that are not pinned. seconds: for how long each worker has
+    work. loads: loads under way.
+    """
+
+    def __init__(self, workers: Sequence[WorkerRecord]) -> None:
+        self.workers = sorted(workers, key=lambda worker: worker.worker_id)
+        self.rows = {worker.worker_id: row for row, worker in enumerate(self.workers)}
+        self.free: Floats = np.array([worker.free_bytes for worker in self.workers], dtype=np.float64)
+        self.idle, self.old, self.movable, self.seconds = (np.zeros(len(self.workers)) for _ in range(4))
+        self.loads = np.zeros(len(self.workers), dtype=np.int64)
+        # Kept beside the above, because every model wants it: scores but for affinity and evictions, from the first `best` on.
+        self._open = len(self.workers)
+        self._base: Floats | None = None
+
+    def expect(self, row: int, size: int, load_seconds: float) -> None:
+        """A model is on its way there: `size` more bytes are promised."""
+        self.free[row] -= size
+        self.seconds[row] += load_seconds
+        self.loads[row] += 1
+        self._open -= int(self.loads[row] == LOADS_AT_ONCE)
+        if self._base is not None:
+            self._base[row] = self._score(row)
+
+    @property
+    def is_closed(self) -> bool:
+        """As many loads are under way as may be."""
+        return self._open == 0
+
+    def best(
+        self,
+        model: str,
+        size: int,
+        *,
+        near: Mapping[int, float],
+        banned: Collection[int],
+        evictable: Sequence[tuple[Floats, float]],
+        draw: int,
+        within_seconds: float = np.inf,
+    ) -> list[int]:
+        """The rows that suit the model best, the best first, alike ones in an order that `draw` decides. Empty: none has room now.
+
+        near: affinities of rows that hold it somehow. evictable: bytes that may be evicted and what that costs, the dearest first.
+        within_seconds: only rows that have done what they have to do sooner.
+        """
+        if self._base is None:
+            self._base = np.array([self._score(row) for row in range(len(self.workers))])
+        base = self._base - self._cost(size, evictable)
+        if within_seconds < np.inf:
+            base[self.seconds >= within_seconds] = -np.inf
+        if banned:
+            base[list(banned)] = -np.inf
+        chance = crc32(f"{model} {draw}".encode())
+        scores = self._scores(model, base, near, chance)
+        if not scores:
+            return []
+        ranked = sorted(scores, key=lambda row: (-scores[row], row))
+        worst_alike = scores[ranked[0]] - _tolerance(scores[ranked[0]])
+        alike = [row for row in ranked if scores[row] >= worst_alike]
+        turn = chance % len(alike)
+        return [*alike[turn:], *alike[:turn], *ranked[len(alike) :]]
+
+    def _score(self, row: int) -> float:
+        """-inf if as many loads are under way as may be."""
+        is_closed = self.loads[row] >= LOADS_AT_ONCE
+        return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
+
+    def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
+        """Of having to evict for so many bytes; infinite where not even that helps."""
+        fits = self.free >= size
+        if fits.all():
+            return _NO_COST
+        cost = np.full(len(self.workers), np.inf)
+        for room, price in evictable:
+            cost[self.free + room >= size] = price
+        cost[fits] = 0.0
+        return cost
+
+    def _scores(self, model: str, base: Floats, near: Mapping[int, float], chance: int) -> dict[int, float]:
+        """Of some rows, among which the best one is, or one that is as good."""
+        if len(base) <= _LOOKED_AT:
+            return self._scored(range(len(base)), model, base, near)
+        top = float(base.max())
+        if top == -np.inf:
+            return {}
+        least = top - _tolerance(top)
+        alike = np.flatnonzero(base >= least)
+        turn = chance % len(alike)
+        some = [*alike[turn : turn + _LOOKED_AT].tolist(), *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist()]
+        scores = self._scored({*some, *near}, model, base, near)
+        # What the others can reach at most, all of them being on disk: if that may win, each has to be asked.
+        if max(scores.values()) < least + AFFINITY[models_pb2.MODEL_STATE_COLD]:
+            on_disk = [row for row, worker in enumerate(self.workers) if model in worker.models]
+            scores |= self._scored(on_disk, model, base, near)
+        return scores
+
+    def _scored(self, rows: Iterable[int], model: str, base: Floats, near: Mapping[int, float]) -> dict[int, float]:
+        scores = {}
+        for row in rows:
+            score = float(base[row])
+            if score > -np.inf:
+                scores[row] = score + (near[row] if row in near else affinity(self.workers[row], model))
+        return scores
+
+
+def _tolerance(score: float) -> float:
+    return max(ALIKE * abs(score), 0.01)

@@ -1,0 +1,210 @@
+"""What KEDA asks, answered from memory: how many workers a pool should have (`demand.py`). Why it answers so: docs/scaling.md.
+
+No call waits for anything, and none fails because Redis is away: what was known last is answered for a minute, and after that at
+least the workers that were there. Streams end by returning, when the process stops and every five minutes, because KEDA takes long
+to come back after any other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, NoReturn, TypeAlias
+
+import grpc
+
+from libs.errors import InvalidInput, NotReady
+from libs.serving import Service
+from services.scheduler.demand import Demand, Options, PoolDemand
+from services.scheduler.externalscaler import externalscaler_pb2 as pb
+from services.scheduler.externalscaler import externalscaler_pb2_grpc
+from services.scheduler.view import View
+
+METRIC: Final = "desired-workers"
+STALE_SECONDS: Final = 60.0
+"""How old the last look may be for its answers to hold in both directions."""
+REPEAT_SECONDS: Final = 10.0
+"""KEDA may lose the push that should bring a pool its first worker."""
+STREAM_SECONDS: Final = 300.0
+STREAM_JITTER: Final = 0.1
+_EPSILON_SECONDS: Final = 1e-3
+
+_METRIC_NAME: Final = re.compile(rf"(s\d+-)?{METRIC}")
+_KEYS: Final = ("pool", "minWarm", "drainSeconds", "targetUtilization")
+_FROM_ENV: Final = "FromEnv"
+
+_Active: TypeAlias = grpc.aio.ServicerContext[pb.ScaledObjectRef, pb.IsActiveResponse]
+_Spec: TypeAlias = grpc.aio.ServicerContext[pb.ScaledObjectRef, pb.GetMetricSpecResponse]
+_Metrics: TypeAlias = grpc.aio.ServicerContext[pb.GetMetricsRequest, pb.GetMetricsResponse]
+
+
+class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
+    """KEDA's external scaler. `clock` is the one of `Look.at`, in seconds; `sleep` waits by it; `chance` (0..1) spreads the ends of
+    streams."""
+
+    def __init__(
+        self,
+        demand: Demand,
+        view: View,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._demand = demand
+        self._view = view
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
+        # The state: whether streams are to end.
+        self._closing = asyncio.Event()
+
+    def service(self) -> Service:
+        """For `serving`. Internal: it answers until the process ends, and its many calls are not worth a line each."""
+        add_to = partial(externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server, self)
+        return Service("externalscaler.ExternalScaler", add_to, is_internal=True)
+
+    def close(self) -> None:
+        """Ends all streams in order; call it before the server stops."""
+        self._closing.set()
+
+    @property
+    def age_seconds(self) -> float:
+        """Of what the answers come from; infinite before the first look."""
+        return math.inf if self._demand.at is None else self._clock() - self._demand.at
+
+    def answer(self, pool: str, options: Options) -> PoolDemand:
+        """What is told now. Raises InvalidInput for an unknown pool, NotReady before the first look."""
+        answer = self._known(pool, options)
+        if answer is None:
+            raise NotReady("the scheduler has not seen the mesh yet")
+        return self._held(answer)
+
+    def answers(self) -> list[PoolDemand]:
+        """What is told now of every pool to callers without options; empty before the first look."""
+        return [self._held(demand) for demand in self._demand.demands.values()]
+
+    async def IsActive(self, request: pb.ScaledObjectRef, context: _Active) -> pb.IsActiveResponse:
+        return pb.IsActiveResponse(result=self.answer(*_asked(request)).active)
+
+    async def GetMetricSpec(self, request: pb.ScaledObjectRef, context: _Spec) -> pb.GetMetricSpecResponse:
+        self._known(*_asked(request))
+        return _SPEC
+
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: _Metrics) -> pb.GetMetricsResponse:
+        if request.metricName and not _METRIC_NAME.fullmatch(request.metricName):
+            raise InvalidInput(f"metricName must be {METRIC}, not {request.metricName!r}", field="metricName")
+        desired = self.answer(*_asked(request.scaledObjectRef)).desired
+        # KEDA adds several values up, and old ones read the whole number only.
+        value = pb.MetricValue(metricName=METRIC, metricValue=desired, metricValueFloat=float(desired))
+        return pb.GetMetricsResponse(metricValues=[value])
+
+    async def StreamIsActive(self, request: pb.ScaledObjectRef, context: _Active) -> AsyncIterator[pb.IsActiveResponse]:
+        """The state now; then true when the pool becomes active, and again while it has work and no worker.
+
+        False is not sent: KEDA ignores it and asks. Nor is the true of an answer that is held because it is old: it is no news.
+        """
+        pool, options = _asked(request)
+        ends_at = self._end_of_stream()
+        while (demand := self._known(pool, options)) is None:
+            if not await self._next(ends_at, ends_at):
+                return
+        yield pb.IsActiveResponse(result=self._held(demand).active)
+        repeat_at = self._clock() + REPEAT_SECONDS
+        was_active = demand.active
+        while await self._next(min(ends_at, repeat_at) if demand.waits_for_first else ends_at, ends_at):
+            demand = self._demand.answer(pool, options) or demand
+            is_due = demand.waits_for_first and self._has_come(repeat_at)
+            if demand.active and (is_due or not was_active):
+                yield pb.IsActiveResponse(result=True)
+                repeat_at = self._clock() + REPEAT_SECONDS
+            was_active = demand.active
+
+    async def StreamMetricSpec(self, request: pb.ScaledObjectRef, context: _Spec) -> AsyncIterator[pb.GetMetricSpecResponse]:
+        """The specification, which never changes, and then nothing until the stream's end."""
+        self._known(*_asked(request))
+        yield _SPEC
+        ends_at = self._end_of_stream()
+        while await self._next(ends_at, ends_at):
+            pass
+
+    def _known(self, pool: str, options: Options) -> PoolDemand | None:
+        """The last look's answer; None before the first. Raises InvalidInput for an unknown pool."""
+        if not self._demand.knows(pool):
+            _refuse("pool", f"names no pool of this mesh: {pool[:100]!r}")
+        return self._demand.answer(pool, options)
+
+    def _held(self, answer: PoolDemand) -> PoolDemand:
+        """An answer that is too old lets nothing shrink."""
+        if self.age_seconds < STALE_SECONDS:
+            return answer
+        return replace(answer, desired=max(answer.desired, answer.live), active=True)
+
+    def _end_of_stream(self) -> float:
+        return self._clock() + STREAM_SECONDS * (1 + STREAM_JITTER * (2 * self._chance() - 1))
+
+    def _has_come(self, moment: float) -> bool:
+        return self._clock() >= moment - _EPSILON_SECONDS
+
+    async def _next(self, until: float, ends_at: float) -> bool:
+        """Returns at the next look or at `until`. False: the stream is to end."""
+        waits = [
+            asyncio.ensure_future(wait)
+            for wait in (self._view.changed(), self._sleep(max(0.0, until - self._clock())), self._closing.wait())
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not (self._closing.is_set() or self._has_come(ends_at))
+
+
+_SPEC: Final = pb.GetMetricSpecResponse(metricSpecs=[pb.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)])
+
+
+def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
+    """The pool and the options of a trigger's metadata. Raises InvalidInput naming the key."""
+    given = {key.removesuffix(_FROM_ENV): value for key, value in sorted(reference.scalerMetadata.items(), reverse=True)}
+    for key in given:
+        for known in _KEYS:
+            if key != known and key.lower() == known.lower():
+                _refuse(key, f"is not a key; {known} is")
+    pool = given.get("pool", "")
+    if not pool:
+        _refuse("pool", "is required: the pool that is to be scaled")
+    return pool, Options(
+        min_warm=_whole(given, "minWarm"),
+        drain_seconds=_number(given, "drainSeconds", 1.0, 86_400.0),
+        target_utilization=_number(given, "targetUtilization", 0.05, 1.0),
+    )
+
+
+def _whole(given: Mapping[str, str], key: str) -> int | None:
+    text = given.get(key, "")
+    if text and not re.fullmatch(r"[0-9]{1,6}", text):
+        _refuse(key, f"must be a whole number of workers, not {text[:100]!r}")
+    return int(text) if text else None
+
+
+def _number(given: Mapping[str, str], key: str, least: float, most: float) -> float | None:
+    text = given.get(key, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        _refuse(key, f"must be a number in {least:g}..{most:g}, not {text[:100]!r}")
+    return value
+
+
+def _refuse(key: str, why: str) -> NoReturn:
+    raise InvalidInput(f"scalerMetadata.{key} {why}", field=f"scalerMetadata.{key}")

@@ -1,0 +1,64 @@
+"""What a scheduler is told at its start, read once from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from libs.catalog.pools import Pools, read_pools
+from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
+from libs.eviction import DEFAULT, POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one scheduler process."""
+
+    scheduler_id: str
+    """Unique in the mesh. Schedulers of one mesh differ in nothing else: one of them leads."""
+    address: str = "127.0.0.1:50053"
+    """Where KEDA asks."""
+    metrics_address: str = ""
+    """Where Prometheus asks, host:port. Empty: nowhere."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    pools: Pools = field(default_factory=Pools)
+    eviction: str = DEFAULT
+    """As SHOAL_EVICTION of the workers: by which policy their victims are predicted."""
+    grace_seconds: float = 10.0
+    """How long calls in flight may take after SIGTERM."""
+    log_level: LogLevel = "INFO"
+
+    def __post_init__(self) -> None:
+        check_name(self.scheduler_id, "SHOAL_SCHEDULER_ID")
+        check(bool(self.address), "SHOAL_SCHEDULER_ADDRESS", "host:port or unix:path")
+        check_redis_url(self.redis_url)
+        check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
+        check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
+
+    @staticmethod
+    def from_env(environ: Mapping[str, str]) -> Settings:
+        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be, or the file, line and key."""
+        pools = environ.get("SHOAL_POOLS", "")
+        return Settings(
+            scheduler_id=environ.get("SHOAL_SCHEDULER_ID") or random_id("scheduler"),
+            address=environ.get("SHOAL_SCHEDULER_ADDRESS") or "127.0.0.1:50053",
+            metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
+            redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
+            pools=read_pools(Path(pools)) if pools else Pools(),
+            eviction=environ.get("SHOAL_EVICTION") or DEFAULT,
+            grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 10.0),
+            log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
+        )
+
+    def describe(self) -> dict[str, str | float]:
+        """For the one log line at the start; the password of the Redis URL is left out."""
+        return {
+            "scheduler_id": self.scheduler_id,
+            "address": self.address,
+            "metrics_address": self.metrics_address,
+            "redis": without_password(self.redis_url),
+            "pools": str(self.pools),
+            "eviction": self.eviction,
+            "grace_seconds": self.grace_seconds,
+        }

@@ -1,0 +1,116 @@
+"""A trace from a running mesh: what its lanes were given while somebody watched, and what its workers say that models cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import grpc
+from shoal.transport import Tls, channel_options, translate
+from shoal.v1 import mesh_pb2 as pb
+from shoal.v1 import mesh_pb2_grpc, models_pb2
+
+from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Request
+
+WATCH_SECONDS: Final = 0.2
+_Lane = tuple[str, str, str]
+
+
+class Recorder:
+    """Requests and costs out of one look at the mesh after another.
+
+    A lane's counters tell how many jobs and tokens came since the last look, not when each came: they are spread evenly over that
+    time. Routers count anew every second or so, which is how exact the times are. A request that was split is recorded as its jobs.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        # Mutable state: when the last look was and what it saw; None before the first.
+        self._last: float | None = None
+        self._began = 0.0
+        self._jobs: dict[_Lane, int] = {}
+        self._tokens: dict[_Lane, int] = {}
+        self._costs: dict[str, ModelCost] = {}
+
+    def see(self, mesh: pb.Mesh, now: float) -> None:
+        """One look; `now` rises, seconds."""
+        if self._last is None:
+            self._began = self._last = now
+            for lane in mesh.lanes:
+                self._note(lane)
+        for lane in mesh.lanes:
+            self._grow(lane, self._last, now)
+        for model in mesh.models:
+            self._learn(model)
+        self._last = now
+
+    def trace(self) -> tuple[list[Request], list[ModelCost], dict[str, int]]:
+        """Requests by time, what their models cost, and how many requests of which models are left out because nobody told that."""
+        left_out: dict[str, int] = {}
+        for request in self.requests:
+            if request.model not in self._costs:
+                left_out[request.model] = left_out.get(request.model, 0) + 1
+        requests = sorted((one for one in self.requests if one.model in self._costs), key=lambda one: one.at)
+        used = {request.model for request in requests}
+        return requests, [self._costs[model] for model in sorted(used)], left_out
+
+    def _note(self, lane: pb.LaneStatus) -> None:
+        key = (lane.pool, lane.model, lane.adapter)
+        self._jobs[key], self._tokens[key] = lane.enqueued_jobs, lane.enqueued_tokens
+
+    def _grow(self, lane: pb.LaneStatus, since: float, now: float) -> None:
+        key = (lane.pool, lane.model, lane.adapter)
+        jobs = lane.enqueued_jobs - self._jobs.get(key, 0)
+        tokens = lane.enqueued_tokens - self._tokens.get(key, 0)
+        if jobs < 0:  # the lane was forgotten and is new
+            jobs, tokens = lane.enqueued_jobs, lane.enqueued_tokens
+        self._note(lane)
+        if jobs == 0:
+            return
+        each, rest = divmod(max(tokens, jobs), jobs)
+        for number in range(jobs):
+            at = since - self._began + (number + 0.5) / jobs * (now - since)
+            self.requests.append(Request(at, lane.model, each + (number < rest), lane.adapter))
+
+    def _learn(self, model: models_pb2.Model) -> None:
+        loaded = [place for place in model.places if place.bytes and place.load_seconds]
+        if not loaded:
+            return
+        self._costs[model.model] = ModelCost(
+            model.model,
+            max(place.bytes for place in loaded),
+            sum(place.load_seconds for place in loaded) / len(loaded),
+            None,
+            max(place.tokens_per_second for place in loaded) or TOKENS_PER_SECOND,
+        )
+
+
+def watch(
+    address: str,
+    recorder: Recorder,
+    *,
+    seconds: float | None = None,
+    tls: Tls | None = None,
+    token: str = "",
+    on_look: Callable[[Recorder], None] = lambda recorder: None,
+) -> None:
+    """Fills `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises shoal.errors.ShoalError if it cannot."""
+    options = channel_options(tls)
+    channel = grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls.credentials(), options)
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    with channel, suppress(KeyboardInterrupt):
+        call: Iterator[pb.WatchMeshResponse] = mesh_pb2_grpc.MeshServiceStub(channel).WatchMesh(
+            pb.WatchMeshRequest(interval_seconds=WATCH_SECONDS), metadata=metadata
+        )
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            for reply in call:
+                now = time.monotonic()
+                recorder.see(reply.mesh, now)
+                on_look(recorder)
+                if end is not None and now >= end:
+                    return
+        except grpc.RpcError as error:
+            raise translate(error, address) from None

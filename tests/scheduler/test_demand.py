@@ -1,0 +1,484 @@
+"""How many workers a pool is said to need: every term of the formula computed by hand, and what must hold for any input."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shoal.v1 import models_pb2
+
+from libs.catalog.pools import Pools, PoolSpec
+from services.scheduler.demand import Demand, Goals, ModelWork, Options, PoolDemand, PoolInput, Track, is_active, need_of
+from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
+from tests.scheduler.looks import MODEL, Mesh, holding
+
+GOALS = Goals(max_workers=1000, drain_seconds=30.0, target_utilization=0.75)
+
+
+def work(queued: int = 0, leased: int = 0, fast: float = 0.0, slow: float = 0.0, speed: float = 100.0) -> ModelWork:
+    return ModelWork(MODEL, queued, leased, Rate(fast, slow), speed)
+
+
+def pool(
+    *models: ModelWork,
+    ready: int = 0,
+    starting: int = 0,
+    cold_start: float = 60.0,
+    first_ready: float = 60.0,
+    preempting: int = 0,
+    unhealthy: int = 0,
+    is_loading: bool = False,
+    is_pinned: bool = False,
+    hot_bytes: int = 0,
+    usable_bytes: int = 0,
+    last_arrival: float | None = 0.0,
+) -> PoolInput:
+    """A pool at time 0, whose last arrival was just now."""
+    return PoolInput(
+        pool="cpu",
+        at=0.0,
+        cold_start_seconds=cold_start,
+        first_ready_seconds=first_ready,
+        models=models,
+        ready=ready,
+        starting=starting,
+        preempting=preempting,
+        unhealthy=unhealthy,
+        is_loading=is_loading,
+        is_pinned=is_pinned,
+        hot_bytes=hot_bytes,
+        usable_bytes=usable_bytes,
+        last_arrival=last_arrival,
+    )
+
+
+def pools(**keys: float) -> Pools:
+    spec = PoolSpec("cpu", cold_start_seconds=60.0, max_workers=20, target_utilization=0.75, drain_seconds=30.0)
+    changed = PoolSpec(**{slot: getattr(spec, slot) for slot in PoolSpec.__slots__} | keys)
+    return Pools("cpu", MappingProxyType({"cpu": changed}))
+
+
+def one(demand: Demand) -> PoolDemand:
+    return demand.demands["cpu"]
+
+
+def test_arrivals_need_workers_at_the_target_utilization() -> None:
+    # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is left when a fifth would come.
+    need = need_of(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
+    assert need.workers == pytest.approx(4.0)
+    assert need.reason == "steady"
+
+
+@pytest.mark.parametrize(("fast", "offered"), [(199.0, 1.0), (200.0, 2.0), (800.0, 8.0)])
+def test_a_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) -> None:
+    assert work(fast=fast, slow=100.0).offered_load == pytest.approx(offered)
+
+
+def test_a_backlog_is_worked_off_in_the_drain_time() -> None:
+    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and nobody works on it meanwhile: 63 / 30 workers.
+    need = need_of(pool(work(queued=6000, leased=600)), GOALS)
+    assert need.workers == pytest.approx(63 / 30)
+    assert need.reason == "drain"
+
+
+def test_the_backlog_counts_that_is_left_when_new_workers_come() -> None:
+    # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 + 140 / 30.
+    need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS)
+    assert need.workers == pytest.approx(3 + 140 / 30)
+    # With 5 there, 2 are free of arrivals: 100 - 2 × 20 = 60 s are left.
+    need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=5, first_ready=20.0, cold_start=30.0), GOALS)
+    assert need.workers == pytest.approx(3 + 60 / 30)
+
+
+def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
+    # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One token more, and it would.
+    goals = Goals(max_workers=1000, drain_seconds=1.0)
+    enough = need_of(pool(work(queued=5900), ready=1, first_ready=0.0), goals)
+    assert (enough.workers, enough.reason) == (1.0, "enough")
+    assert need_of(pool(work(queued=6001), ready=1, first_ready=0.0), goals).workers == pytest.approx(60.01)
+    # Those that are on their way already are left to come.
+    assert need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
+
+
+def test_workers_that_will_be_lost_are_replaced() -> None:
+    need = need_of(pool(work(fast=150.0, slow=150.0), ready=1, preempting=2, unhealthy=1, first_ready=0.0), GOALS)
+    assert need.workers == pytest.approx(5.0)
+    assert need.lost == 3
+
+
+def test_floors() -> None:
+    assert need_of(pool(), GOALS).workers == 0
+    assert need_of(pool(), Goals(min_workers=2)).reason == "minimum"
+    assert need_of(pool(is_pinned=True), GOALS).workers == 1
+    # Ten bytes of models in use, four a worker.
+    assert need_of(pool(hot_bytes=10, usable_bytes=4), GOALS).workers == 3
+    assert need_of(pool(work(queued=10**9)), Goals(max_workers=7)).workers == 7
+
+
+def test_a_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
+    assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-59.0), GOALS).workers > 0
+    assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-61.0), GOALS).workers == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "goals", "active"),
+    [
+        (pool(work(queued=1), last_arrival=None), GOALS, True),
+        (pool(work(leased=1), last_arrival=None), GOALS, True),
+        (pool(is_loading=True, last_arrival=None), GOALS, True),
+        (pool(is_pinned=True, last_arrival=None), GOALS, True),
+        (pool(last_arrival=None), Goals(min_workers=1), True),
+        (pool(last_arrival=None), GOALS, False),
+        (pool(last_arrival=-59.0), GOALS, True),
+        (pool(last_arrival=-61.0), GOALS, False),
+        (pool(last_arrival=-61.0), Goals(keep_warm_seconds=120.0), True),
+        (pool(last_arrival=-1.0), Goals(keep_warm_seconds=0.0), False),
+        (pool(ready=3, last_arrival=None), GOALS, False),
+    ],
+)
+def test_what_keeps_a_pool_from_zero(seen: PoolInput, goals: Goals, active: bool) -> None:
+    assert is_active(seen, goals) is active
+
+
+works = st.builds(
+    work,
+    queued=st.integers(0, 10**9),
+    leased=st.integers(0, 10**7),
+    fast=st.floats(0, 1e7),
+    slow=st.floats(0, 1e7),
+    speed=st.floats(0.1, 1e6),
+)
+inputs = st.builds(
+    pool,
+    works,
+    works,
+    ready=st.integers(0, 50),
+    starting=st.integers(0, 50),
+    cold_start=st.floats(0, 1000),
+    first_ready=st.floats(0, 1000),
+    preempting=st.integers(0, 5),
+    unhealthy=st.integers(0, 5),
+    hot_bytes=st.integers(0, 10**12),
+    usable_bytes=st.integers(0, 10**11),
+)
+goals_of_any_kind = st.builds(
+    Goals,
+    min_workers=st.integers(0, 20),
+    max_workers=st.integers(0, 100),
+    drain_seconds=st.floats(1, 1000),
+    target_utilization=st.floats(0.05, 1),
+)
+
+
+@given(inputs, goals_of_any_kind)
+def test_a_need_is_a_number_within_bounds(seen: PoolInput, goals: Goals) -> None:
+    workers = need_of(seen, goals).workers
+    assert math.isfinite(workers)
+    assert 0 <= workers <= goals.max_workers
+
+
+@given(inputs, goals_of_any_kind, st.integers(1, 10**8))
+def test_more_backlog_never_needs_fewer_workers(seen: PoolInput, goals: Goals, tokens: int) -> None:
+    first = seen.models[0]
+    longer = ModelWork(first.model, first.queued_tokens + tokens, first.leased_tokens, first.rate, first.tokens_per_second)
+    more = PoolInput(**{slot: getattr(seen, slot) for slot in PoolInput.__slots__} | {"models": (longer, seen.models[1])})
+    assert need_of(more, goals).workers >= need_of(seen, goals).workers - 1e-9
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(0.5, 100), st.floats(0, 20)), min_size=1, max_size=60))
+def test_answers_rise_at_once_and_fall_late(steps: list[tuple[float, float]]) -> None:
+    track, at, past = Track(), 0.0, []
+    before = 0
+    for seconds, need in steps:
+        at += seconds
+        past.append((at, math.ceil(need - 1e-9)))
+        desired = track.decide(need, at, 300.0)
+        recent = max(whole for moment, whole in past if moment >= at - 300.0)
+        assert desired >= need - 1e-9
+        assert desired == before if before >= recent and need > before - 0.9 else desired == recent
+        before = desired
+
+
+def test_averages_of_arrivals() -> None:
+    mesh, arrivals = Mesh(), Arrivals()
+    mesh.lane(0, enqueued=5_000_000)
+    (lane,) = mesh.gauges
+    arrivals.update(mesh.look().gauges, mesh.at)
+    assert arrivals.rate(lane) == Rate()  # what was counted before this process began came at no known time
+    for _ in range(1200):
+        mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
+        arrivals.update(mesh.look(0.5).gauges, mesh.at)
+    steady = arrivals.rate(lane)
+    assert steady.fast == pytest.approx(100.0, rel=1e-6)
+    assert steady.slow == pytest.approx(100.0, rel=2e-3)
+    arrivals.update(mesh.look(10.0).gauges, mesh.at)
+    quiet = arrivals.rate(lane)
+    assert quiet.fast == pytest.approx(100 / math.e, rel=1e-6)
+    assert quiet.slow == pytest.approx(100 * math.exp(-10 / 90), rel=2e-3)
+
+
+def test_a_counter_that_begins_again_is_no_negative_arrival() -> None:
+    mesh, arrivals = Mesh(), Arrivals()
+    mesh.lane(0, enqueued=1000)
+    (lane,) = mesh.gauges
+    arrivals.update(mesh.look().gauges, mesh.at)
+    mesh.lane(0, enqueued=600)
+    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    first = arrivals.rate(lane)
+    assert first.fast > 0
+    mesh.gauges.clear()
+    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    assert 0 < arrivals.rate(lane).fast < first.fast
+    mesh.lane(0, enqueued=600)  # Redis lost its data: what is counted now was enqueued since
+    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    assert arrivals.rate(lane).fast > first.fast
+
+
+def test_a_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
+    mesh, young = Mesh(), Arrivals()
+    mesh.lane(0, enqueued=10**6)
+    (lane,) = mesh.gauges
+    young.update(mesh.look().gauges, mesh.at)
+    for _ in range(40):
+        mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
+        young.update(mesh.look(0.5).gauges, mesh.at)
+    assert young.rate(lane).slow == pytest.approx(100.0, rel=0.02)
+
+
+def test_speeds_are_guessed_then_measured_and_small_batches_are_not_believed() -> None:
+    speeds = Speeds()
+    assert speeds.of("gpu", MODEL, "cuda", 0) > speeds.of("cpu", MODEL, "cpu", 0) > 0
+    assert speeds.of("cpu", MODEL, "cpu", 10**8) > speeds.of("cpu", MODEL, "cpu", 10**9)
+    speeds.measured("cpu", MODEL, 1000.0, is_loaded=True, seconds=0.0)
+    assert speeds.of("cpu", MODEL, "cpu", 0) == 1000.0
+    speeds.measured("cpu", MODEL, 100.0, is_loaded=False, seconds=6.0)
+    assert speeds.of("cpu", MODEL, "cpu", 0) == pytest.approx(100 + 900 * math.exp(-0.01))
+    speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=60.0)
+    assert speeds.of("cpu", MODEL, "cpu", 0) < 105
+    speeds.measured("cpu", MODEL, 2000.0, is_loaded=False, seconds=0.5)
+    assert speeds.of("cpu", MODEL, "cpu", 0) == 2000.0
+
+
+def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:
+    starts = ColdStarts()
+    starts.came(["old"], 0.0)
+    starts.want(3, 10.0)
+    assert (starts.starting(10.0, 60.0), starts.first_ready_seconds(30.0, 60.0)) == (3, 40.0)
+    starts.came(["old", "a"], 50.0)
+    starts.came(["old", "a", "b", "c"], 60.0)
+    assert starts.seconds(500.0) == 50.0  # 40, 50, 50
+    assert starts.starting(60.0, 60.0) == 0
+    starts.came(["old", "a", "b", "c", "nobody-asked"], 70.0)
+    assert starts.seconds(500.0) == 50.0
+
+
+def test_a_worker_that_does_not_come_is_not_counted_on() -> None:
+    starts = ColdStarts()
+    starts.want(1, 0.0)
+    starts.want(2, 100.0)
+    assert (starts.starting(179.0, 60.0), starts.starting(181.0, 60.0), starts.young(119.0)) == (2, 1, 2)
+    assert starts.first_ready_seconds(181.0, 60.0) == 0.0
+    starts.want(1, 181.0)
+    assert starts.starting(150.0, 60.0) == 1  # the one asked for last is taken back
+
+
+def test_from_zero_to_many_in_one_step() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    demand.update(mesh.look())
+    assert (one(demand).desired, one(demand).active) == (0, False)
+    demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
+    mesh.lane(18_000)
+    demand.update(mesh.look(0.5))
+    assert (one(demand).desired, one(demand).active) == (20, True)
+
+
+def test_fewer_workers_only_after_the_hold() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    demand.update(mesh.look())
+    demand.update(mesh.look(301.0))  # so that it no longer matters what this process found when it started
+    mesh.worker("a", holding(speed=100.0))
+    mesh.lane(30_000, enqueued=0)
+    demand.update(mesh.look(1.0))
+    assert one(demand).desired == 8  # 300 s of work, 60 of them done before another worker could come; in 30 s
+    mesh.lane(0, enqueued=0)
+    for _ in range(300):
+        demand.update(mesh.look(1.0))
+        assert one(demand).desired == 8  # 300 s of work, 60 of them done before another worker could come; in 30 s
+        assert one(demand).active is False
+    demand.update(mesh.look(1.0))
+    assert one(demand).desired == 0
+
+
+def test_the_hold_is_five_cold_starts_where_that_is_longer() -> None:
+    mesh, demand = Mesh(), Demand(pools(cold_start_seconds=100.0, node_seconds=100.0))
+    demand.update(mesh.look())
+    mesh.lane(10**6, enqueued=0)
+    demand.update(mesh.look(1.0))
+    mesh.lane(0, enqueued=0)
+    demand.update(mesh.look(1000.0))
+    assert one(demand).desired == 20
+    demand.update(mesh.look(1.0))
+    assert one(demand).desired == 0
+
+
+def test_a_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    demand.update(mesh.look())  # Redis was emptied too: workers report again one by one
+    for name in "abc":
+        mesh.worker(name)
+        demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).active) == (3, True)
+    demand.update(mesh.look(296.0))
+    assert (one(demand).desired, one(demand).active) == (3, True)
+    demand.update(mesh.look(2.0))
+    assert (one(demand).desired, one(demand).active) == (0, False)
+
+
+@pytest.mark.parametrize("failed_on", [["a"], ["x", "y", "z"]])
+def test_work_that_nobody_can_do_keeps_no_worker(failed_on: list[str]) -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    demand.update(mesh.look())
+    mesh.worker("a")
+    mesh.lane(10**6)
+    mesh.fail(MODEL, *failed_on)
+    demand.update(mesh.look(301.0))
+    assert (one(demand).desired, one(demand).active, one(demand).need.workers) == (0, False, 0)
+    mesh.worker("b", holding())  # it can, after all
+    demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).active) == (20, True)
+
+
+def test_three_dead_workers_failures_count_though_no_worker_is_left() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    mesh.lane(10**6)
+    mesh.fail(MODEL, "gone-1", "gone-2")
+    demand.update(mesh.look())
+    assert one(demand).active
+    mesh.fail(MODEL, "gone-1", "gone-2", "gone-3")
+    demand.update(mesh.look(1.0))
+    assert not one(demand).active
+
+
+def test_a_loading_model_is_activity() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    demand.update(mesh.look())
+    mesh.worker("a", holding(state=models_pb2.MODEL_STATE_LOADING, speed=0.0))
+    demand.update(mesh.look(400.0))
+    assert (one(demand).active, one(demand).desired) == (True, 1)
+    mesh.worker("a", holding())
+    demand.update(mesh.look(1.0))
+    assert not one(demand).active
+
+
+def test_spot_notices_and_missed_heartbeats_are_compensated() -> None:
+    mesh, demand = Mesh(), Demand(pools(min_workers=2))
+    for name in "ab":
+        mesh.worker(name)
+    demand.update(mesh.look())
+    assert (one(demand).desired, one(demand).input.ready) == (2, 2)
+    mesh.worker("a", preempted_in_seconds=25.0, draining=True)
+    demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (3, 1, 2)
+    mesh.worker("b", silent_seconds=7.0)
+    demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (4, 0, 2)
+
+
+def test_a_worker_that_was_told_to_stop_is_not_there() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    mesh.worker("a", draining=True)
+    demand.update(mesh.look())
+    assert (one(demand).live, one(demand).desired) == (0, 0)
+
+
+def test_models_in_use_need_memory() -> None:
+    mesh, demand = Mesh(), Demand(pools(memory_bytes=4 << 20))
+    mesh.worker("a", *(holding(f"org/{name}", speed=1e6, size=1 << 20) for name in "abcdefghi"))
+    demand.update(mesh.look())
+    for name in "abcdefghi":
+        mesh.lane(0, enqueued=10, model=f"org/{name}")
+    mesh.worker("b", holding("org/larger-than-these", size=5 << 20), pool="gpu")
+    mesh.lane(1, model="org/larger-than-these")
+    demand.update(mesh.look(0.5))
+    assert (one(demand).desired, one(demand).need.reason) == (3, "memory")
+
+
+def test_callers_may_ask_for_their_own_answer() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    mesh.worker("a", holding(speed=100.0))
+    demand.update(mesh.look())
+    mesh.lane(6_000, enqueued=0)
+    demand.update(mesh.look(0.5))
+
+    def desired(**options: float) -> int:
+        answer = demand.answer("cpu", Options(**options))  # type: ignore[arg-type]
+        assert answer is not None
+        return answer.desired
+
+    assert (desired(), desired(min_warm=5), desired(drain_seconds=600.0), desired(drain_seconds=1.0)) == (1, 5, 1, 1)
+    mesh.lane(12_000, enqueued=0)
+    demand.update(mesh.look(0.5))
+    assert (desired(), desired(min_warm=5), desired(drain_seconds=600.0), desired(drain_seconds=1.0)) == (2, 5, 1, 20)
+    assert demand.answer("gpu") is None
+
+
+def test_the_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
+    spot = PoolSpec("spot", cold_start_seconds=60.0, spot=True, min_workers=3)
+    demand = Demand(Pools("spot", MappingProxyType({"spot": spot, "safe": PoolSpec("safe", fallback_for="spot")})))
+    mesh = Mesh()
+    mesh.worker("a", pool="spot")
+    demand.update(mesh.look())
+    demand.update(mesh.look(119.0))
+    assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
+    demand.update(mesh.look(2.0))
+    assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (2, True)
+    mesh.worker("b", pool="spot")
+    mesh.worker("c", pool="spot")
+    demand.update(mesh.look(1.0))
+    demand.update(mesh.look(301.0))
+    assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
+
+
+def test_without_a_file_pools_are_those_that_are_seen() -> None:
+    mesh, demand = Mesh(), Demand(Pools())
+    assert demand.knows("any")
+    mesh.worker("a", pool="gpu")
+    demand.update(mesh.look())
+    assert [demand.knows(name) for name in ("cpu", "gpu", "any")] == [True, True, False]
+    mesh.workers.clear()  # Redis may be emptied: nothing is forgotten at once
+    demand.update(mesh.look(1.0))
+    assert (demand.demands["gpu"].desired, demand.demands["gpu"].active) == (1, True)
+    demand.update(mesh.look(3700.0))
+    assert not demand.knows("gpu")
+    assert not Demand(pools()).knows("gpu")
+
+
+def test_the_same_look_twice_changes_nothing() -> None:
+    mesh, demand = Mesh(), Demand(pools())
+    mesh.lane(1000)
+    look = mesh.look()
+    first = dict(demand.update(look))
+    assert demand.update(look) == first
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 25), st.floats(0.5, 40)), min_size=1, max_size=40))
+def test_over_time_answers_keep_within_bounds_and_fall_late(steps: list[tuple[int, int, float]]) -> None:
+    mesh, demand = Mesh(), Demand(pools(max_workers=20))
+    needs: list[tuple[float, int]] = []
+    for queued, workers, seconds in steps:
+        mesh.lane(queued)
+        mesh.workers.clear()
+        for number in range(workers):
+            mesh.worker(f"worker-{number}", holding(speed=100.0))
+        demand.update(mesh.look(seconds))
+        answer = one(demand)
+        needs.append((mesh.at, math.ceil(answer.need.workers - 1e-9)))
+        hold = max(300.0, 5 * answer.input.cold_start_seconds)
+        assert 0 <= answer.desired <= 20
+        assert answer.desired >= max(whole for at, whole in needs if at >= mesh.at - hold)
+        assert answer.active or not queued

@@ -1,0 +1,225 @@
+"""What holds of every plan, whatever the fleet looks like, and that plans come to rest."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.fleet import WorkerModelRecord, WorkerRecord
+from libs.queue import LaneKey
+from services.scheduler.placement import HEARTBEATS_MS, KEPT_SECONDS, Order, PlanInput, SentOrder, plan
+from services.scheduler.room import LOADS_AT_ONCE
+from tests.scheduler.fleets import BROKEN, COLD, DOWNLOADING, LOADING, NOW_MS, RESIDENT, WARM, Model, World, holds, state, worker
+
+SIZES = dict(zip("abcdefgh", (5, 10, 15, 20, 30, 40, 60, 80), strict=True))
+COMING = (LOADING, DOWNLOADING)
+TOKENS = (0, 0, 1, 50, 2000, 10**6)
+
+
+def record(chance: random.Random, model: str) -> WorkerModelRecord:
+    kind = chance.choice((RESIDENT, RESIDENT, RESIDENT, COLD, WARM, LOADING, DOWNLOADING))
+    return holds(
+        model,
+        kind,
+        0 if kind == DOWNLOADING or (kind == LOADING and chance.random() < 0.5) else SIZES[model],
+        speed=chance.choice((0.0, 100.0, 1000.0)),
+        load_seconds=chance.choice((0.2, 2.0, 30.0)),
+        idle=chance.choice((0.5, 20.0, 1000.0)),
+        since=chance.choice((0.0, 15.0, 90.0, 1000.0)),
+        pinned=chance.random() < 0.15,
+        held_jobs=chance.choice((0, 0, 1)),
+        leaving=kind == RESIDENT and chance.random() < 0.1,
+    )
+
+
+def some_worker(chance: random.Random, name: str) -> WorkerRecord:
+    held = [record(chance, model) for model in chance.sample("abcdefgh", chance.randrange(6))]
+    used = sum(one.bytes for one in held if one.state in (RESIDENT, LOADING))
+    return worker(
+        name,
+        *held,
+        memory=used + chance.choice((0, 10, 30, 100)),
+        draining=chance.random() < 0.15,
+        preempted_in=60.0 if chance.random() < 0.15 else None,
+        beat_ms=NOW_MS - chance.randrange(2000),
+        plan=chance.randrange(4),
+    )
+
+
+def some_order(chance: random.Random, name: str) -> SentOrder:
+    order = Order(chance.choice(("load", "evict")), chance.choice("abcdefgh"), "cpu", name, "1")
+    return SentOrder(order, chance.randrange(1, 4), NOW_MS - chance.choice((100, 3000, HEARTBEATS_MS)))
+
+
+def some_input(seed: int) -> PlanInput:
+    chance = random.Random(seed)
+    names = [f"w{number}" for number in range(chance.randrange(6))]
+    failures = {model: {name: BROKEN for name in names if chance.random() < 0.2} for model in "abc"}
+    return state(
+        *(some_worker(chance, name) for name in names),
+        queued={model: chance.choice(TOKENS) for model in SIZES},
+        rates={model: float(chance.choice(TOKENS)) for model in SIZES},
+        failures={model: failed for model, failed in failures.items() if failed},
+        sizes=SIZES,
+        sent=tuple(some_order(chance, name) for name in names if chance.random() < 0.3),
+        draw=chance.randrange(4),
+    )
+
+
+inputs = st.integers(0, 2**32).map(some_input)
+many = settings(max_examples=400, derandomize=True, deadline=None)
+
+
+@many
+@given(inputs)
+def test_every_plan_keeps_the_rules(asked: PlanInput) -> None:
+    orders = plan(asked).orders
+    loads = [order for order in orders if order.kind == "load"]
+    check_memory(loads, asked)
+    check_places(loads, asked)
+    for order in orders:
+        if order.kind == "evict":
+            check_eviction(order, asked)
+
+
+def check_memory(loads: list[Order], asked: PlanInput) -> None:
+    """What is promised to a worker fits beside what is pinned there and what is on its way."""
+    promised: Counter[str] = Counter()
+    for order in loads:
+        promised[order.worker_id] += SIZES[order.model]
+    for name, size in promised.items():
+        models = asked.fleet.workers[name].models.values()
+        coming = sum(SIZES[one.model] for one in models if one.state in COMING)
+        pinned = sum(one.bytes for one in models if one.state == RESIDENT and one.pinned and not one.leaving)
+        assert size <= asked.fleet.workers[name].memory_bytes - coming - pinned
+
+
+def check_places(loads: list[Order], asked: PlanInput) -> None:
+    """Only on workers that take models, do not hold this one and did not fail to load it; not too many at once."""
+    assert len({(order.model, order.worker_id) for order in loads}) == len(loads)
+    for order in loads:
+        one = asked.fleet.workers[order.worker_id]
+        assert (order.pool, order.epoch) == (one.pool, one.epoch)
+        assert not one.draining
+        assert one.preempted_in_seconds is None
+        assert one.worker_id not in asked.fleet.failures.get(order.model, {})
+        assert one.state(order.model) not in (*COMING, RESIDENT) or one.models[order.model].leaving
+    assert max(Counter(order.worker_id for order in loads).values(), default=0) <= LOADS_AT_ONCE
+
+
+def check_eviction(order: Order, asked: PlanInput) -> None:
+    """Only idle copies that are too many and were not loaded lately."""
+    one = asked.fleet.workers[order.worker_id]
+    held = one.models[order.model]
+    assert held.state == RESIDENT
+    assert not held.held_jobs
+    assert not held.pinned
+    assert not held.leaving
+    assert held.resident_seconds >= max(KEPT_SECONDS, 10 * held.load_seconds)
+    assert not asked.gauges[LaneKey("cpu", order.model)].queued_tokens
+    others = [other for other in asked.fleet.workers.values() if other is not one and not other.is_going]
+    assert any(other.state(order.model) == RESIDENT for other in others)
+
+
+@many
+@given(inputs)
+def test_the_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanInput) -> None:
+    workers = list(asked.fleet.workers.values())[::-1]
+    gauges = dict(list(asked.gauges.items())[::-1])
+    turned = state(*workers, sizes=SIZES, failures=asked.fleet.failures)
+    assert plan(asked) == plan(PlanInput(turned.fleet, gauges, asked.rates, {}, asked.sent, asked.draw))
+
+
+@many
+@given(inputs)
+def test_a_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInput) -> None:
+    """One model at a time: of several, those for whom more waits come first."""
+    staying = [one for one in asked.fleet.workers.values() if not one.is_going]
+    for model in SIZES:
+        lane = LaneKey("cpu", model)
+        if not asked.gauges[lane].queued_tokens or any(is_served(one, model) for one in staying):
+            continue
+        made = plan(PlanInput(asked.fleet, {lane: asked.gauges[lane]}, {}, {}, (), asked.draw))
+        failed = asked.fleet.failures.get(model, {})
+        rooms = [room_bytes(one) for one in staying if one.worker_id not in failed and loading(one) < LOADS_AT_ONCE]
+        if asked.fleet.verdict(model, "cpu") is not None or max(rooms, default=-1) < SIZES[model]:
+            assert model not in {order.model for order in made.orders}
+            assert made.notes[model].startswith(("held back", "given up"))
+        else:
+            assert [order.kind for order in made.orders if order.model == model] == ["load"]
+
+
+def is_served(one: WorkerRecord, model: str) -> bool:
+    return one.state(model) in (*COMING, RESIDENT) and not one.models[model].leaving
+
+
+def loading(one: WorkerRecord) -> int:
+    return sum(held.state in COMING for held in one.models.values())
+
+
+def room_bytes(one: WorkerRecord) -> int:
+    """With everything gone that is not pinned: no work waits but for the model in question, so everything yields to it."""
+    models = one.models.values()
+    unseen = sum(SIZES[held.model] for held in models if held.state in COMING and not held.bytes)
+    return one.memory_bytes - one.used_bytes - unseen + sum(held.bytes for held in models if may_leave(held))
+
+
+def may_leave(held: WorkerModelRecord) -> bool:
+    return held.state == RESIDENT and (held.leaving or not held.pinned)
+
+
+def some_world(seed: int) -> World:
+    """With enough memory and time for all models; one of them may need more than one copy."""
+    chance = random.Random(seed)
+    count = chance.randrange(2, 6)
+    models = {}
+    for name in "abcdefgh"[: chance.randrange(1, 9)]:
+        speed = chance.choice((100.0, 1000.0))
+        share = chance.choice((0.0, 0.02, 0.1, 0.2, 1.4 if count > 3 and name == "a" else 0.3))  # of a worker's time
+        models[name] = Model(chance.randrange(5, 26), chance.choice((0.3, 3.0)), speed, share * speed)
+    while sum(model.rate / model.speed for model in models.values()) > 0.5 * count:
+        for model in models.values():
+            model.rate /= 2
+    return World({f"w{number}": 110 for number in range(count)}, models)
+
+
+worlds = st.integers(0, 2**32).map(some_world)
+few = settings(max_examples=30, derandomize=True, deadline=None)
+
+
+@few
+@given(worlds)
+def test_under_a_constant_load_plans_come_to_rest(world: World) -> None:
+    for _ in range(120):
+        world.step()
+    assert [made.orders for made in world.plans[-60:] if made.orders] == []
+    for name, model in world.models.items():
+        assert bool(world.copies(name)) == bool(model.rate)
+        assert model.done >= 0.5 * model.rate * world.now
+
+
+@few
+@given(worlds, st.integers(0, 4))
+def test_after_the_loss_of_a_worker_they_come_to_rest_again(world: World, lost: int) -> None:
+    for model in world.models.values():
+        model.rate /= 4
+    for _ in range(30):
+        world.step()
+    name = sorted(world.memory)[lost % len(world.memory)]
+    if len(world.memory) > 2:
+        del world.memory[name], world.held[name]
+    for _ in range(100):
+        world.step()
+    assert [made.orders for made in world.plans[-60:] if made.orders] == []
+    assert all(world.copies(name) for name, model in world.models.items() if model.rate)
+
+
+def test_more_models_in_use_than_there_is_room_for_take_turns() -> None:
+    world = World({"w": 100}, {name: Model(24, 0.5, 1000.0, 100.0) for name in "abcde"})
+    for _ in range(240):
+        world.step()
+    done = {name: model.done / (model.rate * world.now) for name, model in world.models.items()}
+    assert min(done.values()) > 0.6, done

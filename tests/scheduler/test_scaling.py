@@ -1,0 +1,76 @@
+"""A whole scheduler beside a real Redis: work that comes for a pool without workers reaches KEDA and Prometheus, alike."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.catalog.pools import Pools, PoolSpec
+from libs.fleet import Fleet
+from libs.queue import LaneKey, Lanes, QueuedJob, connect
+from services.scheduler.app import Addresses, running
+from services.scheduler.settings import Settings
+from tests.scheduler.test_metrics import scrape
+from tests.support.keda_wire import method, metrics_request, reference
+from tests.support.redis import RedisServer
+
+LANE = LaneKey("l4-spot", "org/model")
+POOLS = Pools("l4-spot", MappingProxyType({"l4-spot": PoolSpec("l4-spot", max_workers=7, drain_seconds=1.0)}))
+REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
+
+
+@asynccontextmanager
+async def scheduler(redis: RedisServer) -> AsyncIterator[Addresses]:
+    settings = Settings("scheduler", "127.0.0.1:0", "127.0.0.1:0", redis.url, POOLS)
+    async with running(settings) as addresses:
+        yield addresses
+
+
+async def value(channel: grpc.aio.Channel) -> int:
+    (metric,) = (await method(channel, "GetMetrics")(metrics_request(REFERENCE, "desired-workers"))).metricValues
+    return int(metric.metricValue)
+
+
+async def ready(channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    async with asyncio.timeout(10):
+        async for status in stub.Watch(health_pb2.HealthCheckRequest(service="readiness")):
+            if status.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+
+
+async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
+    with RedisServer() as server:
+        redis = connect(server.url)
+        lanes = Lanes(redis, router_id="router", dead_result=b"")
+        async with scheduler(server) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
+            await ready(channel)
+            assert await value(channel) == 0
+            stream = method(channel, "StreamIsActive")(REFERENCE)
+            assert not (await stream.read()).result
+            deadline_ms = int(time.time() * 1000) + 600_000
+            jobs = [QueuedJob(f"job-{number}", "tenant", 1.0, 1 << 30, deadline_ms, "bulk", b"x") for number in range(2)]
+            assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, ring=True) == [True]
+            assert (await asyncio.wait_for(stream.read(), 10)).result
+            # In one step, to as many as there may be.
+            assert await value(channel) == 7
+            assert (await scrape(addresses.metrics))["shoal_desired_workers", "l4-spot"] == 7
+
+            report = worker_pb2.HeartbeatRequest(worker_id="a", epoch="1", pool="l4-spot", device="cuda", memory_bytes=1 << 30)
+            report.models.add(model=LANE.model, state=models_pb2.MODEL_STATE_LOADING)
+            await Fleet(redis).report(report)
+            async with asyncio.timeout(10):
+                while (await scrape(addresses.metrics))["shoal_live_workers", "l4-spot"] != 1:
+                    pass
+            server.kill()  # what was known is told on
+            assert await value(channel) == 7
+            assert (await method(channel, "IsActive")(REFERENCE)).result
+            stream.cancel()
+        await redis.aclose()

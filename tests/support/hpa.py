@@ -1,0 +1,101 @@
+"""`FakeHpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric. Pure.
+
+Stands for kube-controller-manager, which cannot run here. Follows `pkg/controller/podautoscaler` of Kubernetes 1.33:
+`GetExternalPerPodMetricReplicas` (target type AverageValue, which is what KEDA makes), `stabilizeRecommendationWithBehaviors`,
+`convertDesiredReplicasWithBehaviorRate` (selectPolicy Max).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal
+
+TOLERANCE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """At most `value` pods, or percent of the pods there were, within `period_seconds`."""
+
+    type: Literal["Pods", "Percent"]
+    value: int
+    period_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One direction of `behavior`. The policy that allows the most counts."""
+
+    stabilization_seconds: float
+    policies: tuple[Policy, ...]
+
+
+UP: Final = Rules(0, (Policy("Pods", 8, 15), Policy("Percent", 200, 15)))
+DOWN: Final = Rules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
+"""The behaviour that our ScaledObjects ask for (facts/keda.md 1.5)."""
+
+
+class FakeHpa:
+    """Of one workload. `now` is any clock's seconds that rise; metric and target are in thousandths, as Kubernetes' quantities."""
+
+    def __init__(self, least: int, most: int, up: Rules = UP, down: Rules = DOWN) -> None:
+        self._least, self._most = least, most
+        self._up, self._down = up, down
+        self._kept_seconds = max(rules.stabilization_seconds for rules in (up, down))
+        self._event_seconds = max(policy.period_seconds for rules in (up, down) for policy in rules.policies)
+        # The state: (time, replicas wanted) and (time, change of replicas), oldest first.
+        self._recommendations: deque[tuple[float, int]] = deque()
+        self._events: deque[tuple[float, int]] = deque()
+
+    def decide(self, now: float, replicas: int, value: int, target: int) -> int:
+        """How many replicas there should be now. The caller sets them and says so to `scaled`."""
+        if replicas == 0:
+            return 0  # an HPA is off while its target has no replicas
+        if not self._recommendations:
+            self._recommendations.append((now, replicas))
+        if replicas > self._most:
+            return self._most
+        if replicas < self._least:
+            return self._least
+        wanted = replicas
+        if not 1.0 - TOLERANCE <= value / (target * replicas) <= 1.0 + TOLERANCE:
+            wanted = math.ceil(value / target)
+        return self._limited(now, replicas, self._stabilized(now, replicas, wanted))
+
+    def scaled(self, now: float, before: int, after: int) -> None:
+        """The replicas were changed by what `decide` answered."""
+        while self._events and self._events[0][0] <= now - self._event_seconds:
+            self._events.popleft()
+        self._events.append((now, after - before))
+
+    def _stabilized(self, now: float, replicas: int, wanted: int) -> int:
+        """Up to the least that was wanted within the window of scaling up, down to the most within that of scaling down."""
+        up = min([wanted, *(one for at, one in self._recommendations if at > now - self._up.stabilization_seconds)])
+        down = max([wanted, *(one for at, one in self._recommendations if at > now - self._down.stabilization_seconds)])
+        while self._recommendations and self._recommendations[0][0] <= now - self._kept_seconds:
+            self._recommendations.popleft()
+        self._recommendations.append((now, wanted))
+        return min(max(replicas, up), down)
+
+    def _limited(self, now: float, replicas: int, wanted: int) -> int:
+        if wanted > replicas:
+            allowed = max(self._raised(policy, self._start(now, replicas, policy)) for policy in self._up.policies)
+            return min(wanted, self._most, max(allowed, replicas))
+        if wanted < replicas:
+            allowed = min(self._lowered(policy, self._start(now, replicas, policy)) for policy in self._down.policies)
+            return max(wanted, self._least, min(allowed, replicas))
+        return replicas
+
+    def _start(self, now: float, replicas: int, policy: Policy) -> int:
+        """The replicas that there were at the beginning of the policy's period."""
+        return replicas - sum(change for at, change in self._events if at > now - policy.period_seconds)
+
+    @staticmethod
+    def _raised(policy: Policy, start: int) -> int:
+        return start + policy.value if policy.type == "Pods" else math.ceil(start * (1 + policy.value / 100))
+
+    @staticmethod
+    def _lowered(policy: Policy, start: int) -> int:
+        return start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
