@@ -15,7 +15,7 @@ REFERENCES := gliner gliclass glirel loguru seqeval
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos models-table bench bench-families bench-infinity clean
+.PHONY: help demo test check protos models-table bench bench-families bench-lora bench-plan bench-swap bench-infinity clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text wit
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev ## Run the tests (real redis-server, real gRPC, a real model)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current
 	$(BIN)/ruff check .
@@ -53,6 +53,15 @@ bench: $(VENV)/.dev ## Measure the mesh against sentence-transformers (and Infin
 
 bench-families: $(VENV)/.dev ## Measure every family's packed forward against transformers and sentence-transformers
 	$(BIN)/python -m benchmarks.families $(ARGS)
+
+bench-lora: $(VENV)/.dev ## Measure what LoRA adapters cost, one and eight in a batch
+	$(BIN)/python -m benchmarks.lora $(ARGS)
+
+bench-swap: $(VENV)/.dev ## Measure how long a model takes from disk and from host memory to its first vector
+	$(BIN)/python -m benchmarks.swap $(ARGS)
+
+bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
+	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh

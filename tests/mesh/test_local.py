@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 import shoal
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from libs.errors import InvalidInput
 from services.local.settings import MINILM, free_port, layout
@@ -46,6 +48,12 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
             dense = client.encode(MINILM, "Hello, mesh").dense
             assert dense is not None
             assert dense.shape == (1, 384)
+        scaler = re.search(r"scaler\s+(\S+)", text)
+        assert scaler is not None
+        with grpc.insecure_channel(scaler[1]) as channel:
+            ready = health_pb2.HealthCheckRequest(service="liveness")
+            answer = health_pb2_grpc.HealthStub(channel).Check(ready, wait_for_ready=True, timeout=30)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         logs = re.search(r"logs\s+(\S+)", text)

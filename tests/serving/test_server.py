@@ -91,6 +91,7 @@ def every_error() -> list[tuple[errors.ShoalError, str, str, float]]:
         (errors.ModelNotFound("m"), "NOT_FOUND", "MODEL_NOT_FOUND", 0.0),
         (errors.ModelBroken("m"), "FAILED_PRECONDITION", "MODEL_LOAD_FAILED", 0.0),
         (errors.QueueFull("m", retry_after=2.5), "RESOURCE_EXHAUSTED", "QUEUE_FULL", 2.5),
+        (errors.OutOfMemory("m"), "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", 0.0),
         (errors.RateLimited("m"), "RESOURCE_EXHAUSTED", "RATE_LIMITED", 1.0),
         (errors.NoCapacity("m"), "UNAVAILABLE", "NO_CAPACITY", 1.0),
         (errors.WorkerLost("m"), "UNAVAILABLE", "WORKER_LOST", 0.0),
