@@ -289,10 +289,11 @@ async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> N
         busy = await mesh.requests_a_second()
         load = asyncio.create_task(mesh.traffic.ask_at(lambda _: 1.2 * busy, 75))
         await mesh.until(lambda: len(mesh.serving_workers()) >= 2, "two workers")
-        victim, desired = mesh.serving_workers()[0], mesh.desired[-1]
+        victim = mesh.serving_workers()[0]
         (tmp_path / f"{victim}.spot").write_text("15")
         noticed = time.monotonic()
-        await mesh.until(lambda: mesh.desired[-1] > min(desired, spec.max_workers - 1), "a replacement to be asked for", 10)
+        # Two for the load and one for the machine that goes; at first there may be more anyway.
+        await mesh.until(lambda: mesh.desired[-1] >= 3, "a replacement to be asked for", 10)
         await mesh.until(lambda: time.monotonic() > noticed + 15, "the machine to go")
         mesh.deployment.kill(victim)
         await mesh.until(lambda: victim not in mesh.serving_workers() and len(mesh.serving_workers()) >= 2, "a replacement", 40)
