@@ -17,7 +17,7 @@ from shoal.cli.console import complain
 
 GROUP = "shoal.commands"
 _KNOWN = {
-    "up": "Start a whole mesh on this machine: Redis, router and workers.",
+    "up": "Start a whole mesh on this machine: Redis, router, scheduler and workers.",
     "simulate": "Replay requests through eviction policies and fleets, and compare what they cost.",
     "models.check": "Explain what is read from a model's files, and test it on this machine.",
 }
