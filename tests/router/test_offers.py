@@ -17,6 +17,7 @@ from services.router.bells import CLAIM_MS
 from services.router.offers import LED_MS, UNSERVED_SECONDS, is_led, may_offer
 from services.router.pull import SEEN_MS
 from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector
+from tests.support.waiting import end_tasks
 
 ADAPTER, OTHER = "o/adapter", "o/other"
 LANE, TUNED = LaneKey("cpu", MODEL), LaneKey("cpu", MODEL, ADAPTER)
@@ -121,8 +122,7 @@ async def leading(redis_url: str) -> AsyncIterator[Fleet]:
     try:
         yield scheduler
     finally:
-        planning.cancel()
-        await asyncio.gather(planning, return_exceptions=True)
+        await end_tasks([planning])
         await redis.aclose()
 
 

@@ -18,6 +18,7 @@ from services.scheduler.control import Control
 from services.scheduler.placement import Plan, PlanInput, plan
 from services.scheduler.view import Look, View
 from tests.support.redis import RedisServer
+from tests.support.waiting import end_tasks
 
 COLD, LOADING, RESIDENT = models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT
 BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor")
@@ -92,10 +93,7 @@ async def running(one: Control) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        while unfinished := [task for task in tasks if not task.done()]:  # redis-py may swallow a cancellation
-            for task in unfinished:
-                task.cancel()
-            await asyncio.wait(unfinished, timeout=0.2)
+        await end_tasks(tasks)
         assert all(task.cancelled() for task in tasks)
 
 

@@ -36,6 +36,7 @@ from tests.support.cluster import Cluster
 from tests.support.deployment import Deployment
 from tests.support.keda import Change, FakeKeda, ScaledObject
 from tests.support.texts import texts
+from tests.support.waiting import end_tasks
 
 POOL: Final = "cpu"
 TEXTS: Final = texts(64, shortest=30, longest=60, seed=8)
@@ -213,9 +214,7 @@ async def running(
                     async with mesh.keda:
                         yield mesh
             finally:
-                for loop in loops:
-                    loop.cancel()
-                await asyncio.gather(*loops, return_exceptions=True)
+                await end_tasks(loops)
                 await redis.aclose()
     assert mesh.wrong == []
     assert mesh.traffic.errors == []

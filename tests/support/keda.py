@@ -19,6 +19,7 @@ import grpc
 from tests.support import keda_wire
 from tests.support.clock import Clock
 from tests.support.hpa import DOWN, UP, FakeHpa, Rules
+from tests.support.waiting import end_tasks
 
 PREFIX: Final = "s0-"
 """Of metric names in the HPA: the trigger's index."""
@@ -147,8 +148,7 @@ class FakeKeda:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for task in self._tasks:
-            task.cancel()
+        await end_tasks(self._tasks)
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
         for failure in ended:

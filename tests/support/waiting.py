@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 def wait_until(predicate: Callable[[], bool], timeout: float = 10.0, what: str = "the condition") -> None:
@@ -13,3 +15,11 @@ def wait_until(predicate: Callable[[], bool], timeout: float = 10.0, what: str =
         if time.monotonic() > end:
             raise AssertionError(f"waited {timeout:g} s for {what}")
         time.sleep(0.02)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks until all have ended: redis-py may swallow a cancellation that comes together with an answer."""
+    while unfinished := [task for task in tasks if not task.done()]:
+        for task in unfinished:
+            task.cancel()
+        await asyncio.wait(unfinished, timeout=0.2)
