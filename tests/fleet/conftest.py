@@ -1,25 +1,19 @@
-"""One redis-server for all tests of this folder, emptied for each."""
+"""The registry as two routers see it."""
 
 from __future__ import annotations
-
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis.asyncio import Redis
 
-from libs.queue import connect
-from tests.support.redis import RedisServer
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
+from libs.fleet import Fleet
 
 
 @pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    client = connect(server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
+def fleet(redis: Redis) -> Fleet:
+    return Fleet(redis)
+
+
+@pytest.fixture
+def other(redis: Redis) -> Fleet:
+    """Another router's view."""
+    return Fleet(redis)

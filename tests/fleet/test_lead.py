@@ -16,16 +16,6 @@ LANE = LaneKey("cpu", "org/model")
 LOAD = worker_pb2.Directive(load_model="org/model", plan=1)
 
 
-@pytest.fixture
-def fleet(redis: Redis) -> Fleet:
-    return Fleet(redis)
-
-
-@pytest.fixture
-def other(redis: Redis) -> Fleet:
-    return Fleet(redis)
-
-
 async def lead(fleet: Fleet, name: str = "a", *, last_ms: int = 10_000) -> int:
     fence = await fleet.lead(name, last_ms=last_ms)
     assert fence is not None

@@ -32,17 +32,6 @@ def failed(failure: worker_pb2.Failure) -> worker_pb2.WorkerModel:
     return holds(FAILED, failure=failure)
 
 
-@pytest.fixture
-def fleet(redis: Redis) -> Fleet:
-    return Fleet(redis)
-
-
-@pytest.fixture
-def other(redis: Redis) -> Fleet:
-    """Another router's view."""
-    return Fleet(redis)
-
-
 async def test_a_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(fleet: Fleet, other: Fleet) -> None:
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     beat = heartbeat(

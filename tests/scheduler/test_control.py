@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,20 +22,6 @@ from tests.support.waiting import end_tasks
 
 COLD, LOADING, RESIDENT = models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT
 BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    client = connect(server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
 
 
 class Mesh:
