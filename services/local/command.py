@@ -87,7 +87,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
     console.print(f"logs    {mesh.directory}", highlight=False)
     lines = [
-        f'shoal --address {mesh.address} encode {model} "Hello, mesh"',
+        f'shoal encode {model} "Hello, mesh" --address {mesh.address}',
         f'python -c \'import shoal; print(shoal.Client("{mesh.address}").encode("{model}", ["Hello, mesh"]).dense.shape)\'',
         f'grpcurl -plaintext -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
         "shoal.v1.InferenceService/Encode",

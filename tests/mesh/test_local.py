@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -48,6 +49,9 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
             dense = client.encode(MINILM, "Hello, mesh").dense
             assert dense is not None
             assert dense.shape == (1, 384)
+        advice = next(line for line in said if line.strip().startswith("shoal encode"))
+        told = subprocess.run([sys.executable, "-m", *shlex.split(advice)], check=True, capture_output=True, text=True)
+        assert "384" in told.stdout
         scaler = re.search(r"scaler\s+(\S+)", text)
         assert scaler is not None
         with grpc.insecure_channel(scaler[1]) as channel:
