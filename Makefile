@@ -2,20 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-TEST_PROCESSES ?= 2
-TORCH := torch==2.13.0
+# More than cores: tests of whole meshes wait for a third of their time.
+TEST_PROCESSES ?= 3
+SEED ?= 0
+MINUTES ?= 1
+TORCH := $(shell grep "^torch==" constraints.txt)
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
 STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1)
-# Packages whose models are held against ours; they ask for older versions of what they share with us, and run with ours.
-REFERENCES := gliner gliclass glirel loguru seqeval
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos models-table bench bench-families bench-lora bench-plan bench-swap bench-infinity clean
+.PHONY: help demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -26,20 +27,48 @@ demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text wit
 test: $(VENV)/.dev ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current
+chaos: $(VENV)/.dev ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
+	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
+
+check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current, dependencies
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-dependencies check-lint check-protos
+
+check-types:
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks examples tools
+
+check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks examples
-	$(BIN)/buf lint
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.catalog.coverage --check
+
+check-protos:
+	$(BIN)/buf lint
 	@rm -rf .cache/protos && mkdir -p .cache/protos
 	@$(PROTOC) $(call STUBS,.cache/protos) $(PROTOS)
 	@$(PROTOC) $(call STUBS,.cache/protos) $(KEDA)/externalscaler.proto
 	@for made in .cache/protos/shoal/v1/*; do cmp $$made libs/api/shoal/v1/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
 	@for made in .cache/protos/$(KEDA)/*; do cmp $$made $(KEDA)/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
 	@echo "generated code is current"
+
+check-dependencies:
+	$(BIN)/python -m tools.pins
+	$(BIN)/python -m tools.lock --check
+	$(BIN)/python -m tools.licences
+	$(BIN)/python -m tools.audit
+
+lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from constraints.txt
+	$(BIN)/python -m tools.lock
+
+audit: $(VENV)/.dev ## Ask for known vulnerabilities of all pins; fails where nobody can be asked
+	$(BIN)/python -m tools.audit --strict
+
+licences: $(VENV)/.dev ## List the licence of everything that is installed; fails for what may not be shipped
+	$(BIN)/python -m tools.licences --all
+
+sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtime to build/
+	$(BIN)/python -m tools.sbom
 
 protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 and services/scheduler/externalscaler from protos/
 	$(PROTOC) $(call STUBS,libs/api) $(PROTOS)
@@ -63,14 +92,31 @@ bench-swap: $(VENV)/.dev ## Measure how long a model takes from disk and from ho
 bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
+bench-cancel: $(VENV)/.dev ## Measure the device time that goes into cancelled requests
+	$(BIN)/python -m benchmarks.cancel $(ARGS)
+
+bench-overload: $(VENV)/.dev ## Measure goodput, refusals and recovery when five times too much is asked
+	$(BIN)/python -m benchmarks.overload $(ARGS)
+
+bench-fairness: $(VENV)/.dev ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
+	$(BIN)/python -m benchmarks.fairness $(ARGS)
+
+bench-soak: $(VENV)/.dev ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
+
+fuzz: $(VENV)/.dev ## Try generated hostile input on all that reads: make fuzz SECONDS=480 SEED=7 TARGET=calls
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),480) --seed $(or $(SEED),0) $(addprefix --target ,$(TARGET)) $(ARGS)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build libs/api/build *.egg-info libs/api/*.egg-info
 
+# A newer pip than Python's own reads an index in half the time.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) pip setuptools
 
 # torch by its exact version and first: a range would bring gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt | $(BIN)/python
@@ -83,11 +129,14 @@ $(VENV)/.demo: pyproject.toml libs/api/pyproject.toml $(VENV)/.torch
 	$(PIP) -e libs/api -e '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
-	@echo "installing test and check tools"
-	$(PIP) -e libs/api -e '.[dev]'
-	$(PIP) --no-deps $(REFERENCES)
-	@touch $@
+# Every pin, without asking what needs it (`make check` asks), in two processes; torch once more for what a CUDA build of it needs.
+$(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the mesh, test and check tools"
+	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -n 30 -P 2 $(PIP) --no-deps --no-compile
+	$(PIP) $(TORCH)
+	$(PIP) --no-deps --no-build-isolation -e libs/api -e . > /dev/null
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib > /dev/null || true
+	@touch $(VENV)/.torch $(VENV)/.demo $@
 
 # Stubs made by an old grpcio-tools run with every newer grpcio and protobuf; a newer one's would not run with older ones.
 $(PROTOC_VENV)/.done: Makefile

@@ -86,6 +86,13 @@ class NotReady(ShoalError):
     default_retry_after = 1.0
 
 
+class Outdated(ShoalError):
+    """The other process is of a version that this one does not work with any more."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "OUTDATED"
+
+
 class QueueFull(ShoalError):
     """The lane holds as many tokens as it may."""
 

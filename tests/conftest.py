@@ -11,9 +11,14 @@ import torch
 from redis.asyncio import Redis
 
 from libs.queue import connect
+from libs.queue.acl import ROUTER
+from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
-LONG = ("test_minilm.py", "test_chaos.py", "test_zipf.py", "test_keda_processes.py", "test_scheduler.py", "test_lora.py")
+LONG = (
+    "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py", "test_fifty.py", "test_life.py",
+    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py",
+)  # fmt: skip
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -22,7 +27,7 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +44,15 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
+    """A client of it that may do what a router may; what it was refused fails the test (libs/queue/acl.py)."""
+    await add_user(redis, ROUTER)
+    await refusals(redis)  # what another test has provoked
+    client = connect_as(ROUTER, server.url)
+    await client.ping()
+    yield client
+    await client.aclose()
+    assert await refusals(redis) == []

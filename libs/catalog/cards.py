@@ -136,7 +136,7 @@ def _file(path: Path) -> Iterator[Entry]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise InvalidInput(f"{path}:{line}: is not YAML: {error.problem}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, RecursionError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}") from error
     for document in documents:
         if document is not None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, read_config
+from libs.catalog.files import Config, read_config, read_file
 from libs.errors import ModelBroken
 
 _DEFAULT = "default"
+MAX_TEMPLATE_BYTES = 1 << 20
 # Of `processing_kwargs.chat_template`: what sentence-transformers and transformers take for themselves.
 _NOT_VALUES = (
     "chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length",
@@ -73,8 +74,8 @@ def _templates(files: Checkpoint) -> dict[str, str]:
     for file in template_files(files):
         path = files.directory / file
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = (read_file(files.directory, file, MAX_TEMPLATE_BYTES) or b"").decode("utf-8")
+        except UnicodeDecodeError as error:
             raise ModelBroken(f"{file}: cannot be read: {error}") from error
         found[_DEFAULT if path.name == "chat_template.jinja" else path.stem] = text
     return found

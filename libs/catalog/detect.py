@@ -6,6 +6,7 @@ Read by workers before a model is loaded, so that a mesh knows its cold models. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,8 +142,8 @@ def _max_tokens(files: Checkpoint) -> int:
     """sentence-transformers' limit, else the tokenizer's, but never more than there are positions."""
     name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
     tokenizer = read_config(files.directory, name) or Config(name, {})
-    wanted = files.sentence.number("max_seq_length") or tokenizer.number("model_max_length")
-    found = (wanted, files.config.number("model_max_length"), _positions(files.config))
+    wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number("model_max_length", most=math.inf)
+    found = (wanted, files.config.number("model_max_length", most=math.inf), _positions(files.config))
     limits = [limit for limit in found if 0 < limit < _UNLIMITED]
     if not limits and wanted:
         return _LONGEST

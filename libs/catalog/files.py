@@ -1,19 +1,40 @@
-"""Reading a checkpoint directory's files; every complaint is a ModelBroken that names the file and the key at fault."""
+"""Reading a checkpoint directory's files; every complaint is a ModelBroken that names the file and the key at fault.
+
+Whoever wrote the directory is not trusted (docs/fuzzing.md): a file is read only if it is one, lies in the checkpoint and is not
+too large; what it holds is bounded before anything is made of it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
-from collections.abc import Mapping
+import math
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Never
 
 from libs.catalog.trace import note
 from libs.errors import ModelBroken
 
+MAX_JSON_BYTES: Final = 16 << 20
+MAX_HEADER_BYTES: Final = 16 << 20
+"""Of a safetensors file's JSON: 200,000 tensors. The format itself allows 100 MB, of which Python would make a gigabyte."""
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+_MAX_COUNT: Final = (1 << 31) - 1
+_MAX_DIGITS: Final = 40  # tokenizers write 10^30 for "no limit"
+_MAX_DEPTH: Final = 64
+_MAX_WORDS: Final = 600
+_MAX_AXES: Final = 8
+_SHARD: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}\.safetensors", re.ASCII)
+_HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_ITEM_BYTES: Final[Mapping[str, int]] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+    "BOOL": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +45,7 @@ class Config:
     values: Mapping[str, object]
 
     def broken(self, key: str, problem: str) -> ModelBroken:
-        return ModelBroken(f"{self.file}: `{key}` {problem}")
+        return ModelBroken(shortened(f"{self.file}: `{shortened(key, 100)}` {problem}"))
 
     def _value(self, key: str) -> object:
         value = self.values.get(key)
@@ -39,13 +60,15 @@ class Config:
             raise self.broken(key, f"must be a string, not {value!r}")
         return value
 
-    def number(self, key: str, default: int = 0) -> int:
-        """A count. Tokenizers write a huge float for "no limit"."""
+    def number(self, key: str, default: int = 0, *, most: float = _MAX_COUNT) -> int:
+        """A count. Tokenizers write a huge one for "no limit": `most` is infinite where that may be."""
         value = self._value(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
             raise self.broken(key, f"must be a whole number of at least 0, not {value!r}")
+        if value > most:
+            raise self.broken(key, f"is {value}; at most {most} is served")
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -94,31 +117,123 @@ def need_config(directory: Path, name: str) -> Config:
 
 
 def read_json(directory: Path, name: str) -> object:
-    """What a JSON file holds; None if there is no such file."""
-    path = directory / name
+    """What a JSON file holds; None if there is no such file. Its numbers have at most 40 digits, its texts are Unicode."""
+    data = read_file(directory, name, MAX_JSON_BYTES)
+    return None if data is None else parse_json(data, name)
+
+
+def parse_json(data: bytes, name: str) -> object:
+    """The same of what a file held."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        value = json.loads(data.decode("utf-8"), parse_int=_whole)
+        if _HALF_PAIR.search(data):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair fails here, not in a message later
+    except (ValueError, RecursionError) as error:
+        raise ModelBroken(shortened(f"{name}: cannot be read as JSON: {error or type(error).__name__}")) from error
+    _refuse_depth(value, name)
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _refuse_depth(value: object, name: str) -> None:
+    level: list[object] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return
+    raise ModelBroken(f"{name}: is nested more than {_MAX_DEPTH} levels deep")
+
+
+def _children(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def read_file(directory: Path, name: str, limit: int) -> bytes | None:
+    """A file of the checkpoint, of at most `limit` bytes; None if there is none of that name. Raises as `locate`."""
+    path = locate(directory, name)
+    if path is None:
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelBroken(f"{name}: cannot be read as JSON: {error}") from error
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise ModelBroken(shortened(f"{name}: has {size:,} bytes, above the limit of {limit:,}"))
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelBroken(shortened(f"{name}: cannot be read: {error.strerror}")) from error
+
+
+def locate(directory: Path, name: str) -> Path | None:
+    """The regular file of that name in the checkpoint, symbolic links followed; None if there is none.
+
+    Raises ModelBroken if the name or a link leads out of the checkpoint, and for what is no regular file: a pipe might never end.
+    The Hugging Face cache keeps files as links to blobs beside its snapshots, which count as the checkpoint's own.
+    """
+    try:
+        found = (directory / name).resolve(strict=True)
+        kind = found.stat().st_mode
+        roots = _roots(directory.resolve())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file can have
+        raise ModelBroken(shortened(f"{name!r}: cannot be read: {error}")) from error
+    if not any(found.is_relative_to(root) for root in roots):
+        advice = "Links within a checkpoint are followed, no others: copy the file"
+        raise ModelBroken(shortened(f"{name!r}: leads out of the checkpoint {directory}. {advice}"))
+    if not stat.S_ISREG(kind):
+        raise ModelBroken(shortened(f"{name!r}: is no regular file"))
+    return found
+
+
+def _roots(directory: Path) -> tuple[Path, ...]:
+    """Where the files of a checkpoint may lie: `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`."""
+    for parent in (directory, *directory.parents):
+        if parent.parent.name == "snapshots" and parent.parent.parent.name.startswith("models--"):
+            return directory, parent.parent.parent / "blobs"
+    return (directory,)
+
+
+def shortened(text: str, most: int = _MAX_WORDS) -> str:
+    """For messages: what a checkpoint holds may be long, and messages travel."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def tensor_files(directory: Path, folder: str) -> list[str]:
     """The safetensors files of a folder, shards in the index's order, as paths from the checkpoint's root."""
     base = directory / folder
     index = read_config(directory, str(Path(folder) / "model.safetensors.index.json"))
-    if index is not None:
-        shards = index.part("weight_map").values.values()
-        names = list(dict.fromkeys(str(shard) for shard in shards))
-    else:
-        names = ["model.safetensors"] if (base / "model.safetensors").exists() else []
+    single = ["model.safetensors"] if (base / "model.safetensors").exists() else []
+    names = single if index is None else shard_names(index)
     missing = [name for name in names if not (base / name).exists()]
     if missing:
         raise ModelBroken(f"model.safetensors.index.json: names {missing[0]}, which is missing from {base}")
     if not names:
         raise ModelBroken(_no_weights(base))
     return [str(Path(folder) / name) for name in names]
+
+
+def shard_names(index: Config) -> list[str]:
+    """The files that an index names, each once, all of them beside it. Raises ModelBroken for none."""
+    names = list(dict.fromkeys(_hashable(index, shard) for shard in index.part("weight_map").values.values()))
+    for name in names:
+        if not _SHARD.fullmatch(name):
+            raise index.broken("weight_map", f"names {name!r}, which is no safetensors file beside it")
+    if not names:
+        raise index.broken("weight_map", "is missing or empty: it says which file holds which tensor")
+    return names
+
+
+def _hashable(index: Config, shard: object) -> str:
+    if not isinstance(shard, str):
+        raise index.broken("weight_map", f"must hold names of files, not {shard!r}")
+    return shard
 
 
 def _no_weights(base: Path) -> str:
@@ -133,24 +248,98 @@ def _no_weights(base: Path) -> str:
 
 def tensor_header(directory: Path, name: str) -> bytes:
     """The JSON header of a safetensors file (8 bytes of length, then that many of JSON)."""
-    with (directory / name).open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER_BYTES + 1
-        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    path = locate(directory, name)
+    if path is None:
+        raise ModelBroken(shortened(f"{name}: missing from {directory}"))
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) == 8 and MAX_HEADER_BYTES < length <= path.stat().st_size:
+                raise ModelBroken(f"{name}: its header has {length:,} bytes, above the limit of {MAX_HEADER_BYTES:,}")
+            header = file.read(length) if len(start) == 8 and length <= MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise ModelBroken(shortened(f"{name}: cannot be read: {error.strerror}")) from error
     if not header or len(header) != length:
-        raise ModelBroken(f"{name}: not a safetensors file, or cut short")
+        raise ModelBroken(f"{name}: truncated, or not safetensors")
     return header
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor of a safetensors file: the format's name of its type, its shape, and its first byte and its end in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
+    """The tensors of a safetensors file by name, from its header alone.
+
+    Each lies within the file, has the bytes of its shape, and shares none with another: ModelBroken says which does not.
+    """
+    header = tensor_header(directory, name)
+    size, first = (directory / name).stat().st_size, 8 + len(header)
+    try:
+        values = json.loads(header.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole, parse_constant=_no_number)
+        if _HALF_PAIR.search(header):
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+        values.pop("__metadata__", None)
+        entries = {tensor: _entry(name, tensor, value, first, size) for tensor, value in values.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelBroken(shortened(f"{name}: damaged header: {error or type(error).__name__}")) from error
+    _refuse_overlap(name, entries)
+    return entries
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _no_number(word: str) -> Never:
+    raise ValueError(f"{word} is no number")
+
+
+def _entry(file: str, name: str, value: Mapping[str, object], first: int, size: int) -> TensorEntry:
+    dtype, shape = value["dtype"], _counts(value["shape"])
+    begin, end = _counts(value["data_offsets"])
+    if not isinstance(dtype, str) or len(shape) > _MAX_AXES:
+        raise TypeError(f"tensor {name[:100]!r} has no type, or more than {_MAX_AXES} axes")
+    place = f"{file}: tensor {name[:200]!r}"
+    item = _ITEM_BYTES.get(dtype)
+    if item is not None and end - begin != math.prod(shape) * item:
+        raise ModelBroken(f"{place} has {end - begin} bytes, not those of its shape {list(shape)}")
+    if end < begin or first + end > size:
+        raise ModelBroken(f"{file}: truncated: tensor {name[:200]!r} ends at byte {first + end} of {size}")
+    return TensorEntry(dtype[:20], shape, first + begin, first + end)
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 1 << 63 for number in value):
+        raise TypeError("a list of counts is needed")
+    return tuple(value)
+
+
+def _refuse_overlap(file: str, entries: Mapping[str, TensorEntry]) -> None:
+    end, before = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin < end and entry.begin < entry.end:
+            raise ModelBroken(f"{file}: tensors {before[:200]!r} and {name[:200]!r} share bytes")
+        if entry.end > end:
+            end, before = entry.end, name
 
 
 def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, ...] | None:
     """The shape of a tensor, from the headers alone; None if no file has it."""
     for name in files:
-        try:
-            entry = json.loads(tensor_header(directory, name)).get(tensor)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ModelBroken(f"{name}: its header is not JSON: {error}") from error
+        entry = tensor_entries(directory, name).get(tensor)
         if entry is not None:
-            return tuple(int(size) for size in entry["shape"])
+            return entry.shape
     return None
 
 
@@ -158,9 +347,9 @@ def digest(directory: Path, configs: list[str], tensors: list[str]) -> str:
     """Twelve hexadecimal digits over the configuration files that exist and the headers of the tensor files."""
     total = hashlib.sha256()
     for name in sorted(set(configs)):
-        path = directory / name
-        if path.is_file():
-            total.update(f"{name}\0".encode() + path.read_bytes())
+        data = read_file(directory, name, MAX_JSON_BYTES)
+        if data is not None:
+            total.update(f"{name}\0".encode() + data)
     for name in sorted(set(tensors)):
         total.update(f"{name}\0".encode() + tensor_header(directory, name))
     return total.hexdigest()[:12]

@@ -6,6 +6,7 @@ encoder's tensors behind a prefix, tokenizer.json, and for models with a second 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,7 @@ def _index(config: Config, key: str) -> int:
 def longest_sequence(directory: Path, encoder: Config) -> int:
     """The tokenizer's limit, and no more than there are positions."""
     tokenizer = read_config(directory, "tokenizer_config.json") or Config("tokenizer_config.json", {})
-    limits = [tokenizer.number("model_max_length", _NO_LIMIT)]
+    limits = [tokenizer.number("model_max_length", _NO_LIMIT, most=math.inf)]
     if encoder.flag("position_biased_input", True):
         limits.append(encoder.number("max_position_embeddings", _NO_LIMIT))
     found = min(limits)

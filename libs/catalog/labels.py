@@ -15,6 +15,7 @@ _PROBLEMS: dict[str, Problem] = {
     "regression": "regression",
 }
 _ENTAILED = "entail"
+_MOST_CLASSES = 10_000  # a card with all of them is in each heartbeat
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
@@ -22,7 +23,9 @@ def _classes(config: Config) -> tuple[str, ...]:
     """id2label in the order of the logits; as transformers does, LABEL_0 ... where the names are missing."""
     names = config.part("id2label").values
     if not names:
-        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2)))
+        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=_MOST_CLASSES)))
+    if len(names) > _MOST_CLASSES:
+        raise config.broken("id2label", f"has {len(names):,} entries; at most {_MOST_CLASSES:,} are served")
     wanted = [str(number) for number in range(len(names))]
     if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
         raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")

@@ -146,7 +146,8 @@ def _class_of(entry: Config) -> str:
     package, _, kind = entry.text("type").rpartition(".")
     if package.partition(".")[0] not in _PACKAGES:
         raise entry.broken("type", f"is {entry.text('type')!r}: code of the checkpoint's own, which is never run")
-    if ".." in Path(entry.text("path")).parts:
+    path = Path(entry.text("path"))
+    if path.is_absolute() or ".." in path.parts:
         raise entry.broken("path", f"is {entry.text('path')!r}, which leads out of the checkpoint")
     return kind
 

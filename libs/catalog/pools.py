@@ -118,7 +118,7 @@ def read_pools(path: Path) -> Pools:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise InvalidInput(f"{path}:{line}: is not YAML: {error.problem}", field="SHOAL_POOLS") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, RecursionError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}", field="SHOAL_POOLS") from error
     if node is None:
         raise InvalidInput(f"{path}:1: the file is empty", field="SHOAL_POOLS")

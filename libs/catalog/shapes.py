@@ -103,8 +103,8 @@ class Count:
 
     def read(self, node: yaml.Node, at: At) -> int:
         text = _scalar(node, at, "int")
-        if not re.fullmatch(r"\d+", text) or int(text) < self.least:
-            raise at.wrong(node, f"is {text}, which is not a whole number of at least {self.least}")
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < self.least:
+            raise at.wrong(node, f"is {text[:40]}, which is not a whole number of at least {self.least}")
         return int(text)
 
     def schema(self) -> Schema:
@@ -140,8 +140,8 @@ class Size:
     def read(self, node: yaml.Node, at: At) -> int:
         text = _scalar(node, at, "str", "int")
         found = re.fullmatch(_SIZE, text)
-        if found is None:
-            raise at.wrong(node, f"is {text!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB")
+        if found is None or len(found[1]) > 18:
+            raise at.wrong(node, f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB")
         return int(float(found[1]) * _UNITS[found[3] or ""])
 
     def schema(self) -> Schema:
@@ -272,6 +272,7 @@ def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode) or name.tag != f"{_TAG}str":
             raise at.wrong(name, "has a key that is not a text: put it in quotes")
+        _refuse_halves(name, at)
         if name.value in seen:
             raise at.wrong(name, f"has the key {name.value!r} twice, first in line {seen[name.value]}")
         seen[name.value] = name.start_mark.line + 1
@@ -281,8 +282,17 @@ def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 def _scalar(node: yaml.Node, at: At, *kinds: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag not in [f"{_TAG}{kind}" for kind in kinds]:
         raise _mistyped(node, at, kinds[-1])
+    _refuse_halves(node, at)
     value: str = node.value
     return value
+
+
+def _refuse_halves(node: yaml.ScalarNode, at: At) -> None:
+    """YAML can name half of a surrogate pair (`"\\ud800"`), which no message can carry."""
+    try:
+        node.value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise at.wrong(node, "holds half of a surrogate pair, which is no character") from None
 
 
 def _mistyped(node: yaml.Node, at: At, kind: str) -> InvalidInput:

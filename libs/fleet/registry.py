@@ -26,6 +26,8 @@ PASSING_MS = 60_000
 """For how long a worker does not try a model again that it could not load, and one that it could not find or reach."""
 FAILURE_DOUBLINGS = 5
 """The former doubles with each further failure, so many times: up to 8 hours."""
+TTL_MS = 10_000
+"""A worker that was silent for so long, or for as long as its leases last, is gone: others may load what it held."""
 LEAD_MS = 3_000
 """A scheduler that does not renew its lead for so long has lost it."""
 ORDER_CLAIM_MS = 10_000
@@ -47,7 +49,7 @@ class LostLeadership(Exception):
 class Fleet:
     """What this process knows of the workers, and what it tells routers and workers. NoCapacity while Redis is away."""
 
-    def __init__(self, redis: Redis, *, ttl_ms: int = 10_000) -> None:
+    def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
         # The state: what was known last, and the bytes of heartbeats and cards, so that only changed ones are parsed.

@@ -35,6 +35,7 @@ class WorkerModelRecord:
     held_jobs: int = 0
     resident_seconds: float = 0.0
     failed_adapters: Mapping[str, worker_pb2.Failure] = field(default_factory=dict)
+    measured_batch_tokens: int = 0
 
     @staticmethod
     def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
@@ -56,6 +57,7 @@ class WorkerModelRecord:
             model.held_jobs,
             model.resident_seconds,
             dict(model.failed_adapters),
+            model.measured_batch_tokens,
         )
 
 
@@ -78,6 +80,9 @@ class WorkerRecord:
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
     plan: int = 0
+    wire_version: int = 0
+    device_seconds: float = 0.0
+    wasted_seconds: float = 0.0
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +107,9 @@ class WorkerRecord:
             host_used_bytes=heartbeat.host_used_bytes,
             preempted_in_seconds=heartbeat.preempted_in_seconds if heartbeat.HasField("preempted_in_seconds") else None,
             plan=heartbeat.plan,
+            wire_version=heartbeat.wire_version,
+            device_seconds=heartbeat.device_seconds,
+            wasted_seconds=heartbeat.wasted_seconds,
         )
 
     @property

@@ -4,6 +4,7 @@ from libs.queue.connection import UnsuitableRedis, connect
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import LaneKey, WorkerBell
 from libs.queue.lanes import Lanes
+from libs.queue.trust import RedisTrust
 
 __all__ = [
     "Completed",
@@ -15,6 +16,7 @@ __all__ = [
     "Pulled",
     "PulledJob",
     "QueuedJob",
+    "RedisTrust",
     "RenewedBatch",
     "UnsuitableRedis",
     "WorkerBell",

@@ -4,50 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.errors import NoCapacity
+from libs.queue.trust import PasswordFile, RedisTrust, TlsConnection
 
 OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0
 _REFUSALS = ("READONLY", "MISCONF", "MASTERDOWN", "BUSY")
 """A replica, a server that cannot write its disk or lost its primary, one that is busy. From a script they come as plain errors."""
+_NOT_ALLOWED = "The user executing the script can't"
+"""NOPERM within a script, before Redis 7."""
 
 
 class UnsuitableRedis(Exception):
     """The Redis server is too old, or may throw queued work away. Says what to change."""
 
 
-def connect(url: str, *, max_connections: int = 16) -> Redis:
+def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16) -> Redis:
     """A client for `url` (redis://, rediss://, unix://). Connects on first use, and again after every loss.
 
-    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice.
+    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. Raises ValueError for
+    files of `trust` that cannot be used.
     """
-    pool = BlockingConnectionPool.from_url(
-        url,
+    pool = BlockingConnectionPool(
+        **_parsed(url, trust or RedisTrust()),
         max_connections=max_connections,
         timeout=ANSWER_SECONDS,
         socket_timeout=ANSWER_SECONDS,
         socket_connect_timeout=3.0,
-        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         health_check_interval=15,
         retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
         protocol=2,
+        driver_info=None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
     )
     return Redis.from_pool(pool)
 
 
+class _Robust:
+    """For a redis-py connection on uvloop, whose transport answers RuntimeError to a write once the other side has closed it."""
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        try:
+            await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        except RuntimeError as error:
+            raise RedisConnectionError("the connection was closed before the command was written") from error
+
+
+def _robust(kind: type[Connection]) -> type[Connection]:
+    return type(kind.__name__, (_Robust, kind), {})
+
+
+def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
+    """The URL as arguments of a connection pool, and what `trust` adds."""
+    parsed: dict[str, Any] = {**parse_url(url)} | ({} if url.startswith("unix:") else {"socket_keepalive": True})
+    if url.startswith("rediss:"):
+        parsed |= {"connection_class": TlsConnection, "context": trust.contexts()}
+    if trust.password_file is not None:
+        user = parsed.pop("username", "")
+        parsed |= {"credential_provider": PasswordFile(user, trust.password_file)}
+    return parsed | {"connection_class": _robust(parsed.get("connection_class", Connection))}
+
+
 async def check(redis: Redis) -> None:
     """UnsuitableRedis if the server is older than 6.2 or may evict keys; NoCapacity if it does not answer."""
-    with translated():
+    try:
         server = await redis.info("server")
         memory = await redis.info("memory")
+    except NoPermissionError as error:
+        raise UnsuitableRedis(f"our Redis user may not say INFO ({error}): `shoal redis-acl` prints what it needs") from error
+    except RedisError as error:
+        raise translate(error) from error
     version = str(server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise UnsuitableRedis(f"Redis {version} is too old: Shoal needs 6.2 or newer")
@@ -60,7 +95,14 @@ async def check(redis: Redis) -> None:
 
 
 def translate(error: RedisError) -> Exception:
-    """NoCapacity while Redis is away, loading, full or takes no writes; other errors are bugs of ours and stay as they are."""
+    """NoCapacity while Redis is away, loading, full, takes no writes or not our password, or its ACL is older than this version;
+    other errors are bugs of ours and stay as they are."""
+    if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+        return NoCapacity("the queue (Redis) does not take our user name and password")
+    if isinstance(error, NoPermissionError) or (isinstance(error, ResponseError) and _NOT_ALLOWED in str(error)):
+        return NoCapacity("the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs")
+    if isinstance(error, RedisConnectionError) and "certificate" in str(error).lower():
+        return NoCapacity("the queue (Redis) cannot be reached: its certificate or ours is not trusted")
     if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
         return NoCapacity("the queue (Redis) cannot be reached")
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM" in str(error)):

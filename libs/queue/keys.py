@@ -1,7 +1,7 @@
 """Names: of lanes, and of every Redis key of a lane.
 
-All keys of a lane and the reply lists of its slot carry one hash tag, so that the scripts also run on a sharded Redis. `v1` is the
-layout's version: a process of another layout must not read these keys.
+All keys of a lane and the reply lists of its slot carry one hash tag, so that the scripts also run on a sharded Redis. A process of
+another layout (LAYOUT_VERSION) must not read these keys.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from urllib.parse import quote, unquote
 
+LAYOUT = "v1:layout"
+"""STRING: the LAYOUT_VERSION of who wrote first. `v1` in names is no version any more: it keeps our keys from those of others."""
 BELL = "v1:bell"
 _MOST_LANES = 65_536
 """Whose keys are kept: clients can make up any number of models."""
@@ -75,7 +77,8 @@ class Keys:
         slot = crc_hqx(lane.model.encode(), 0) % self._slots
         own = ("i", "b", "pay", "own", "att", "fi", "fb", "lease", "batch", "meta")
         shared = ("lanes", "dead", "replies:")
-        return (*(f"v1:{{{slot}}}:lane:{lane.name}:{part}" for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared))
+        prefix = f"v1:{{{slot}}}:lane:{lane.name}:"
+        return (*(prefix + part for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared), f"{prefix}hold")
 
     def indexes(self) -> Iterator[str]:
         """One ZSET a slot: lane names by the time of last use."""

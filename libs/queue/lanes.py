@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import connection, operations, upkeep
-from libs.queue.connection import translated
+from libs.queue.connection import UnsuitableRedis, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, Keys, LaneKey, WorkerBell, parse_bell
+from libs.queue.keys import BELL, LAYOUT, Keys, LaneKey, WorkerBell, parse_bell
+from libs.versions import LAYOUT_VERSION
 
 CALL_JOBS = 256
 CALL_BYTES = 4 << 20
@@ -67,9 +68,21 @@ class Lanes:
         self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
     async def check(self) -> None:
-        """UnsuitableRedis unless the server can hold the queue. Also sets the clock."""
+        """UnsuitableRedis unless the server can hold the queue, and what it holds has our layout. Also sets the clock."""
         await connection.check(self._redis)
+        await self._check_layout()
         await self.now_ms()
+
+    async def _check_layout(self) -> None:
+        with translated():
+            await self._redis.set(LAYOUT, LAYOUT_VERSION, nx=True)
+            found = cast("bytes | None", await self._redis.get(LAYOUT))
+        layout = str(LAYOUT_VERSION) if found is None else found.decode(errors="replace")
+        if layout != str(LAYOUT_VERSION):
+            raise UnsuitableRedis(
+                f"Redis holds layout {layout} ({LAYOUT}), and this version of Shoal reads layout {LAYOUT_VERSION}: run the version "
+                "that wrote it, or drain that mesh first and start this one on an empty Redis"
+            )
 
     async def now_ms(self) -> int:
         """Redis' clock, Unix milliseconds; sets `clock_ms` by it."""
@@ -131,12 +144,14 @@ class Lanes:
         )
         return [flag == 1 for flag in admitted]
 
-    async def pull(self, lane: LaneKey, *, budget_tokens: int, budget_jobs: int, ring: bool = False) -> Pulled | Idle:
+    async def pull(
+        self, lane: LaneKey, *, budget_tokens: int, budget_jobs: int, worker_id: str = "", ring: bool = False
+    ) -> Pulled | Idle:
         """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
 
         Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
-        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `ring` wakes other routers' waiting pulls if
-        jobs are left.
+        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: for whom `cancel` rings if it
+        ends one of the jobs (empty: nobody). `ring` wakes other routers' waiting pulls if jobs are left.
         """
         batch_id = f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
@@ -147,6 +162,7 @@ class Lanes:
                 bell=BELL,
                 ring=ring,
                 batch_id=batch_id,
+                worker_id=worker_id,
                 now_ms=self._script_clock(),
                 lease_ms=self.lease_ms,
                 budget_tokens=budget_tokens,
@@ -195,11 +211,15 @@ class Lanes:
         ]
 
     async def cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> int:
-        """Ends jobs unanswered, queued or leased, except those that another router waits for by now. Answers how many it ended."""
+        """Ends jobs unanswered, queued or leased, except those that another router waits for by now. Answers how many it ended.
+
+        Rings for the workers that hold some of them: their next heartbeats learn of it (`renew`).
+        """
         cancelled = 0
         for chunk in _chunks(jobs):
             ids = [job.job_id for job in chunk]
-            cancelled += await operations.cancel(self._redis, self._keys.of(lane), router_id=self._router_id, job_ids=ids)
+            keys = self._keys.of(lane)
+            cancelled += await operations.cancel(self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids)
         return cancelled
 
     async def fail_all(self, lane: LaneKey, result: bytes) -> int:

@@ -18,6 +18,7 @@ KEYS = (
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
+    "holders",  # HASH: job id -> worker that it is leased to, padded to 65; a hint by which a cancellation finds the worker at once
 )
 
 LIBRARY = """
@@ -49,15 +50,17 @@ local function count(field, amount)
   if amount ~= 0 then call('HINCRBY', meta, field, amount) end
 end
 
-local function lookup(ids)             -- {router, member} or {} for each id, the latter if its job is finished or unknown
-  local found = {}
+local function lookup(ids)             -- for each id its router, and its member; false where its job is finished or unknown
+  local routers, members, size = {}, {}, 0
   for first = 1, #ids, 4000 do
     for _, value in ipairs(call('HMGET', owner, unpack(ids, first, math.min(first + 3999, #ids)))) do
       local stop = value and string.find(value, '\\0', 1, true)
-      found[#found + 1] = stop and { string.sub(value, 1, stop - 1), string.sub(value, stop + 1) } or {}
+      size = size + 1
+      routers[size] = stop and string.sub(value, 1, stop - 1) or false
+      members[size] = stop and string.sub(value, stop + 1) or false
     end
   end
-  return found
+  return routers, members
 end
 
 local function holds(member, id)       -- is the job unfinished, and not one of the same id that ended and came back otherwise?
@@ -66,19 +69,20 @@ local function holds(member, id)       -- is the job unfinished, and not one of 
 end
 
 local function finish(ids)             -- ends jobs wherever they stand: for each its router ('': unknown), or false if it had ended
-  local ended, freed = {}, 0
-  for position, job in ipairs(lookup(ids)) do
+  local ended, freed, routers, members = {}, 0, lookup(ids)
+  for position, member in ipairs(members) do
     ended[position] = false
     if call('HDEL', payload, ids[position]) == 1 then
-      ended[position] = job[1] or ''
-      if job[2] and call('ZREM', queue_of(job[2]), job[2]) == 1 then
-        local _, tokens = parse(job[2])
+      ended[position] = routers[position] or ''
+      if member and call('ZREM', queue_of(member), member) == 1 then
+        local _, tokens = parse(member)
         freed = freed + tokens
       end
     end
   end
   write('HDEL', owner, ids)
-  write('HDEL', attempts, ids)
+  if call('EXISTS', attempts) == 1 then write('HDEL', attempts, ids) end
+  write('HDEL', holders, ids)
   count('queued', -freed)
   return ended
 end
@@ -107,8 +111,9 @@ local function unlease(batch_id)       -- ends a lease; its packed jobs, or nil 
 end
 
 local function requeue(member, tag)    -- with its old tag it is near the head
-  local _, tokens = parse(member)
+  local id, tokens = parse(member)
   if call('ZADD', queue_of(member), 'NX', tag, member) == 1 then count('queued', tokens) end
+  call('HDEL', holders, id)
 end
 
 local function bury(id, tries, limit, lane, answers, result)
@@ -135,7 +140,7 @@ end
 
 local function settle()                -- an idle lane keeps nothing but its counters, which expire
   if call('EXISTS', interactive, bulk, leases) > 0 then return end
-  call('DEL', payload, owner, attempts, tags_i, tags_b, batches)
+  call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders)
   call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')
 end
 """

@@ -38,10 +38,11 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     local function admit(first, last, later)
       local ids, new, known, seen, need = {}, {}, {}, {}, later
       for at = first, last, 7 do ids[#ids + 1] = ARGV[at] end
-      for position, job in ipairs(lookup(ids)) do
+      local _, members = lookup(ids)
+      for position, member in ipairs(members) do
         local id, at = ids[position], first + 7 * (position - 1)
-        if job[2] then
-          known[#known + 1], known[#known + 2] = id, router_id .. '\\0' .. job[2]
+        if member then
+          known[#known + 1], known[#known + 2] = id, router_id .. '\\0' .. member
         elseif not fresh[id] and not seen[id] then
           new[#new + 1], seen[id], need = at, true, need + tonumber(ARGV[at + 3])
         end
@@ -87,6 +88,7 @@ async def pull(
     bell: str,
     ring: bool,
     batch_id: str,
+    worker_id: str,
     now_ms: int,
     lease_ms: int,
     budget_tokens: int,
@@ -98,8 +100,9 @@ async def pull(
     """
     -- Answers {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry or -1}.
     local now = clock(now_ms)
-    local answer, jobs, size, sum, alone = { 1, 0, 0 }, { 0 }, 0, 0, false
+    local answer, jobs, held, size, sum, alone = { 1, 0, 0 }, { 0 }, {}, 0, 0, false
     local rounds, suspects, expired, removed_tokens = 16, false, 0, 0
+    local holder = string.format('%-65s', worker_id)   -- from 65 bytes on Redis keeps a hash as a table: a short one it searches
 
     local function include(id, tokens, tries, blob)
       local at = #answer
@@ -136,7 +139,8 @@ async def pull(
       local blob = call('HGET', payload, id)
       if not blob then return 0, tokens end    -- Redis lost part of its data
       include(id, tokens, tries, blob)
-      jobs[#jobs + 1], jobs[#jobs + 2] = member, tag
+      local at = 2 * size
+      jobs[at + 2], jobs[at + 3], held[at + 1], held[at + 2] = member, tag, id, holder
       size, sum, alone = size + 1, sum + tokens, tries > 0
       return tokens, tokens
     end
@@ -185,6 +189,10 @@ async def pull(
     jobs[1], answer[3] = sum, sum
     call('ZADD', leases, now + lease_ms, batch_id)
     call('HSET', batches, batch_id, cmsgpack.pack(jobs))
+    if worker_id ~= '' then
+      write('HSET', holders, held)
+      call('PEXPIRE', holders, DAY)    -- routers of before 2026-11-22 do not remove it
+    end
     count('leased', sum)
     -- virtual time never goes back, though jobs that were queued again bring old tags
     if interactive_last and tonumber(interactive_last) > tonumber(state[1] or 0) then call('HSET', meta, 'vi', interactive_last) end
@@ -254,15 +262,21 @@ async def renew(*, now_ms: int, lease_ms: int, batch_ids: Rest) -> Reply:
 
 
 @lane_script
-async def cancel(*, router_id: str, job_ids: Rest) -> Reply:
+async def cancel(*, bell: str, router_id: str, job_ids: Rest) -> Reply:
     """
-    -- Answers how many jobs it ended. A job whose client now waits at another router is left alone.
-    local ids, own, cancelled = { unpack(ARGV, job_ids) }, {}, 0
-    for position, job in ipairs(lookup(ids)) do
-      if job[1] == router_id then own[#own + 1] = ids[position] end
+    -- Answers how many jobs it ended, and rings for each worker that holds one of them (WorkerBell): its next heartbeat tells it.
+    -- A job whose client now waits at another router is left alone.
+    local ids, own, workers, cancelled = { unpack(ARGV, job_ids) }, {}, {}, 0
+    for position, router in ipairs((lookup(ids))) do
+      if router == router_id then own[#own + 1] = ids[position] end
+    end
+    if #own == 0 then return 0 end
+    for _, worker in ipairs(call('HMGET', holders, unpack(own))) do
+      if worker then workers[string.match(worker, '^(.-) *$')] = true end
     end
     for _, router in ipairs(finish(own)) do cancelled = cancelled + (router and 1 or 0) end
     count('cancelled', cancelled)
     settle()
+    for worker in pairs(workers) do call('PUBLISH', bell, '!' .. worker) end
     return cancelled
     """

@@ -1,7 +1,15 @@
 """How every process of Shoal serves gRPC: one server, one interceptor, health that never waits, an orderly end."""
 
+import os
+
+# gRPC looks at it when it is imported. Its own lines are not JSON, and one for each TLS handshake that fails would let anybody who
+# can connect fill a disk.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from libs.serving.call import Call, current_call
 from libs.serving.deadline import Deadline
+from libs.serving.identity import Identity
+from libs.serving.security import Security
 from libs.serving.server import Server, Service, serving
 
-__all__ = ["Call", "Deadline", "Server", "Service", "current_call", "serving"]
+__all__ = ["Call", "Deadline", "Identity", "Security", "Server", "Service", "current_call", "serving"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -10,22 +9,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.errors import InvalidInput
+from libs.serving.identity import ANONYMOUS, Identity, is_printable
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"
-DEFAULT_TENANT: Final = "default"
-
-_PRINTABLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One RPC: its method (`/package.Service/Method`), its ids, and the request's bytes as they came."""
+    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as they came, and who asks.
+
+    `tenant` is the one that the caller may ask for, whatever it named.
+    """
 
     method: str
     request_id: str
     tenant: str
     body: bytes
+    identity: Identity = ANONYMOUS
 
 
 _CURRENT: ContextVar[Call] = ContextVar("shoal_call")
@@ -54,6 +55,6 @@ def checked_id(value: str, default: str, name: str) -> str:
     """`value`, or `default` if empty. Raises InvalidInput for what is not 1..128 printable ASCII characters without spaces."""
     if not value:
         return default
-    if not _PRINTABLE.fullmatch(value):
+    if not is_printable(value):
         raise InvalidInput(f"metadata {name} must be 1..128 printable ASCII characters without spaces", field=name)
     return value

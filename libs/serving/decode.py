@@ -19,10 +19,18 @@ MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 TRANSPORT_LIMIT_BYTES: Final = 2 * MAX_REQUEST_BYTES + 16 * 1024 * 1024
 """What gRPC lets in: above our own limit, so that a request beyond it is refused in words and the connection lives on."""
 
+SCANNED_BYTES: Final = 1024 * 1024
+"""Larger requests are looked through before they are parsed: 64 MiB of empty items would become gigabytes of messages."""
+MAX_FIELDS: Final = 200_000
+"""Of a request above SCANNED_BYTES, entries of lists included; looking at so many takes a tenth of a second."""
+
 _MAX_FIELDS_WALKED: Final = 100_000
 """A request of 64 MiB can hold 30 million fields; looking for the bad one must not stop the event loop for long."""
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _LENGTH, _BEGIN, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
+_FEW_BYTES: Final = 8
+"""A message so small holds no lists worth counting."""
+_SIZES: Final = {_FIXED64: 8, _FIXED32: 4, _BEGIN: 0, _END: 0}
 
 
 @lru_cache(maxsize=256)
@@ -40,6 +48,8 @@ def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> M
     """The message in `data`. Raises InvalidInput, with the path of the first string that is not UTF-8 where that is the fault."""
     if len(data) > limit:
         raise InvalidInput(f"the request has {len(data):,} bytes, above the limit of {limit:,}: send fewer items at a time")
+    if len(data) > SCANNED_BYTES:
+        _refuse_crowded(kind, data)
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -47,6 +57,69 @@ def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> M
     if path:
         raise InvalidInput(f"{path} is not valid UTF-8", field=path)
     raise InvalidInput(f"the request is not a valid {kind.DESCRIPTOR.full_name}")
+
+
+def _refuse_crowded(kind: type[Message], data: bytes) -> None:
+    """Raises InvalidInput for more than MAX_FIELDS fields. What is malformed is left to the parser, which stops there as well."""
+    waiting = [(_descriptor(kind), 0, len(data))]
+    left = MAX_FIELDS
+    try:
+        while waiting:
+            left = _scan(data, *waiting.pop(), waiting, left)
+            if left < 0:
+                message = f"the request has more than {MAX_FIELDS:,} fields and entries of lists: send fewer items at a time"
+                raise InvalidInput(message)
+    except (_MalformedError, IndexError):
+        return
+
+
+def _scan(
+    data: bytes, descriptor: Descriptor, position: int, end: int, waiting: list[tuple[Descriptor, int, int]], left: int
+) -> int:
+    """Looks at the fields of one message, and adds the messages within it that have lists to `waiting`. Returns what is left."""
+    fields = _lists(descriptor)
+    while position < end and left >= 0:
+        left -= 1
+        key = data[position]
+        if key < 0x80:
+            position += 1
+        else:
+            key, position = _varint(data, position)
+        wire = key & 7
+        if wire == _VARINT:
+            while data[position] >= 0x80:
+                position += 1
+            position += 1
+        elif wire == _LENGTH:
+            length = data[position]
+            if length < 0x80:
+                position += 1
+            else:
+                length, position = _varint(data, position)
+            within = fields.get(key >> 3)
+            if isinstance(within, int):
+                left -= length // within
+            elif within is not None and length > _FEW_BYTES:
+                waiting.append((within, position, min(position + length, end)))
+            position += length
+        elif wire in _SIZES:
+            position += _SIZES[wire]
+        else:
+            raise _MalformedError
+    return left
+
+
+@lru_cache(maxsize=256)
+def _lists(descriptor: Descriptor) -> dict[int, Descriptor | int]:
+    """By number: messages that have lists of their own, and for lists of numbers the fewest bytes that one takes."""
+    found: dict[int, Descriptor | int] = {}
+    for field in descriptor.fields:
+        if field.message_type is not None:
+            if any(one.is_repeated or one.message_type is not None for one in field.message_type.fields):
+                found[field.number] = field.message_type
+        elif field.is_repeated and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            found[field.number] = _WIDTHS.get(field.type, 1)
+    return found
 
 
 def _descriptor(kind: type[Message]) -> Descriptor:
@@ -120,6 +193,16 @@ def _is_text(data: memoryview) -> bool:
     return True
 
 
+_WIDTHS: Final[dict[int, int]] = {
+    FieldDescriptor.TYPE_DOUBLE: 8,
+    FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_SFIXED64: 8,
+    FieldDescriptor.TYPE_FLOAT: 4,
+    FieldDescriptor.TYPE_FIXED32: 4,
+    FieldDescriptor.TYPE_SFIXED32: 4,
+}
+
+
 def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
     """Where a field's value begins and ends."""
     if wire_type == _VARINT:
@@ -135,7 +218,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
     return position, position + length
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
+def _varint(data: memoryview | bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):

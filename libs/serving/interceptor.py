@@ -1,23 +1,30 @@
-"""The first and the last to touch a call: parses the request, names the call, maps errors to one status, logs one line.
+"""The first and the last to touch a call: learns who asks, reads and parses the request, maps errors to one status, logs one line.
 
-This is the one place where errors become gRPC statuses. Health and reflection (`/grpc.*`) pass untouched.
+Who may not call is refused before a byte of its request is read: gRPC would take the whole message into memory first, so every
+method is served as one whose request is a stream, of which one message is read. This is the one place where errors become gRPC
+statuses. Health and reflection (`/grpc.*`) need no credential; their streams are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from contextvars import Context as Variables
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 
-from libs.errors import Draining, InternalError, ShoalError
+from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
+from libs.serving.audit import Asked, Audit
+from libs.serving.auth import Authenticator, Metadata
+from libs.serving.bounds import MOST_CALLS, MOST_WATCHES, Bound, bounded
 from libs.serving.call import (
-    DEFAULT_TENANT,
     REQUEST_ID_HEADER,
     TENANT_HEADER,
     Call,
@@ -27,6 +34,9 @@ from libs.serving.call import (
     new_request_id,
 )
 from libs.serving.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES, parse, request_type
+from libs.serving.identity import UNKNOWN, Identity, is_printable
+from libs.serving.roles import CHANGES, check_may
+from libs.serving.security import Security
 from libs.serving.status import DETAILS_HEADER, to_status
 from libs.telemetry.logs import MODEL, REQUEST_ID, fields
 
@@ -40,6 +50,10 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 _FOREIGN: Final = "/grpc."
+_REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
+
+REQUEST_SECONDS: Final = 60.0
+"""How long a request may take to arrive; who sends a byte now and then holds a call no longer."""
 
 
 class _Handler(Protocol):
@@ -55,11 +69,15 @@ class _Handler(Protocol):
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of ours. Also knows what is in flight, so that a server can be drained.
 
-    internal: names of services (`shoal.v1.WorkerService`) that keep answering while the server drains, because the requests in
-    flight need them; their calls are logged at DEBUG.
+    authenticator: knows who asks; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`) that
+    keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG.
     """
 
-    def __init__(self, internal: Collection[str] = ()) -> None:
+    def __init__(self, internal: Collection[str] = (), authenticator: Authenticator | None = None) -> None:
+        self.authenticator = authenticator or Authenticator(Security())
+        self.audit = Audit(_later)
+        self.calls = Bound(MOST_CALLS, "calls")
+        self._watches = Bound(MOST_WATCHES, "streams of health and reflection")
         self._internal = frozenset(internal)
         self._wrapped: dict[str, grpc.RpcMethodHandler[Message, Message]] = {}
         # The state: calls of services that are not internal, and whether new ones are refused.
@@ -73,13 +91,18 @@ class Interceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
-        handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_FOREIGN):
-            return handler
-        if method not in self._wrapped:
-            self._wrapped[method] = self._wrap(method, cast(_Handler, handler))
-        return cast("grpc.RpcMethodHandler[_Request, _Response]", self._wrapped[method])
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return handler
+            if method.startswith(_FOREIGN):
+                wrapped = bounded(handler, self._watches, _abort)
+            else:
+                wrapped = self._wrap(method, cast(_Handler, handler))
+            self._wrapped[method] = wrapped
+        return cast("grpc.RpcMethodHandler[_Request, _Response]", wrapped)
 
     def drain(self) -> None:
         """From now on new calls are refused with Draining; internal services still answer."""
@@ -95,11 +118,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
             raise TypeError(f"{method}: only declared methods with a single request can be served")
         behaviour = _Behaviour(self, method, kind, handler)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
 
     @asynccontextmanager
-    async def admitted(self, method: str) -> AsyncIterator[None]:
+    async def in_flight(self, method: str) -> AsyncIterator[None]:
         """One call in flight. Raises Draining."""
         if self.is_internal(method):
             yield
@@ -119,6 +142,14 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return method[1 : method.rfind("/")] in self._internal
 
 
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """Who was let in, and for which tenant."""
+
+    caller: Identity
+    tenant: str
+
+
 class _Behaviour:
     """One method's handler between bytes and status."""
 
@@ -128,40 +159,62 @@ class _Behaviour:
         self._kind = kind
         self._handler = handler
         self._limit = TRANSPORT_LIMIT_BYTES if interceptor.is_internal(method) else MAX_REQUEST_BYTES
+        # What requests in flight need is never refused for being too much.
+        self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         self._level = logging.DEBUG if interceptor.is_internal(method) else logging.INFO
 
-    async def unary(self, body: bytes, context: Context) -> Message:
-        async with self._answering(context):
-            request = self._enter(body, context)
-            async with self._interceptor.admitted(self._method):
+    async def unary(self, _: object, context: Context) -> Message:
+        async with self._answering(context) as admitted:
+            request = await self._read(admitted, context)
+            async with self._interceptor.in_flight(self._method):
                 return await self._handler.unary_unary(request, context)
 
-    async def stream(self, body: bytes, context: Context) -> AsyncIterator[Message]:
+    async def stream(self, _: object, context: Context) -> AsyncIterator[Message]:
         # A stream has no end of its own: it does not hold up a drain, and is cut when the server stops.
-        async with self._answering(context):
-            request = self._enter(body, context)
+        async with self._answering(context) as admitted:
+            request = await self._read(admitted, context)
             async for response in self._handler.unary_stream(request, context):
                 yield response
 
-    def _enter(self, body: bytes, context: Context) -> Message:
-        metadata = context.invocation_metadata() or ()
-        request_id = checked_id(header(metadata, REQUEST_ID_HEADER), REQUEST_ID.get(), REQUEST_ID_HEADER)
-        REQUEST_ID.set(request_id)
-        context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id),))
-        tenant = checked_id(header(metadata, TENANT_HEADER), DEFAULT_TENANT, TENANT_HEADER)
-        enter_call(Call(self._method, request_id, tenant, body))
+    def _identify(self, metadata: Metadata, context: Context) -> Identity:
+        """Names the call, for logs, and says who asks. Raises Unauthenticated."""
+        claimed = header(metadata, REQUEST_ID_HEADER)
+        REQUEST_ID.set(claimed if is_printable(claimed) else new_request_id())
+        context.set_trailing_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
+        return self._interceptor.authenticator.identify(metadata, context.auth_context)
+
+    def _admit(self, caller: Identity, metadata: Metadata) -> _Admitted:
+        """What the caller may ask for. Raises PermissionDenied, InvalidInput."""
+        check_may(caller, self._method)
+        tenant = caller.asks_as(checked_id(header(metadata, TENANT_HEADER), "", TENANT_HEADER))
+        checked_id(header(metadata, REQUEST_ID_HEADER), REQUEST_ID.get(), REQUEST_ID_HEADER)
+        return _Admitted(caller, tenant)
+
+    async def _read(self, admitted: _Admitted, context: Context) -> Message:
+        """The request. Raises InvalidInput, DeadlinePassed if it does not arrive."""
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                body: object = await context.read()
+        except TimeoutError:
+            raise DeadlinePassed(f"the request did not arrive within {REQUEST_SECONDS:g} s") from None
+        if not isinstance(body, bytes):  # the end
+            raise InvalidInput("the call came without a request")
+        enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
         request = parse(self._kind, body, self._limit)
         MODEL.set(str(getattr(request, "model", ""))[:256])
         return request
 
     @asynccontextmanager
-    async def _answering(self, context: Context) -> AsyncIterator[None]:
-        """Turns what is raised inside into a status, and logs the call."""
-        REQUEST_ID.set(new_request_id())
+    async def _answering(self, context: Context) -> AsyncIterator[_Admitted]:
+        """Lets in who may call, turns what is raised inside into a status, and logs the call."""
         begin = time.perf_counter()
+        caller = UNKNOWN
         outcome = "CANCELLED"
         try:
-            yield
+            metadata = cast(Metadata, context.invocation_metadata() or ())
+            caller = self._identify(metadata, context)
+            with self._bound.entered():
+                yield self._admit(caller, metadata)
             outcome = "OK"
         except ShoalError as error:
             outcome = error.reason
@@ -174,7 +227,14 @@ class _Behaviour:
             await _abort(context, InternalError("unexpected error"))
         finally:
             # Once the answer is on its way: writing a line takes a tenth of a millisecond.
-            asyncio.get_running_loop().call_soon(self._log, outcome, time.perf_counter() - begin)
+            loop, seconds = asyncio.get_running_loop(), time.perf_counter() - begin
+            if outcome in _REFUSED:
+                # Who has no credential must not fill the log: these have a rate there.
+                loop.call_soon(self._interceptor.audit.refused, Asked(caller, context.peer(), self._method, outcome))
+            else:
+                loop.call_soon(self._log, outcome, seconds)
+            if self._method in CHANGES and outcome not in _REFUSED:
+                loop.call_soon(self._interceptor.audit.changed, Asked(caller, context.peer(), self._method, outcome))
 
     def _log(self, outcome: str, seconds: float) -> None:
         if log.isEnabledFor(self._level):
@@ -185,3 +245,8 @@ async def _abort(context: Context, error: ShoalError) -> None:
     status = to_status(error, REQUEST_ID.get())
     trailing = ((REQUEST_ID_HEADER, REQUEST_ID.get()), (DETAILS_HEADER, status.details))
     await context.abort(status.code, status.message, trailing)
+
+
+def _later(seconds: float, call: Callable[[], None]) -> None:
+    # Outside of the request that happens to be under way.
+    asyncio.get_running_loop().call_later(seconds, call, context=Variables())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,9 @@ from libs.errors import ShoalError
 from libs.telemetry.logs import configure, fields
 
 log = logging.getLogger(__name__)
+
+MOST_FILES = 65_536
+"""Open files wanted, of which each connection is one: many systems allow 1,024 unless a process asks for more."""
 
 
 class Settings(Protocol):
@@ -44,12 +48,20 @@ def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[T
     try:
         settings = read(os.environ)
         configure(name, settings.log_level)
+        _allow_connections()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
     except* refused as group:  # also those that a supervised loop ended with
         status = 2
         print(f"shoal {name}: {_first(group)}", file=sys.stderr)
     return status
+
+
+def _allow_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _until_signalled(settings: Told, running: Running[Told]) -> None:

@@ -1,11 +1,16 @@
-"""A gRPC server as every process of Shoal runs it: health, reflection, limits, one interceptor, and a drain before the end."""
+"""A gRPC server as every process of Shoal runs it: health, reflection, limits, one interceptor, and a drain before the end.
+
+What clients may do to a server without a call is bounded here: connections, what they say before the first call and how long that
+takes, calls at a time. What calls may hold is the router's concern.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +19,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from libs.errors import NoCapacity
+from libs.serving.auth import Authenticator
 from libs.serving.decode import TRANSPORT_LIMIT_BYTES
 from libs.serving.interceptor import Interceptor
+from libs.serving.security import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -36,7 +43,20 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # The default of 300 s turns every client with a shorter keepalive away with `too_many_pings`.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
+    # A connection that has not said what HTTP/2 and TLS begin with is closed; the default waits for two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # All of a call's headers, the token included. Above the first some calls are refused, above the second all.
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 32 * 1024),
+    # Of one connection, so that no single one takes all that a server answers (`bounds.py`).
+    ("grpc.max_concurrent_streams", 10_000),
 )
+
+CONNECTION_GRACE_SECONDS: Final = 75.0
+"""How long calls go on in a connection that was told to end: longer than a call without a deadline may take (60 s)."""
+
+_KEPT_FILES: Final = 128
+"""Descriptors that connections of clients must leave: for Redis, files, and probes of health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,9 @@ class Server:
 
     def __init__(self, server: grpc.aio.Server, interceptor: Interceptor, names: Sequence[str]) -> None:
         self.address = ""
+        self.health_address = ""
         self._server = server
+        self._probed: grpc.aio.Server | None = None
         self._interceptor = interceptor
         self._health = health.aio.HealthServicer()
         # The state: which names serve.
@@ -75,18 +97,20 @@ class Server:
         await self._publish(OVERALL, all(self._serving.values()))
         log.info("health changed", extra=fields({"is_serving": is_serving, "names": ", ".join(changed)}))
 
-    async def start(self, address: str) -> None:
-        """Listens. Raises NoCapacity if the address cannot be had."""
+    async def start(self, address: str, security: Security) -> None:
+        """Listens. Raises NoCapacity if an address cannot be had, InvalidInput for files of TLS that cannot be used."""
+        credentials = security.tls.credentials() if security.tls is not None else None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in (*self._serving, OVERALL):
             await self._publish(name, False)
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        self.address = _listen(self._server, address, credentials)
+        if security.health_address:
+            self._probed = grpc.aio.server(interceptors=[Interceptor()], options=OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
+            self.health_address = _listen(self._probed, security.health_address, None)
+            await self._probed.start()
         await self._server.start()
-        self.address = _bound(address, port)
-        log.info("listening", extra=fields({"address": self.address}))
+        log.info("listening", extra=fields({"address": self.address, "health_address": self.health_address}))
 
     async def drain(self, grace_seconds: float) -> None:
         """Health turns NOT_SERVING, new calls are refused, those in flight finish (at most `grace_seconds`)."""
@@ -101,6 +125,8 @@ class Server:
 
     async def stop(self) -> None:
         await self._server.stop(_HANG_UP_SECONDS)
+        if self._probed is not None:
+            await self._probed.stop(None)
         log.info("stopped", extra=fields({"address": self.address}))
 
     async def _publish(self, name: str, is_serving: bool) -> None:
@@ -113,30 +139,77 @@ async def serving(
     address: str,
     services: Sequence[Service],
     *,
+    security: Security | None = None,
     health: Sequence[str] = (),
     grace_seconds: float = 25.0,
+    connection_seconds: float = 0.0,
     on_drained: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Server]:
     """Serves on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends, then drains.
 
-    health: more names than those of `services` to answer health checks for. All begin as NOT_SERVING, and so does the whole
-    server; see Server.set_health. on_drained: called once nothing but internal calls is left, to end those.
-    Raises NoCapacity if the address is taken.
+    security: TLS, and who may call; without it everybody, on loopback only. health: more names than those of `services` to answer
+    health checks for. All begin as NOT_SERVING, and so does the whole server; see Server.set_health. connection_seconds: clients
+    are told to connect anew after about so long (0: never), so that they find routers that have come; calls under way go on.
+    on_drained: called once nothing but internal calls is left, to end those.
+
+    Raises NoCapacity if the address is taken, InvalidInput for one beyond loopback that `security` does not protect (a server
+    without services tells nothing but health, and may listen anywhere).
     """
+    security = security or Security()
+    if services:
+        check_exposure(address, security)
+    if services and security.allow_insecure and not is_loopback(address):
+        log.warning("listening beyond this machine, as SHOAL_ALLOW_INSECURE says", extra=fields({"address": address}))
     names = [service.name for service in services]
-    interceptor = Interceptor([service.name for service in services if service.is_internal])
-    plain = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
+    authenticator = Authenticator(security)
+    interceptor = Interceptor([service.name for service in services if service.is_internal], authenticator)
+    plain = grpc.aio.server(interceptors=[interceptor], options=[*OPTIONS, *_limits(connection_seconds)])
     for service in services:
         service.add_to(plain)
     reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], plain)
     server = Server(plain, interceptor, [*names, *health])
-    await server.start(address)
+    await server.start(address, security)
+    async with AsyncExitStack() as stack:
+        if security.takes_tokens:
+            await stack.enter_async_context(_in_background(authenticator.watch()))
+        try:
+            yield server
+        finally:
+            await server.drain(grace_seconds)
+            on_drained()
+            await server.stop()
+
+
+@asynccontextmanager
+async def _in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _limits(connection_seconds: float) -> list[tuple[str, int]]:
+    limits = []
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files != resource.RLIM_INFINITY:
+        limits.append(("grpc.max_allowed_incoming_connections", max(64, open_files - _KEPT_FILES)))
+    if connection_seconds:
+        limits += [
+            ("grpc.max_connection_age_ms", round(connection_seconds * 1000)),
+            ("grpc.max_connection_age_grace_ms", round(CONNECTION_GRACE_SECONDS * 1000)),
+        ]
+    return limits
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:
+    """The address with the port that was really bound. Raises NoCapacity."""
     try:
-        yield server
-    finally:
-        await server.drain(grace_seconds)
-        on_drained()
-        await server.stop()
+        port = server.add_secure_port(address, credentials) if credentials is not None else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+    return _bound(address, port)
 
 
 def _bound(address: str, port: int) -> str:

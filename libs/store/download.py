@@ -7,7 +7,6 @@ when it is complete and verified.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from libs.catalog.files import tensor_header
+from libs.catalog.files import tensor_entries, tensor_header
 from libs.errors import ModelBroken, NoCapacity
 from libs.store.source import Progress, Remote, RemoteFile
 
@@ -213,10 +212,8 @@ def _digest(path: Path, kind: str) -> str:
 def _misfit(path: Path, file: RemoteFile) -> str:
     """Whether a safetensors file ends where its header says: 8 bytes of length, the header, then the tensors without gaps."""
     try:
-        header = tensor_header(path.parent, path.name)
-        entries = json.loads(header)
-        ends = [int(entry["data_offsets"][1]) for name, entry in entries.items() if name != "__metadata__"]
-    except (ModelBroken, UnicodeDecodeError, json.JSONDecodeError, AttributeError, LookupError, TypeError, ValueError):
-        return f"{file.path}: not a safetensors file"
-    expected = 8 + len(header) + max(ends, default=0)
+        ends = [entry.end for entry in tensor_entries(path.parent, path.name).values()]
+        expected = max(ends, default=8 + len(tensor_header(path.parent, path.name)))
+    except ModelBroken as error:
+        return f"{file.path}: not a safetensors file: {error.message}"
     return "" if expected == file.size else f"{file.path}: its header stands for {expected:,} bytes, but it has {file.size:,}"

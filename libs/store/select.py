@@ -25,7 +25,7 @@ _NO_WEIGHTS: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_
 _DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
 """Mistral's second copy of the weights, in its own format."""
 
-_SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 _ROUTERS: Final = ("Router", "Asym")
 """Modules that hold others in folders of their own."""
 
@@ -55,7 +55,7 @@ def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
 
     Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
     """
-    by_path = {file.path: file for file in remote.files}
+    by_path = _by_path(model, remote)
     if adapter.FILE in by_path and not any(name in by_path for name in MODEL_WEIGHTS):
         return _adapter_files(model, remote, by_path)
     if not any(name in by_path for name in CONFIGS):
@@ -69,6 +69,23 @@ def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
     places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
     texts = [file for file in remote.files if _folder(file) in places and _is_text(file)]
     return tuple(sorted([*texts, *weights], key=lambda file: file.path))
+
+
+def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
+    """Raises ModelBroken for a listing that cannot be that of files on a disk."""
+    found: dict[str, RemoteFile] = {}
+    folders: set[str] = set()
+    for file in remote.files:
+        if not _is_safe(file.path):
+            continue  # never fetched
+        if file.path in found or file.size < 0:
+            problem = "is listed twice" if file.path in found else f"is listed with {file.size} bytes"
+            raise ModelBroken(f"{file.path}: {problem} in {model} of {remote.origin}")
+        found[file.path] = file
+        folders.update(str(parent) for parent in PurePosixPath(file.path).parents)
+    for path in folders & found.keys():
+        raise ModelBroken(f"{path}: is listed as a file and as a folder in {model} of {remote.origin}")
+    return found
 
 
 def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile]) -> tuple[RemoteFile, ...]:

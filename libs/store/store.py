@@ -66,13 +66,16 @@ class Store:
         """
         if not is_model_id(model):
             raise ModelNotFound(f"{model!r} is not a model id of the form org/name", field="model")
-        while True:
-            copy = self._copy(model)
-            if copy is not None:
-                return copy
-            directory = self._fetch_once(model, report, is_adapter)
-            if directory is not None:
-                return Copy(directory)
+        try:
+            while True:
+                copy = self._copy(model)
+                if copy is not None:
+                    return copy
+                directory = self._fetch_once(model, report, is_adapter)
+                if directory is not None:
+                    return Copy(directory)
+        except OSError as error:  # as a rule the disk is full, which says nothing of the model
+            raise NoCapacity(f"{model} cannot be written to this worker's disk: {error.strerror}") from error
 
     def _copy(self, model: str) -> Copy | None:
         """The complete copy, held. None also while another process is about to remove it."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +29,7 @@ def up(
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
+    tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS everywhere, with certificates made for this mesh.")] = False,
 ) -> None:
     """Start Redis, a router, a scheduler and workers on this machine, and stop them on Ctrl-C."""
     console = Console(stderr=True)
@@ -33,7 +37,7 @@ def up(
         count, each = layout(1 if latency else workers, threads)
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
-            port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype, has_scheduler=scheduler
+            port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype, has_scheduler=scheduler, tls=tls
         )
         failed = asyncio.run(_up(settings, console))
     except ShoalError as error:
@@ -86,13 +90,31 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     if mesh.scheduler_address:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
     console.print(f"logs    {mesh.directory}", highlight=False)
+    if mesh.certificates:
+        console.print(f"tls     {mesh.certificates} (client.pem to encode, admin.pem also to look and to steer)", highlight=False)
+    shell, python, grpcurl = _shown(mesh.certificates, "client")
     lines = [
-        f'shoal encode {model} "Hello, mesh" --address {mesh.address}',
-        f'python -c \'import shoal; print(shoal.Client("{mesh.address}").encode("{model}", ["Hello, mesh"]).dense.shape)\'',
-        f'grpcurl -plaintext -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
+        f'shoal encode {model} "Hello, mesh" --address {mesh.address}{shell}',
+        f'python -c \'import shoal; print(shoal.Client("{mesh.address}"{python}).encode("{model}", ["Hello, mesh"]).dense.shape)\'',
+        f'grpcurl {grpcurl} -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
         "shoal.v1.InferenceService/Encode",
     ]
+    if mesh.certificates:
+        lines.append(f"shoal status --address {mesh.address}{_shown(mesh.certificates, 'admin')[0]}")
     console.print("try")
     for line in lines:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C stops it.")
+
+
+def _shown(certificates: Path | None, role: str) -> tuple[str, str, str]:
+    """What makes `shoal`, `shoal.Client` and grpcurl use TLS with the role's certificate; or not use it."""
+    if certificates is None:
+        return "", "", "-plaintext"
+    files = [str(certificates / name) for name in ("ca.pem", f"{role}.pem", f"{role}.key")]
+    ca, chain, key = map(shlex.quote, files)
+    return (
+        f" --tls-ca {ca} --tls-cert {chain} --tls-key {key}",
+        f", tls=shoal.Tls({', '.join(map(json.dumps, files))})",
+        f"-cacert {ca} -cert {chain} -key {key}",
+    )

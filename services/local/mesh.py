@@ -16,23 +16,27 @@ import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
+from services.local.certs import caller_variables, issue_all, server_variables
 from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
 
 START_SECONDS = 60.0
+_TRUST = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
+"""How the variables begin that say whom services trust and what they show."""
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
     """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler); `children`
-    are its processes, Redis first."""
+    are its processes, Redis first. `certificates`: where its certificates are, if it uses TLS."""
 
     address: str
     scheduler_address: str
     directory: Path
     children: tuple[Child, ...]
+    certificates: Path | None = None
 
     async def wait_for_failure(self) -> Child:
         """Returns the first child that ends by itself."""
@@ -58,19 +62,23 @@ async def running(settings: Settings) -> AsyncIterator[LocalMesh]:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True)))
         environment = _environment(settings, address, scheduler_address, directory)
+        certificates = directory / "tls" if settings.tls else None
+        if certificates is not None:
+            issue_all(certificates, [])
         redis = redis_arguments(find_redis_server(), directory)
         children = [await stack.enter_async_context(Child("redis", redis, dict(os.environ), directory / "redis.log"))]
-        for name, command, extra in _services(settings):
+        for name, command, extra in _services(settings, certificates):
             child = Child(name, command, environment | extra, directory / f"{name}.log")
             children.append(await stack.enter_async_context(child))
-        mesh = LocalMesh(address, scheduler_address, directory, tuple(children))
+        mesh = LocalMesh(address, scheduler_address, directory, tuple(children), certificates)
         await _or_failure(mesh, _ready(mesh, settings.workers))
         yield mesh
 
 
 def _environment(settings: Settings, address: str, scheduler_address: str, directory: Path) -> dict[str, str]:
     return (
-        dict(os.environ)
+        # What this shell knows of other meshes' credentials is not this one's.
+        {name: value for name, value in os.environ.items() if not name.startswith(_TRUST)}
         | {
             "SHOAL_ADDRESS": address,
             "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
@@ -86,16 +94,19 @@ def _environment(settings: Settings, address: str, scheduler_address: str, direc
     )
 
 
-def _services(settings: Settings) -> list[tuple[str, list[str], dict[str, str]]]:
+def _services(settings: Settings, certificates: Path | None) -> list[tuple[str, list[str], dict[str, str]]]:
     python = [sys.executable, "-m"]
-    workers = [
-        (f"worker-{number}", [*python, "services.worker"], {"SHOAL_WORKER_ID": f"worker-{number}"})
-        for number in range(settings.workers)
+
+    def service(role: str, name: str, more: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
+        make = caller_variables if role == "worker" else server_variables
+        return name, [*python, f"services.{role}"], more | (make(certificates, role) if certificates is not None else {})
+
+    names = [f"worker-{number}" for number in range(settings.workers)]
+    return [
+        service("router", "router", {}),
+        *([service("scheduler", "scheduler", {})] if settings.has_scheduler else []),
+        *(service("worker", name, {"SHOAL_WORKER_ID": name}) for name in names),
     ]
-    services: list[tuple[str, list[str], dict[str, str]]] = [("router", [*python, "services.router"], {})]
-    if settings.has_scheduler:
-        services.append(("scheduler", [*python, "services.scheduler"], {}))
-    return [*services, *workers]
 
 
 async def _or_failure(mesh: LocalMesh, work: Coroutine[None, None, Answer]) -> Answer:
@@ -118,8 +129,15 @@ async def _or_failure(mesh: LocalMesh, work: Coroutine[None, None, Answer]) -> A
 
 async def _ready(mesh: LocalMesh, workers: int) -> None:
     """Returns when the router answers and all workers have reported to it."""
-    async with grpc.aio.insecure_channel(mesh.address) as channel:
+    async with _channel(mesh) as channel:
         watch: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
         async for look in watch.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2), wait_for_ready=True):
             if len(look.mesh.workers) >= workers:
                 return
+
+
+def _channel(mesh: LocalMesh) -> grpc.aio.Channel:
+    if mesh.certificates is None:
+        return grpc.aio.insecure_channel(mesh.address)
+    ca, key, chain = ((mesh.certificates / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem"))
+    return grpc.aio.secure_channel(mesh.address, grpc.ssl_channel_credentials(ca, key, chain))

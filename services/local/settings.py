@@ -28,6 +28,8 @@ class Settings:
     """As SHOAL_STORES of the worker: where models come from that no folder has."""
     dtype: str = "auto"
     has_scheduler: bool = False
+    tls: bool = False
+    """Mutual TLS between all of them, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()
     """More SHOAL_* variables for all of them."""
 

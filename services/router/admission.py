@@ -6,7 +6,7 @@ Second stop of a request in the router, after `routes.py` and `validation.py`; w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -15,8 +15,10 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import NoCapacity, QueueFull, from_reason
-from libs.fleet import FleetSnapshot, WorkerRecord
-from libs.queue import LaneGauges, LaneKey, Priority
+from libs.fleet import FleetSnapshot
+from libs.queue import LaneKey, Priority
+from libs.queue.standing import Standing
+from services.router.pace import BULK_SHARE, Pace, holders, wait_seconds
 from services.router.validation import Sizes
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
@@ -27,8 +29,19 @@ MAX_JOBS: Final = 250
 MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more in handling than another worker wins."""
 DEFAULT_JOB_TOKENS: Final = 4096
+JOB_SECONDS: Final = 0.25
+"""Of device time for one job of a slow model: lanes and workers let tenants overtake between jobs, not within them."""
+SMALLEST_JOB_TOKENS: Final = 128
+"""However slow the model."""
 JOBS_PER_WORKER: Final = 2
 """So that a worker prepares the second job while it computes the first."""
+NEAR: Final = 0.05
+"""Share of a request's time that its lane's work may take before the lane is asked how it stands."""
+IN_TIME: Final = 0.8
+"""Share of a request's time that may be planned for: speeds are estimates, and an answer that comes late was work for nothing."""
+MOST_UNKNOWN: Final = 256
+MOST_UNKNOWN_OF_TENANT: Final = 32
+"""Lanes with work at one router whose model no worker knows: in all, and with work of one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +51,6 @@ class Part:
     first: int
     count: int
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What this router has in a lane for those who compete with a request, in tokens: the asking tenant's own, and the sum of the
-    weights of all tenants with work there (the asking one included)."""
-
-    own_tokens: int
-    active_weight: float
 
 
 def priority_name(priority: pb.Priority) -> Priority:
@@ -90,8 +94,11 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
     """Tokens to aim at for one job: small enough that all workers with the model get some, not so small that it costs."""
-    workers = [worker for worker in _holders(lane, snapshot) if not worker.draining]
+    workers = holders(lane, snapshot)
     largest = min((worker.batch_tokens for worker in workers if worker.batch_tokens), default=DEFAULT_JOB_TOKENS)
+    rates = [rate for worker in workers if (rate := worker.models[lane.model].tokens_per_second) > 0]
+    while rates and largest > max(SMALLEST_JOB_TOKENS, min(rates) * JOB_SECONDS):
+        largest //= 2  # in steps, so that a request that is asked again is most likely split as before
     spread = -(-total // (max(1, len(workers)) * JOBS_PER_WORKER))
     fewest = -(-2 * total // MAX_JOBS)
     return max(min(max(spread, MIN_JOB_TOKENS), largest), fewest)
@@ -110,38 +117,79 @@ def split(costs: Sequence[int], target: int, repeated: int = 0) -> list[Part]:
     return parts
 
 
-def refuse_late(remaining_seconds: float, rate: float, gauges: LaneGauges, load: Load, weight: float) -> None:
-    """Raises QueueFull if what is ahead of a request takes longer than its deadline leaves.
+def is_near(seconds: float, pace: Pace, tokens: int) -> bool:
+    """Whether a lane with so many tokens may make a request late, so that its standing is worth a question to Redis.
 
-    rate: tokens/s of all workers that hold the model; 0 (not measured): nothing is refused. The wait is the smaller of two: for
-    all that is queued, and for its tenant's own work at its share of the lane (fair queueing serves a light tenant before a heavy
-    one's backlog). The request's own tokens do not count: a rate measured on small batches is far too low for a large one, and
-    work that nobody is ahead of may as well begin.
+    Not if they are less than a batch for each worker, in a lane that was not backlogged lately: its speed may have been measured in
+    a bad moment, and what is in the next batch need not be waited for.
     """
-    if rate <= 0:
+    is_backlogged = pace.drain > 0 or tokens > pace.batch_tokens
+    return pace.is_known and is_backlogged and pace.seconds(tokens) > NEAR * seconds
+
+
+def refuse_late(
+    remaining_seconds: float,
+    most_seconds: float,
+    pace: Pace,
+    standing: Standing,
+    priority: Priority,
+    *,
+    own_tokens: int,
+    since: int = 0,
+) -> None:
+    """Raises QueueFull if a request would be answered after its deadline, or wait for longer than any should.
+
+    `since`: tokens let in after the standing was asked for. With nothing before it a request is let in however large it is: a
+    speed measured on small batches is far too low for a large one, and work that nobody is ahead of may as well begin. Else it
+    must fit into a part of what its deadline leaves, together with the batch that it will be part of (with all of its own work, in
+    a lane that has been backlogged: there batches were full). The time to wait is that until the lane is half as full as it may
+    be; `appointments.py` says who may come then.
+    """
+    wait = wait_seconds(pace, standing, priority, since) if pace.is_known else 0.0
+    if wait <= 0:
         return
-    everything = gauges.queued_tokens + gauges.leased_tokens
-    share = weight / max(load.active_weight, weight)
-    wait = min(everything, load.own_tokens / share) / rate
-    if wait > remaining_seconds:
-        message = (
-            f"the lane of {gauges.lane.model} holds {gauges.queued_tokens:,} tokens and works off {rate:,.0f} a second: "
-            f"about {wait:.1f} s, later than the deadline in {remaining_seconds:.1f} s"
-        )
-        raise QueueFull(message, retry_after=min(max(wait - remaining_seconds, 0.1), 60.0))
+    own = pace.seconds(own_tokens)
+    service = max(min(pace.batch_seconds, wait + own), own if pace.drain > 0 else 0.0)
+    most = most_seconds / (BULK_SHARE if priority == "bulk" else 1)
+    allowed = min(remaining_seconds * IN_TIME - service, most)
+    if wait <= allowed:
+        return
+    ahead = f"about {wait:.1f} s of work wait before this request"
+    if allowed == most:
+        message = f"{ahead}, and no more than {most:.0f} s may"
+    else:
+        message = f"{ahead}, which takes {service:.1f} s itself: too much for its deadline in {remaining_seconds:.1f} s"
+    raise QueueFull(message, retry_after=_soon(wait - max(0.0, allowed) / 2))
 
 
-def lane_rate(lane: LaneKey, snapshot: FleetSnapshot) -> float:
-    """Measured tokens/s of the lane's model on all workers of the pool that hold it; 0 as long as one of them has none."""
-    rates = [worker.models[lane.model].tokens_per_second for worker in _holders(lane, snapshot)]
-    return sum(rates) if all(rate > 0 for rate in rates) else 0.0
+def refuse_hoard(tokens: int, waiting: int, most: int, pace: Pace) -> None:
+    """Raises QueueFull if a tenant's work at this router, `waiting` and the request's `tokens`, would be above its quota. A request
+    that is larger than the quota is let in when nothing of the tenant waits."""
+    if most and waiting and waiting + tokens > most:
+        message = f"{waiting:,} tokens of this tenant wait at this router; its quota is {most:,}, and the request has {tokens:,}"
+        raise QueueFull(message, retry_after=_soon(pace.seconds(waiting + tokens - most) if pace.is_known else 1.0))
 
 
-def _holders(lane: LaneKey, snapshot: FleetSnapshot) -> list[WorkerRecord]:
-    """Workers of the pool with the model resident; only those with the lane's adapter, once one has it."""
-    holders = [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
-    able = [worker for worker in holders if lane.adapter in worker.models[lane.model].adapters] if lane.adapter else holders
-    return able or holders
+def refuse_unknown(lane: LaneKey, tenant: str, opened: Mapping[LaneKey, Collection[str]]) -> None:
+    """Raises QueueFull for one more lane of a model that no worker knows, where too many wait already. `opened`: such lanes at this
+    router, and whose work waits there. Clients can make up any number of models, and each lane costs all routers something."""
+    if lane in opened:
+        return
+    own = sum(tenant in tenants for tenants in opened.values())
+    if own >= MOST_UNKNOWN_OF_TENANT or len(opened) >= MOST_UNKNOWN:
+        waited = f"{own} such models of this tenant" if own >= MOST_UNKNOWN_OF_TENANT else f"{len(opened)} such models"
+        raise QueueFull(f"no worker knows {lane.model} yet, and {waited} are waited for already", retry_after=2.0)
+
+
+def full(lane: LaneKey, queued: int, most: int, tokens: int, pace: Pace) -> QueueFull:
+    """For a request that the lane's cap keeps out."""
+    message = f"the lane of {lane.model} is full: {queued:,} of {most:,} tokens"
+    return QueueFull(message, retry_after=_soon(pace.seconds(tokens) if pace.is_known else 1.0))
+
+
+def _soon(seconds: float) -> float:
+    """As a client is told it."""
+    return min(max(seconds, 0.1), 60.0)
 
 
 def request_digest(tenant: str, request_id: str, method: str, body: bytes) -> str:

@@ -11,19 +11,24 @@ from functools import partial
 from shoal.v1 import inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_pb2_grpc
 
 from libs.errors import NoCapacity, WorkerLost
-from libs.fleet import Fleet
+from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect
+from libs.queue.rates import Rates
+from libs.queue.standing import Standings
 from libs.serving import Service, serving
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.codec import failed
 from services.router.dispatch import Dispatcher
+from services.router.flight import Flight
 from services.router.mesh import MeshService
 from services.router.models import ModelService
 from services.router.pull import WorkerService
 from services.router.routes import Routes
 from services.router.service import InferenceService
 from services.router.settings import Settings
+from services.router.standings import LaneAsker
+from services.router.tenants import TenantsFile
 from services.router.upkeep import RECONNECT_SECONDS, Upkeep
 from services.router.view import View
 from services.router.waiters import Waiters
@@ -40,7 +45,7 @@ LOST = WorkerLost("workers died with this job as often as is allowed; it may be 
 async def running(settings: Settings) -> AsyncIterator[str]:
     """A router that serves at the yielded address. Leaving the context drains it. Raises UnsuitableRedis, or NoCapacity if the
     address is taken; Redis may come and go."""
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, settings.redis_trust)
     lanes = Lanes(
         redis,
         router_id=settings.router_id,
@@ -48,7 +53,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         lease_ms=settings.lease_ms,
         max_attempts=settings.max_attempts,
     )
-    fleet = Fleet(redis)
+    fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
     view = View(fleet)
     background = Background()
     waiters = Waiters()
@@ -56,17 +61,40 @@ async def running(settings: Settings) -> AsyncIterator[str]:
     try:
         async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
             workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
-            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, router_id=settings.router_id)
+            standings, tenants = Standings(redis), TenantsFile(settings.tenants)
+            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, tenants, router_id=settings.router_id)
             is_ready = await _first_look(upkeep)
-            services = _services(settings, lanes, fleet, view, dispatcher, workers)
+            inference = InferenceService(
+                lanes,
+                view,
+                dispatcher,
+                LaneAsker(standings, background),
+                Rates(redis),
+                Flight(limit_bytes=settings.in_flight_bytes),
+                routes=_routes(settings),
+                tenants=tenants,
+                default_deadline_seconds=settings.default_deadline_seconds,
+                max_queued_seconds=settings.max_queued_seconds,
+            )
+            services = _services(settings, lanes, fleet, view, inference, workers)
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
                 _looping(upkeep.take_replies(), upkeep.hear_bells(), upkeep.sweep()) as loops,
-                serving(settings.address, services, grace_seconds=settings.grace_seconds, on_drained=waiters.close) as server,
+                serving(
+                    settings.address,
+                    services,
+                    security=settings.security,
+                    grace_seconds=settings.grace_seconds,
+                    connection_seconds=settings.connection_seconds,
+                    on_drained=dispatcher.hand_over,
+                ) as server,
             ):
                 await server.set_health(is_ready)
                 loops.append(upkeep.look_around(server.set_health))
-                yield server.address
+                try:
+                    yield server.address
+                finally:
+                    waiters.close()  # workers look for another router while calls in flight end here
     finally:
         await redis.aclose()
 
@@ -117,18 +145,14 @@ async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]
             await loops.stop()
 
 
+def _routes(settings: Settings) -> Routes:
+    return Routes(settings.pools, settings.catalog, settings.default_pool)
+
+
 def _services(
-    settings: Settings, lanes: Lanes, fleet: Fleet, view: View, dispatcher: Dispatcher, workers: WorkerService
+    settings: Settings, lanes: Lanes, fleet: Fleet, view: View, inference: InferenceService, workers: WorkerService
 ) -> list[Service]:
-    routes = Routes(settings.pools, settings.catalog, settings.default_pool)
-    inference = InferenceService(
-        lanes,
-        view,
-        dispatcher,
-        routes=routes,
-        tenant_weights=settings.tenant_weights,
-        default_deadline_seconds=settings.default_deadline_seconds,
-    )
+    routes = _routes(settings)
     models = ModelService(fleet, view, routes=routes, default_deadline_seconds=settings.default_deadline_seconds)
     mesh = MeshService(lanes, fleet, view, routes=routes, router_id=settings.router_id)
     return [

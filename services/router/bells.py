@@ -24,6 +24,8 @@ ADAPTER_CLAIM_MS: Final = 3_000
 """Covers loading an adapter, which no heartbeat shows before it is done."""
 YOUNG_SECONDS: Final = 2.0
 """Lanes that rang so lately may be too young for the gauges."""
+EXPIRES_SOON_MS: Final = 1_500
+"""Leases that run out before the next reminder; those come once a second, later if Redis is slow."""
 LANES_AT_ONCE: Final = 64
 """That a pull is offered when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
@@ -94,12 +96,19 @@ class Bells:
             if gauge.queued_jobs:
                 waiting.add(lane)
                 self.ring(lane)
-            elif gauge.leased_tokens and now_ms >= self._next_expiry.get(lane, 0):
-                self.waiters.ring(lane)
+            elif gauge.leased_tokens:
+                self._ring_when_expired(lane, self._next_expiry.get(lane, 0) - now_ms)
         young = asyncio.get_running_loop().time() - YOUNG_SECONDS
         self._unplaced = {lane: since for lane, since in self._unplaced.items() if lane in waiting or since > young}
         self._next_expiry = {lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen}
         self.waiters.forget_lanes(seen)
+
+    def _ring_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
+        """If that is before the next reminder: what a dead worker held is then taken back at once."""
+        if wait_ms <= 0:
+            self.waiters.ring(lane)
+        elif wait_ms <= EXPIRES_SOON_MS:
+            asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
 
     def _patience(self, lane: LaneKey) -> float:
         """Seconds for which the lane is left to the scheduler: none without one that leads, and for ever while a copy of the model

@@ -5,31 +5,48 @@ Called twice on the way of a request: after `admission.py`, and when `dispatch.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
+from libs.versions import WIRE_VERSION
 from services.router.admission import Part
+from services.router.reports import shorten
 
 Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse
 _Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
 _Message = TypeVar("_Message", tensor_pb2.Tensor, tensor_pb2.Ragged, tensor_pb2.SparseMatrix)
 
+_ITEM_BYTES: Final[Mapping[int, int]] = {
+    tensor_pb2.DATA_TYPE_FLOAT32: 4,
+    tensor_pb2.DATA_TYPE_FLOAT16: 2,
+    tensor_pb2.DATA_TYPE_BFLOAT16: 2,
+    tensor_pb2.DATA_TYPE_INT8: 1,
+    tensor_pb2.DATA_TYPE_UINT8: 1,
+    tensor_pb2.DATA_TYPE_BINARY: 1,
+}
+_LARGEST_AXIS: Final = 1 << 31
+_MOST_COUNT: Final = (1 << 64) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What all jobs of a request share. Times are Unix ms by Redis' clock."""
+    """What all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant."""
 
     request_id: str
     deadline_ms: int
     queued_ms: int
+    tenant: str = ""
+    weight: float = 1.0
 
 
 def job_payloads(request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp) -> list[bytes]:
@@ -49,6 +66,8 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
         first_item=first,
         deadline_unix_ms=stamp.deadline_ms,
         queued_unix_ms=stamp.queued_ms,
+        tenant=stamp.tenant,
+        weight=stamp.weight,
     )
     if isinstance(request, pb.EncodeRequest):
         job.encode.CopyFrom(request)
@@ -77,22 +96,69 @@ def _with_items(template: _Request, items: Sequence[pb.Item]) -> _Request:
 
 
 def job_result(data: bytes) -> Response:
-    """The answer in a serialised `JobResult`. Raises the error that its failure names."""
-    result = worker_pb2.JobResult.FromString(data)
+    """The answer in a serialised `JobResult`. Raises the error that its failure names, InternalError if it is none."""
+    try:
+        result = worker_pb2.JobResult.FromString(data)
+    except DecodeError:
+        raise InternalError("a worker's result is no JobResult") from None
     outcome = result.WhichOneof("outcome")
     if outcome == "encode":
-        return result.encode
+        return _whole_encode(result.encode)
     if outcome == "score":
+        _check_tensor(result.score.scores, "scores", 1)
         return result.score
     if outcome == "extract":
         return result.extract
     if outcome == "failure":
         raise from_failure(result.failure)
-    raise InternalError("a worker answered a job with nothing")
+    raise InternalError(f"a worker's answer holds nothing that this router (wire version {WIRE_VERSION}) knows: upgrade the router")
 
 
 def from_failure(failure: worker_pb2.Failure) -> ShoalError:
-    return from_reason(failure.reason, failure.message, field=failure.field, retry_after=failure.retry_after_seconds)
+    """Workers' texts are cut to what travels in a status."""
+    told = worker_pb2.Failure()
+    told.CopyFrom(failure)
+    shorten(told)
+    return from_reason(told.reason, told.message, field=told.field, retry_after=told.retry_after_seconds)
+
+
+def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
+    """What merging and clients rely on: shapes fit the bytes, offsets rise and end where the values do."""
+    if answer.HasField("dense"):
+        _check_tensor(answer.dense, "dense", 2)
+    if answer.HasField("multi_vector"):
+        rows = _check_tensor(answer.multi_vector.values, "multi_vector", 2)
+        _check_offsets(answer.multi_vector.offsets, rows, "multi_vector")
+    if answer.HasField("sparse"):
+        sparse = answer.sparse
+        rows = _check_tensor(sparse.values, "sparse", 1)
+        _check_offsets(sparse.offsets, rows, "sparse")
+        indices = np.frombuffer(sparse.indices, "<u4") if len(sparse.indices) == 4 * rows else None
+        if indices is None or (rows and int(indices.max()) >= sparse.columns):
+            raise InternalError("a worker's sparse answer has indices that do not fit its values or its width")
+    return answer
+
+
+def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
+    """Returns its rows."""
+    shape = list(tensor.shape)
+    width = _ITEM_BYTES.get(tensor.data_type)
+    if len(shape) != axes or min(shape) < 0 or max(shape) > _LARGEST_AXIS or width is None:
+        raise InternalError(f"a worker's answer has a tensor ({name}) of no shape or type that there is")
+    stored = [*shape[:-1], (shape[-1] + 7) // 8] if tensor.data_type == tensor_pb2.DATA_TYPE_BINARY else shape
+    if math.prod(stored) * width != len(tensor.data):
+        raise InternalError(f"a worker's answer has a tensor ({name}) of {len(tensor.data)} bytes, not those of its shape {shape}")
+    rows = shape[0]
+    for scales in (tensor.scale, tensor.offset):
+        if scales and len(scales) != 4 * rows:
+            raise InternalError(f"a worker's answer has a tensor ({name}) with scales for other rows than its own")
+    return rows
+
+
+def _check_offsets(offsets: Sequence[int], rows: int, name: str) -> None:
+    bounds = np.array(offsets, np.int64)
+    if not len(bounds) or bounds[0] != 0 or bounds[-1] != rows or (np.diff(bounds) < 0).any():
+        raise InternalError(f"a worker's answer ({name}) has offsets that do not lead through its {rows} rows")
 
 
 def failed(error: ShoalError) -> bytes:
@@ -123,6 +189,8 @@ def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
     answers = _all_of(pb.ScoreResponse, parts)
     merged = pb.ScoreResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
     merged.scores.CopyFrom(_join_tensors([answer.scores for answer in answers]))
+    if merged.scores.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(merged.scores.shape) != 1:
+        raise InternalError("a worker answered with scores that are no list of float32")
     merged.ranking.extend(ranking(np.frombuffer(merged.scores.data, "<f4"), top_n))
     return merged
 
@@ -167,7 +235,7 @@ def _revision(answers: Sequence[Response]) -> str:
 
 
 def _usage(answers: Sequence[Response]) -> pb.Usage:
-    return pb.Usage(input_tokens=sum(answer.usage.input_tokens for answer in answers))
+    return pb.Usage(input_tokens=min(sum(answer.usage.input_tokens for answer in answers), _MOST_COUNT))
 
 
 def _timings(answers: Sequence[Response]) -> pb.Timings:
@@ -181,7 +249,7 @@ def _join_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> tensor_pb2.Tensor:
     if len(tensors) == 1:
         return first
     inner = list(first.shape[1:])
-    if any(tensor.data_type != first.data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
+    if any(not tensor.shape or tensor.data_type != first.data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
         raise InternalError("the jobs of a request were answered in different shapes")
     return tensor_pb2.Tensor(
         data_type=first.data_type,

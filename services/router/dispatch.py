@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
-from libs.errors import DeadlinePassed, InternalError, QueueFull, ShoalError
-from libs.queue import LaneKey, Lanes, Priority, QueuedJob
+from libs.errors import DeadlinePassed, Draining, InternalError, ShoalError
+from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
 from libs.telemetry.logs import fields
 from services.router import codec
-from services.router.admission import Load, why_late
+from services.router.admission import full, why_late
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.codec import Response
+from services.router.pace import Pace
 from services.router.view import View
 
 log = logging.getLogger(__name__)
@@ -32,30 +31,40 @@ log = logging.getLogger(__name__)
 MISSING_AGE_SECONDS: Final = 1.0
 """Younger jobs are not looked for: their answer may be on its way."""
 NO_LIMIT: Final = -1
+LEAVING: Final = "this router has stopped before the answer came; another one gives it"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What admission decided for a request: all its jobs, in order, and their lane."""
+    """What admission decided for a request: all its jobs, in order, their lane, that lane's pace, and whether nobody knows its
+    model."""
 
     lane: LaneKey
     jobs: Sequence[QueuedJob]
+    pace: Pace = field(default_factory=Pace)
+    is_unknown: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(job.tokens for job in self.jobs)
 
 
 class _Request:
     """One waiting request: the answers that came, and the future that ends with the last of them or with the first failure."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, on_answer: Callable[[int], None]) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answers: list[Response | None] = [None] * jobs
         self._open = jobs
+        self._on_answer = on_answer
 
-    def accept(self, index: int, outcome: Response | ShoalError) -> None:
+    def accept(self, index: int, outcome: Response | ShoalError, size: int) -> None:
         if self.done.done():
             return
         if isinstance(outcome, ShoalError):
             self.done.set_exception(outcome)
             return
+        self._on_answer(size)
         self.answers[index] = outcome
         self._open -= 1
         if not self._open:
@@ -91,11 +100,14 @@ class Dispatcher:
         self._view = view
         self._background = background
         self._max_queued_tokens = max_queued_tokens
-        # The state: jobs without an answer; what waits for the call to Redis under way, by lane; tokens in lanes by tenant.
+        # The state: jobs without an answer; what waits for the call to Redis under way, by lane; tokens without an answer, by lane
+        # and tenant; those of these lanes whose model nobody knew when they were opened.
         self._pending: dict[str, _Pending] = {}
         self._outbox: dict[LaneKey, list[_Group]] = {}
         self._sending: set[LaneKey] = set()
-        self._tokens: dict[LaneKey, dict[tuple[str, Priority], tuple[int, float]]] = defaultdict(dict)
+        self._is_leaving = False
+        self._tokens: dict[LaneKey, Counter[str]] = {}
+        self._unknown: set[LaneKey] = set()
 
     async def __aenter__(self) -> Dispatcher:
         return self
@@ -103,12 +115,15 @@ class Dispatcher:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._background.finished()
 
-    async def run(self, plan: Plan, deadline: Deadline) -> list[Response]:
-        """The answers to the plan's jobs, in order. Raises QueueFull, NoCapacity, DeadlinePassed, or the first failing job's error.
+    async def run(self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None) -> list[Response]:
+        """The answers to the plan's jobs, in order; `on_answer` is told the bytes of each when it comes. Raises QueueFull,
+        NoCapacity, DeadlinePassed, Draining, or the first failing job's error.
 
         However it ends, no job is left behind: those without an answer are cancelled, unless another request waits for them too.
         """
-        request = _Request(len(plan.jobs))
+        if self._is_leaving:
+            raise Draining(LEAVING)
+        request = _Request(len(plan.jobs), on_answer)
         self._register(plan, request)
         try:
             async with asyncio.timeout_at(deadline.at):
@@ -121,6 +136,14 @@ class Dispatcher:
             self._leave(plan, request)
         return [answer for answer in request.answers if answer is not None]
 
+    def hand_over(self) -> None:
+        """The router's time is over: whoever still waits is told to ask another one (Draining). Their jobs stay in the lanes, where
+        a client that asks again finds them as far as they have come."""
+        self._is_leaving = True
+        for pending in list(self._pending.values()):
+            for request, index in pending.waiting:
+                request.accept(index, Draining(LEAVING), 0)
+
     def deliver(self, job_id: str, result: bytes) -> None:
         """A job's answer (a serialised JobResult) is here. One that nobody waits for is dropped."""
         pending = self._pop(job_id)
@@ -131,20 +154,21 @@ class Dispatcher:
             outcome = codec.job_result(result)
         except ShoalError as error:
             outcome = error
-        except DecodeError:
-            outcome = InternalError("a worker's result is no JobResult")
         for request, index in pending.waiting:
-            request.accept(index, outcome)
+            request.accept(index, outcome, len(result))
 
-    def load(self, lane: LaneKey, tenant: str, weight: float, priority: Priority) -> Load:
-        """What competes with a request of that tenant: bulk gives way to interactive, so only bulk sees both."""
-        seen = [
-            (name, tokens, share)
-            for (name, kind), (tokens, share) in self._tokens.get(lane, {}).items()
-            if kind == "interactive" or priority == "bulk"
-        ]
-        others = {name: share for name, _, share in seen if name != tenant}
-        return Load(sum(tokens for name, tokens, _ in seen if name == tenant), weight + sum(others.values()))
+    @property
+    def lanes(self) -> Mapping[LaneKey, Mapping[str, int]]:
+        """Tokens of this router without an answer, by lane and tenant; no entry where there are none."""
+        return self._tokens
+
+    def unknown(self) -> dict[LaneKey, Mapping[str, int]]:
+        """The same of lanes whose model nobody knew when they were opened."""
+        return {lane: self._tokens[lane] for lane in self._unknown}
+
+    def tenant_tokens(self, tenant: str) -> int:
+        """Its tokens without an answer, in all lanes of this router."""
+        return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
 
     async def reconcile(self) -> None:
         """Queues jobs again that Redis has forgotten. A job must be missing twice in a row: an answered one is missing too, for the
@@ -172,11 +196,13 @@ class Dispatcher:
 
     def _register(self, plan: Plan, request: _Request) -> None:
         now = asyncio.get_running_loop().time()
+        if plan.is_unknown and plan.lane not in self._tokens:
+            self._unknown.add(plan.lane)
         for index, job in enumerate(plan.jobs):
             pending = self._pending.get(job.job_id)
             if pending is None:
                 pending = self._pending[job.job_id] = _Pending(plan.lane, job, now)
-                self._count(plan.lane, job, job.tokens)
+                self._count(plan.lane, job.tenant, job.tokens)
             pending.waiting.append((request, index))
 
     def _leave(self, plan: Plan, request: _Request) -> None:
@@ -189,25 +215,23 @@ class Dispatcher:
             if not pending.waiting:
                 self._pop(job.job_id)
                 abandoned.append(job)
-        if abandoned:
+        if abandoned and not self._is_leaving:
             self._background.spawn(self._cancel(plan.lane, abandoned))
 
     def _pop(self, job_id: str) -> _Pending | None:
         pending = self._pending.pop(job_id, None)
         if pending is not None:
-            self._count(pending.lane, pending.job, -pending.job.tokens)
+            self._count(pending.lane, pending.job.tenant, -pending.job.tokens)
         return pending
 
-    def _count(self, lane: LaneKey, job: QueuedJob, tokens: int) -> None:
-        at_lane = self._tokens[lane]
-        key = (job.tenant, job.priority)
-        total = at_lane.get(key, (0, 0.0))[0] + tokens
-        if total > 0:
-            at_lane[key] = (total, job.weight)
-        else:
-            at_lane.pop(key, None)
+    def _count(self, lane: LaneKey, tenant: str, tokens: int) -> None:
+        at_lane = self._tokens.setdefault(lane, Counter())
+        at_lane[tenant] += tokens
+        if not at_lane[tenant]:
+            del at_lane[tenant]
             if not at_lane:
                 del self._tokens[lane]
+                self._unknown.discard(lane)
 
     async def _enqueue(self, plan: Plan) -> None:
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -217,7 +241,7 @@ class Dispatcher:
             self._background.spawn(self._send(plan.lane))
         if not await admitted:
             queued = self._view.gauges_of(plan.lane).queued_tokens
-            raise QueueFull(f"the lane of {plan.lane.model} is full: {queued:,} of {self._max_queued_tokens:,} tokens")
+            raise full(plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.pace)
 
     async def _send(self, lane: LaneKey) -> None:
         try:

@@ -12,7 +12,7 @@ import grpc
 from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
-from libs.errors import InvalidInput, NoCapacity
+from libs.errors import InvalidInput, NoCapacity, QueueFull
 from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.fleet.affinity import busy_shares, score
 from libs.queue import LaneGauges, LaneKey, Lanes
@@ -20,6 +20,7 @@ from services.router.offers import is_led
 from services.router.routes import Routes, Wanted, choose_lane
 from services.router.view import View, known_models
 
+MOST_WATCHERS: Final = 64
 EXPLAINED_SECONDS: Final = 60.0
 """Placement is explained for a request that may take so long."""
 
@@ -33,6 +34,8 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._view = view
         self._routes = routes
         self._router_id = router_id
+        # The state: streams of WatchMesh.
+        self._watchers = 0
 
     async def GetMesh(
         self, request: pb.GetMeshRequest, context: grpc.aio.ServicerContext[pb.GetMeshRequest, pb.GetMeshResponse]
@@ -45,9 +48,15 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         interval = request.interval_seconds or 1.0
         if math.isnan(interval) or not 0.2 <= interval <= 60:
             raise InvalidInput("interval_seconds must be in 0.2..60", field="interval_seconds")
-        while True:
-            yield pb.WatchMeshResponse(mesh=self._mesh())
-            await asyncio.sleep(interval)  # the interval is what was asked for
+        if self._watchers >= MOST_WATCHERS:
+            raise QueueFull(f"{MOST_WATCHERS} watch the mesh at this router already", retry_after=10.0)
+        self._watchers += 1
+        try:
+            while True:
+                yield pb.WatchMeshResponse(mesh=self._mesh())
+                await asyncio.sleep(interval)  # the interval is what was asked for
+        finally:
+            self._watchers -= 1
 
     async def ExplainPlacement(
         self,
@@ -120,6 +129,8 @@ def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
         host_memory_bytes=worker.host_memory_bytes,
         host_used_bytes=worker.host_used_bytes,
         preempted_in_seconds=worker.preempted_in_seconds,
+        device_seconds=worker.device_seconds,
+        wasted_seconds=worker.wasted_seconds,
     )
 
 

@@ -15,6 +15,7 @@ from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.telemetry.logs import fields
 from services.router.codec import from_failure
 from services.router.routes import Routes, refuse_pool
+from services.router.validation import check_model
 from services.router.view import View, describe, is_known, known_models
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
     async def LoadModel(
         self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
     ) -> pb.LoadModelResponse:
-        _require(request.model)
+        check_model(request.model)  # workers report it from then on, if only as failed
         snapshot = self._view.snapshot
         refuse_pool(request.pool, self._routes, snapshot)
         pool = request.pool or next(iter(self._routes.of_model(request.model, snapshot)), self._routes.default)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,12 +14,12 @@ from typing import Final
 import grpc
 from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
 
-from libs.errors import InvalidInput
 from libs.fleet import COMING, Fleet, FleetSnapshot
 from libs.fleet.snapshot import HELD
+from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.telemetry.logs import fields
-from services.router import codec
+from services.router import codec, reports
 from services.router.admission import why_broken
 from services.router.background import Background
 from services.router.bells import Bells
@@ -54,7 +53,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Pull(
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
     ) -> worker_pb2.PullResponse:
-        _check_pull(request)
+        reports.check_pull(request)
+        check_worker(request.wire_version, request.worker_id)
+        log.debug("pull", extra=fields({"worker": request.worker_id, "epoch": request.epoch}))
         lanes = [codec.to_lane(lane) for lane in request.lanes]
         waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load)
         end = asyncio.get_running_loop().time() + min(request.wait_seconds, LONGEST_WAIT_SECONDS)
@@ -63,6 +64,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         try:
             response = await self._answer(waiter, request, end)
             claimed = response.load_model
+            response.now_unix_ms = self._lanes.clock_ms()
             return response
         finally:
             self._waiters.remove(waiter)
@@ -74,6 +76,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.CompleteRequest,
         context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
     ) -> worker_pb2.CompleteResponse:
+        reports.check_complete(request)
         results = [(job.job_id, job.result) for job in request.jobs]
         lane = codec.to_lane(request.lane)
         completed = await self._lanes.complete(lane, request.batch_id, results, release=request.release)
@@ -86,10 +89,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.HeartbeatRequest,
         context: grpc.aio.ServicerContext[worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse],
     ) -> worker_pb2.HeartbeatResponse:
-        _require(request.worker_id, "worker_id")
-        _require(request.pool, "pool")
-        cancelled = await self._renew(request.batches)
+        reports.check_heartbeat(request)
+        check_worker(request.wire_version, request.worker_id)
+        # First, so that what is rung for while this heartbeat is answered brings another one.
         self._waiters.beaten(request.worker_id)
+        if request.draining:
+            self._waiters.end_pulls(request.worker_id)
+        cancelled = await self._renew(request.batches)
         before = self._view.snapshot
         await self._fleet.report(request)
         self._view.notify()
@@ -107,6 +113,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 for model in request.models
                 if model.state in HELD and (tokens := queued.get((request.pool, model.model), 0))
             },
+            wire_version=WIRE_VERSION,
         )
 
     async def fail_lanes_of_broken_models(self) -> None:
@@ -118,7 +125,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _answer(self, waiter: Waiter, request: worker_pb2.PullRequest, end: float) -> worker_pb2.PullResponse:
         has_looked = True
         while True:
-            while (lane := self._waiters.next_lane(waiter)) is not None:
+            while not waiter.is_ended and (lane := self._waiters.next_lane(waiter)) is not None:
                 has_looked = True
                 pulled = await self._look(waiter, lane, request)
                 if pulled is not None:
@@ -129,6 +136,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                         lease_ms=self._lanes.lease_ms,
                         beat=waiter.must_beat,
                     )
+            if waiter.is_ended:
+                return worker_pb2.PullResponse()
             if (claimed := waiter.load_lane) is not None:
                 log.info("lane claimed", extra=fields({"lane": claimed.name, "worker": waiter.worker_id}))
                 return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
@@ -147,7 +156,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         rings = self._waiters.rings(lane)
         waiter.looking_at = lane
         try:
-            found = await self._pull(lane, request.budget_tokens, budget_jobs, ring=not self._waiters.free_count(lane))
+            found = await self._pull(lane, request, budget_jobs, ring=not self._waiters.free_count(lane))
         finally:
             waiter.looking_at = None
         promised, waiter.promised = waiter.promised, ""
@@ -161,9 +170,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._bells.found_empty(lane, rings)
         return found
 
-    async def _pull(self, lane: LaneKey, budget_tokens: int, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
+    async def _pull(self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
         """Leases a batch. Should the worker go away meanwhile, the batch goes back to the lane, no fault counted."""
-        pulling = asyncio.ensure_future(self._lanes.pull(lane, budget_tokens=budget_tokens, budget_jobs=budget_jobs, ring=ring))
+        work = self._lanes.pull(
+            lane, worker_id=request.worker_id, budget_tokens=request.budget_tokens, budget_jobs=budget_jobs, ring=ring
+        )
+        pulling = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
@@ -235,19 +247,3 @@ def _newly_failed(
             if record is None or adapter not in record.failed_adapters
         ]
     return lanes
-
-
-def _check_pull(request: worker_pb2.PullRequest) -> None:
-    _require(request.worker_id, "worker_id")
-    _require(request.pool, "pool")
-    if request.budget_tokens < 1:
-        raise InvalidInput("budget_tokens must be at least 1", field="budget_tokens")
-    if request.budget_jobs < 1:
-        raise InvalidInput("budget_jobs must be in 1..256", field="budget_jobs")
-    if math.isnan(request.wait_seconds) or request.wait_seconds < 0:
-        raise InvalidInput("wait_seconds must be in 0..10", field="wait_seconds")
-
-
-def _require(value: str, field: str) -> None:
-    if not value:
-        raise InvalidInput(f"{field} is required", field=field)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -13,17 +13,22 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2
 
-from libs.errors import ModelBroken, ModelNotFound
+from libs.errors import ModelBroken, ModelNotFound, QueueFull, RateLimited
 from libs.fleet import FleetSnapshot
-from libs.queue import LaneGauges, LaneKey, Lanes, Priority, QueuedJob
+from libs.queue import LaneKey, Lanes, Priority, QueuedJob
+from libs.queue.rates import Rates
 from libs.serving import Call, Deadline, current_call
 from services.router import admission, codec, validation
-from services.router.admission import Load
+from services.router.appointments import Appointments
 from services.router.codec import Request, Response, Stamp
 from services.router.dispatch import Dispatcher, Plan
+from services.router.flight import Flight, Held, Rpc
+from services.router.pace import Pace
 from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
+from services.router.standings import Answer, LaneAsker
+from services.router.tenants import Tenant, TenantsFile
 from services.router.validation import Sizes
-from services.router.view import View
+from services.router.view import View, is_new
 
 LARGE_BYTES: Final = 256 * 1024
 """From here on a request is taken apart, and its answer put together, in a thread: the event loop serves others meanwhile."""
@@ -38,17 +43,34 @@ _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What a request is decided on. now_ms: Redis' clock; seconds: until the answer is worthless."""
+    """What a request is decided on. answer: how its lane stands, None where that cannot make it late; waiting_tokens: of its tenant
+    at this router; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one more; now_ms:
+    Redis' clock; seconds: until the answer is worthless."""
 
     snapshot: FleetSnapshot
     routes: Routes
     lane: LaneKey
-    gauges: LaneGauges
-    load: Load
-    weight: float
+    pace: Pace
+    answer: Answer | None
+    tenant: Tenant
+    waiting_tokens: int
+    unknown: Mapping[LaneKey, Collection[str]] | None
     priority: Priority
     now_ms: int
     seconds: float
+    most_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """Estimated tokens of a request: of each item, and of what every job repeats."""
+
+    costs: Sequence[int]
+    repeated: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.costs) + self.repeated
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -59,94 +81,169 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         lanes: Lanes,
         view: View,
         dispatcher: Dispatcher,
+        asker: LaneAsker,
+        rates: Rates,
+        flight: Flight,
         *,
         routes: Routes,
-        tenant_weights: Mapping[str, float],
+        tenants: TenantsFile,
         default_deadline_seconds: float,
+        max_queued_seconds: float,
     ) -> None:
         self._lanes = lanes
         self._view = view
         self._dispatcher = dispatcher
+        self._asker = asker
+        self._rates = rates
+        self._flight = flight
+        self._appointments = Appointments()
         self._routes = routes
-        self._tenant_weights = tenant_weights
+        self._tenants = tenants
         self._default_deadline_seconds = default_deadline_seconds
+        self._max_queued_seconds = max_queued_seconds
 
     async def Encode(
         self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
-        answers = await self._run(request, validation.check_encode, context.time_remaining())
+        held = self._hold(context)
+        answers = await self._run(request, validation.check_encode, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
         response.timings.total_seconds = time.perf_counter() - begin
+        held.sending(response.ByteSize())
         return response
 
     async def Score(
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
-        answers = await self._run(request, validation.check_score, context.time_remaining())
+        held = self._hold(context)
+        answers = await self._run(request, validation.check_score, context.time_remaining(), held)
         response = codec.merge_score(answers, request.top_n)
         response.timings.total_seconds = time.perf_counter() - begin
+        held.sending(response.ByteSize())
         return response
 
     async def Extract(
         self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse]
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
-        answers = await self._run(request, validation.check_extract, context.time_remaining())
+        held = self._hold(context)
+        answers = await self._run(request, validation.check_extract, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         response.timings.total_seconds = time.perf_counter() - begin
+        held.sending(response.ByteSize())
         return response
 
-    async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None) -> list[Response]:
+    def _hold(self, rpc: Rpc) -> Held:
+        call = current_call()
+        return self._flight.enter(len(call.body), call.tenant, rpc)
+
+    async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
         call = current_call()
         seconds = _patience(client_seconds, self._default_deadline_seconds)
         deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
         wanted = Wanted(request.model, request.adapter, request.pool)
         failed: list[str] = []
         while True:
-            moment = self._moment(wanted, request, call, deadline.remaining(asyncio.get_running_loop().time()), failed)
-            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, check, call, moment))
+            remaining = deadline.remaining(asyncio.get_running_loop().time())
+            moment = await self._moment(wanted, request, call, remaining, failed)
+            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment))
+            self._refuse(moment, call.tenant, price.tokens)
+            charge = None if failed else await self._charge(call.tenant, moment.tenant, price.tokens)
+            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price))
             try:
-                return await self._dispatcher.run(plan, deadline)
+                return await self._dispatcher.run(plan, deadline, held.answered)
             except (ModelBroken, ModelNotFound):
                 failed.append(plan.lane.pool)
                 if not has_other_pool(wanted, self._routes, self._view.snapshot, failed):
                     raise
+            except QueueFull:
+                if charge is not None:
+                    await charge()
+                raise
 
-    def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
+    def _refuse(self, moment: _Moment, tenant: str, tokens: int) -> None:
+        """Raises QueueFull for a request that is better not begun now."""
+        if moment.unknown is not None:
+            admission.refuse_unknown(moment.lane, tenant, moment.unknown)
+        admission.refuse_hoard(tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace)
+        if moment.answer is None:
+            return
+        standing, since = moment.answer.standing, moment.answer.since
+        try:
+            admission.refuse_late(
+                moment.seconds, moment.most_seconds, moment.pace, standing, moment.priority, own_tokens=tokens, since=since
+            )
+        except QueueFull as refusal:
+            refusal.retry_after = self._appointments.give(
+                moment.lane,
+                soonest=refusal.retry_after,
+                remaining=moment.seconds,
+                cost=moment.pace.seconds(tokens),
+                now=asyncio.get_running_loop().time(),
+            )
+            raise
+        moment.answer.let_in(tokens)
+
+    async def _charge(self, name: str, tenant: Tenant, tokens: int) -> Callable[[], Awaitable[None]] | None:
+        """Takes a request from what its tenant may ask, and tells how to give it back. Raises RateLimited, without taking it."""
+        if not tenant.rate.is_limited:
+            return None
+        wait = await self._rates.take(name, tenant.rate, tokens)
+        if wait > 0:
+            raise RateLimited(f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s", retry_after=wait)
+        return partial(self._rates.give_back, name, tenant.rate, tokens)
+
+    async def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
         """What is known now; taken on the event loop, because a thread must not read what the loop changes."""
         snapshot = self._view.snapshot
         lane = choose_lane(wanted, self._routes, snapshot, self._view.backlog, seconds, failed)
-        weight = self._tenant_weights.get(call.tenant, 1.0)
-        priority = admission.priority_name(request.priority)
-        load = self._dispatcher.load(lane, call.tenant, weight, priority)
+        pace = self._view.pace(lane)
+        gauges, here = self._view.gauges_of(lane), self._dispatcher.lanes
+        tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
+        is_near = admission.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
+        tenant = self._tenants.tenants.of(call.tenant)
         return _Moment(
-            snapshot, self._routes, lane, self._view.gauges_of(lane), load, weight, priority, self._lanes.clock_ms(), seconds
+            snapshot=snapshot,
+            routes=self._routes,
+            lane=lane,
+            pace=pace,
+            answer=await self._asker.of(lane, call.tenant) if is_near else None,
+            tenant=tenant,
+            waiting_tokens=self._dispatcher.tenant_tokens(call.tenant) if tenant.queued_tokens else 0,
+            unknown=self._dispatcher.unknown() if lane not in here and is_new(lane.model, snapshot) else None,
+            priority=admission.priority_name(request.priority),
+            now_ms=self._lanes.clock_ms(),
+            seconds=seconds,
+            most_seconds=self._max_queued_seconds,
         )
 
 
-def _plan(request: _Request, check: _Check[_Request], call: Call, moment: _Moment) -> Plan:
-    """Everything that is decided about a request before it is queued. Pure."""
-    snapshot, lane, seconds = moment.snapshot, moment.lane, moment.seconds
+def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Price:
+    """Refuses what cannot be, and says what the rest costs. Pure."""
+    snapshot = moment.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
     refuse_pool(request.pool, moment.routes, snapshot)
-    admission.refuse_broken(lane, snapshot)
-    costs, repeated = admission.price(sizes, card, request.truncation)
-    total = sum(costs) + repeated
-    rate = admission.lane_rate(lane, snapshot)
-    admission.refuse_late(seconds, rate, moment.gauges, moment.load, moment.weight)
-    parts = admission.split(costs, admission.job_target(total, lane, snapshot), repeated)
+    admission.refuse_broken(moment.lane, snapshot)
+    return _Price(*admission.price(sizes, card, request.truncation))
+
+
+def _plan(request: _Request, call: Call, moment: _Moment, price: _Price) -> Plan:
+    """The jobs of a request that was let in. Pure."""
+    lane = moment.lane
+    parts = admission.split(price.costs, admission.job_target(price.tokens, lane, moment.snapshot), price.repeated)
     digest = admission.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [admission.job_id(digest, part) for part in parts]
-    stamp = Stamp(call.request_id, moment.now_ms + int(seconds * 1000), moment.now_ms)
+    weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
+    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight)
     payloads = codec.job_payloads(request, parts, ids, stamp)
     jobs = [
-        QueuedJob(job_id, call.tenant, moment.weight, part.tokens, stamp.deadline_ms, moment.priority, payload)
+        QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
-    return Plan(lane, jobs)
+    return Plan(lane, jobs, moment.pace, moment.unknown is not None)
 
 
 def _patience(client_seconds: float | None, default_seconds: float) -> float:

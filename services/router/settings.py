@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from libs.catalog.cards import parse_folders, read_catalog
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools, check_cards, read_pools
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
+from libs.queue import RedisTrust
+from libs.serving import Security
+from services.router.tenants import read_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,26 @@ class Settings:
     router_id: str
     """Unique in the mesh; names the list in which Redis keeps this router's answers."""
     address: str = "127.0.0.1:50051"
+    security: Security = field(default_factory=Security)
+    """TLS, and who may call. Without it: everybody, on loopback only."""
+    connection_seconds: float = 300.0
+    """Clients connect anew after about so long, so that they find routers that have come; calls under way go on. 0: never."""
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_trust: RedisTrust = field(default_factory=RedisTrust)
     default_pool: str = "cpu"
     """Where a model is queued that is resident nowhere. With pools, theirs counts."""
     pools: Pools = field(default_factory=Pools)
     """Of SHOAL_POOLS; without it every pool that a worker names is one."""
     catalog: Catalog = field(default_factory=Catalog)
     """Of SHOAL_CATALOG, as the workers have it: tells the pools of models before a worker does."""
-    tenant_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Shares of a busy lane; a tenant not named here has 1."""
+    tenants: Path | None = None
+    """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
     max_queued_tokens: int = 20_000_000
     """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
+    max_queued_seconds: float = 60.0
+    """The same in seconds of its workers' time, ten times that for bulk: so long a request may wait, whatever its deadline."""
+    in_flight_bytes: int = 1 << 30
+    """What requests may take of this process' memory until they are answered; more are refused with QueueFull."""
     default_deadline_seconds: float = 60.0
     """For calls that set none."""
     grace_seconds: float = 25.0
@@ -45,10 +55,12 @@ class Settings:
         check_name(self.router_id, "SHOAL_ROUTER_ID")
         check_name(self.default_pool, "SHOAL_DEFAULT_POOL")
         check(bool(self.address), "SHOAL_ADDRESS", "host:port or unix:path")
+        check(0 <= self.connection_seconds <= 86_400, "SHOAL_CONNECTION_SECONDS", "0..86400")
         check_redis_url(self.redis_url)
-        weights = self.tenant_weights.values()
-        check(all(math.isfinite(weight) and weight > 0 for weight in weights), "SHOAL_TENANT_WEIGHTS", "numbers above 0")
+        self.redis_trust.check(self.redis_url)
         check(self.max_queued_tokens >= 1, "SHOAL_MAX_QUEUED_TOKENS", "at least 1")
+        check(self.max_queued_seconds > 0, "SHOAL_MAX_QUEUED_SECONDS", "above 0")
+        check(self.in_flight_bytes >= 1 << 20, "SHOAL_IN_FLIGHT_BYTES", "at least 1048576")
         check(0 < self.default_deadline_seconds <= 86_400, "SHOAL_DEADLINE_SECONDS", "above 0, at most 86400")
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
@@ -61,12 +73,17 @@ class Settings:
         return Settings(
             router_id=environ.get("SHOAL_ROUTER_ID") or random_id("router"),
             address=environ.get("SHOAL_ADDRESS") or "127.0.0.1:50051",
+            security=Security.from_env(environ),
+            connection_seconds=number(environ, "SHOAL_CONNECTION_SECONDS", 300.0),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
+            redis_trust=RedisTrust.from_env(environ),
             default_pool=environ.get("SHOAL_DEFAULT_POOL") or environ.get("SHOAL_POOL") or "cpu",
             pools=pools,
             catalog=catalog,
-            tenant_weights=parse_weights(environ.get("SHOAL_TENANT_WEIGHTS", "")),
+            tenants=_tenants(environ),
             max_queued_tokens=int(number(environ, "SHOAL_MAX_QUEUED_TOKENS", 20_000_000)),
+            max_queued_seconds=number(environ, "SHOAL_MAX_QUEUED_SECONDS", 60.0),
+            in_flight_bytes=int(number(environ, "SHOAL_IN_FLIGHT_BYTES", 1 << 30)),
             default_deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
             lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
@@ -79,12 +96,17 @@ class Settings:
         return {
             "router_id": self.router_id,
             "address": self.address,
+            **self.security.describe(),
+            "connection_seconds": self.connection_seconds,
             "redis": without_password(self.redis_url),
+            "redis_trust": self.redis_trust.describe(),
             "default_pool": self.pools.default if self.pools.is_configured else self.default_pool,
             "pools": str(self.pools),
             "catalog": str(self.catalog),
-            "tenant_weights": ",".join(f"{tenant}={weight:g}" for tenant, weight in self.tenant_weights.items()),
+            "tenants": str(self.tenants or ""),
             "max_queued_tokens": self.max_queued_tokens,
+            "max_queued_seconds": self.max_queued_seconds,
+            "in_flight_bytes": self.in_flight_bytes,
             "default_deadline_seconds": self.default_deadline_seconds,
             "grace_seconds": self.grace_seconds,
             "lease_ms": self.lease_ms,
@@ -92,17 +114,11 @@ class Settings:
         }
 
 
-def parse_weights(text: str) -> Mapping[str, float]:
-    """`a=1,b=2` as {"a": 1.0, "b": 2.0}. Raises InvalidInput."""
-    weights = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        tenant, equals, weight = entry.rpartition("=")
-        try:
-            weights[tenant] = float(weight)
-        except ValueError:
-            equals = ""
-        check(bool(tenant and equals), "SHOAL_TENANT_WEIGHTS", "entries `tenant=weight` separated by commas")
-    return MappingProxyType(weights)
+def _tenants(environ: Mapping[str, str]) -> Path | None:
+    path = Path(environ["SHOAL_TENANTS"]) if environ.get("SHOAL_TENANTS") else None
+    if path is not None:
+        read_tenants(path)  # a router does not start with a file that is wrong
+    return path
 
 
 def _pools(environ: Mapping[str, str]) -> tuple[Pools, Catalog]:

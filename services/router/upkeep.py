@@ -13,10 +13,12 @@ from typing import Final
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import Lanes, WorkerBell
+from libs.queue.standing import Standings
 from libs.telemetry.logs import fields
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
 from services.router.pull import WorkerService
+from services.router.tenants import TenantsFile
 from services.router.view import View
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ TICK_SECONDS: Final = 1.0
 SWEEP_SECONDS: Final = 30.0
 REPLY_WAIT_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 0.2
+KEPT_UNKNOWN: Final = 256
+FORGOTTEN_AT_ONCE: Final = 1000
+"""Idle lanes of models that nobody has: so many are left to expire, and so many of the others go at one look, in 0.2 ms each."""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 
@@ -40,6 +45,8 @@ class Upkeep:
         bells: Bells,
         dispatcher: Dispatcher,
         workers: WorkerService,
+        standings: Standings,
+        tenants: TenantsFile,
         *,
         router_id: str,
     ) -> None:
@@ -49,6 +56,8 @@ class Upkeep:
         self._bells = bells
         self._dispatcher = dispatcher
         self._workers = workers
+        self._standings = standings
+        self._tenants = tenants
         self._router_id = router_id
         # The state: whether Redis was found fit; it is asked once.
         self._is_checked = False
@@ -95,17 +104,20 @@ class Upkeep:
 
     async def look(self) -> None:
         """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
+        await self._tenants.look()
         if not self._is_checked:
             await self._lanes.check()
             self._is_checked = True
         await self._fleet.refresh()
-        self._view.update(await self._lanes.lane_gauges())
+        self._view.update(await self._lanes.lane_gauges(), asyncio.get_running_loop().time())
         for router_id in await self._fleet.beat(self._router_id):
             log.info("router lost", extra=fields({"router": router_id}))
             await self._lanes.drop_replies(router_id)
         self._bells.remind(self._view.gauges.values(), self._lanes.clock_ms())
         await self._workers.fail_lanes_of_broken_models()
         await self._dispatcher.reconcile()
+        for lane in self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + FORGOTTEN_AT_ONCE]:
+            await self._standings.forget(lane)
 
     async def sweep(self) -> None:
         """Sets gauges right that a crash left wrong, and drops what expired where nobody pulls."""

@@ -113,6 +113,11 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     return Sizes(items, each=names) if before_each else Sizes(items, once=names)
 
 
+def check_model(model: str) -> None:
+    """Whether a name can be that of a model. Raises InvalidInput."""
+    _check_names(model, "")
+
+
 def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     for name, field in ((model, "model"), (adapter, "adapter")):
@@ -215,6 +220,8 @@ def _check_dimensions(dimensions: int, card: Card) -> None:
 
 
 def _form_name(form: int) -> str:
+    if form not in pb.Representation.values():
+        return f"form {form}"
     return pb.Representation.Name(pb.Representation.ValueType(form)).removeprefix("REPRESENTATION_").lower()
 
 

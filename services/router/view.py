@@ -11,6 +11,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey
+from services.router.pace import Drains, Pace, pace_of
 
 # The nearest state counts for the mesh: one worker that holds a model is enough.
 _NEARNESS: Final = (
@@ -28,10 +29,13 @@ class View:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; the event that the next change sets.
+        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; what leaves lanes a second; how fast
+        # lanes are, until the next change; the event that the next change sets.
         self._gauges: dict[LaneKey, LaneGauges] = {}
         self._queued: Counter[tuple[str, str]] = Counter()
         self._backlog: Counter[tuple[str, str]] = Counter()
+        self._drains = Drains()
+        self._paces: dict[LaneKey, Pace] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -56,8 +60,28 @@ class View:
         """Tokens that wait or are leased, in the same way."""
         return self._backlog
 
-    def update(self, gauges: Iterable[LaneGauges]) -> None:
+    def pace(self, lane: LaneKey) -> Pace:
+        """How fast the lane is worked off."""
+        pace = self._paces.get(lane)
+        if pace is None:
+            pace = pace_of(lane, self.snapshot, self._backlog, self._drains.of(lane))
+            if pace.is_known:  # those of models that nobody serves would be as many as clients make up
+                self._paces[lane] = pace
+        return pace
+
+    def idle_unknown(self) -> list[LaneKey]:
+        """Lanes without work, of models that no worker has: nobody will ask what they did."""
+        names = known_names(self.snapshot)
+        return [
+            lane
+            for lane, gauge in self._gauges.items()
+            if lane.model not in names and not (gauge.queued_jobs or gauge.leased_tokens)
+        ]
+
+    def update(self, gauges: Iterable[LaneGauges], now: float) -> None:
+        """`now`: seconds of a clock that only rises."""
         self._gauges = {gauge.lane: gauge for gauge in gauges}
+        self._drains.look(self._gauges, now)
         self._queued, self._backlog = Counter(), Counter()
         for lane, gauge in self._gauges.items():
             if gauge.queued_tokens or gauge.leased_tokens:
@@ -67,6 +91,7 @@ class View:
 
     def notify(self) -> None:
         """The snapshot or the gauges are new."""
+        self._paces.clear()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -79,6 +104,21 @@ def known_models(snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) 
     """Every model that a worker names or failed to load, by id."""
     names = {name for worker in snapshot.workers.values() for name in worker.models} | set(snapshot.failures)
     return [describe(name, snapshot, gauges) for name in sorted(names)]
+
+
+def known_names(snapshot: FleetSnapshot) -> set[str]:
+    """Models that a worker has, at least on its disk, or that a card describes."""
+    failed = models_pb2.MODEL_STATE_FAILED
+    named = {name for worker in snapshot.workers.values() for name, record in worker.models.items() if record.state != failed}
+    return named | set(snapshot.cards)
+
+
+def is_new(model: str, snapshot: FleetSnapshot) -> bool:
+    """Whether no worker has the model, and no card describes it."""
+    return model not in snapshot.cards and not any(
+        worker.state(model) not in (models_pb2.MODEL_STATE_ABSENT, models_pb2.MODEL_STATE_FAILED)
+        for worker in snapshot.workers.values()
+    )
 
 
 def is_known(model: str, snapshot: FleetSnapshot) -> bool:

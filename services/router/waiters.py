@@ -35,10 +35,12 @@ class Waiter:
     """A claim is being made for it."""
     must_beat: bool = False
     """Orders wait for the worker: the pull ends, so that it sends a heartbeat."""
+    is_ended: bool = False
+    """The worker takes no more work: the pull ends with nothing."""
 
     @property
     def is_free(self) -> bool:
-        return not (self.rung or self.looking_at or self.is_reserved or self.load_lane or self.must_beat)
+        return not (self.rung or self.looking_at or self.is_reserved or self.load_lane or self.must_beat or self.is_ended)
 
     def wake(self, lane: LaneKey, jobs: int, pulls: int) -> None:
         """Look at the lane, and take a fair share of `jobs` if several pulls are woken for them."""
@@ -117,6 +119,12 @@ class Waiters:
             self._missed.add(worker_id)
         for waiter in waiting or ():
             waiter.must_beat = True
+            waiter.event.set()
+
+    def end_pulls(self, worker_id: str) -> None:
+        """The worker takes no more work: its pulls here end, and pass on the bells that they were woken for."""
+        for waiter in self._by_worker.get(worker_id, ()):
+            waiter.is_ended = True
             waiter.event.set()
 
     def beaten(self, worker_id: str) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from libs.errors import NoCapacity
 from libs.eviction import POLICIES
-from libs.fleet import Fleet
+from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect
 from libs.serving import serving
 from services.scheduler.control import Control
@@ -44,7 +44,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
 
     Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for a wrong one; Redis may come and go.
     """
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, settings.redis_trust)
     # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
@@ -52,7 +52,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
     scaler = Scaler(demand, view)
     control = Control(
         lanes,
-        Fleet(redis),
+        Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms)),
         view,
         scheduler_id=settings.scheduler_id,
         policy=POLICIES[settings.eviction],
@@ -68,6 +68,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
                 serving(
                     settings.address,
                     [scaler.service()],
+                    security=settings.security,
                     health=(LIVENESS, READINESS),
                     grace_seconds=settings.grace_seconds,
                     on_drained=scaler.close,
@@ -76,12 +77,19 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
             await server.set_health(True, LIVENESS)
             stack.callback(scaler.close)
 
+            is_stopping = False
+
             async def seen() -> None:
-                await server.set_health(True)
+                if not is_stopping:
+                    await server.set_health(True)
 
             stack.push_async_callback(_resign, control)
             await stack.enter_async_context(_looping(control.run(seen), control.hear_bells()))
-            yield Addresses(server.address, metrics)
+            try:
+                yield Addresses(server.address, metrics)
+            finally:
+                is_stopping = True
+                await server.set_health(False)
     finally:
         await redis.aclose()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from libs.catalog.pools import Pools, read_pools
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
 from libs.eviction import DEFAULT, POLICIES
+from libs.queue import RedisTrust
+from libs.serving import Security
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,17 @@ class Settings:
     """Unique in the mesh. Schedulers of one mesh differ in nothing else: one of them leads."""
     address: str = "127.0.0.1:50053"
     """Where KEDA asks."""
+    security: Security = field(default_factory=Security)
+    """TLS, and who may call. Without it: everybody, on loopback only."""
     metrics_address: str = ""
-    """Where Prometheus asks, host:port. Empty: nowhere."""
+    """Where Prometheus asks, host:port, plain HTTP without credentials: numbers of pools only. Empty: nowhere."""
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_trust: RedisTrust = field(default_factory=RedisTrust)
     pools: Pools = field(default_factory=Pools)
     eviction: str = DEFAULT
     """As SHOAL_EVICTION of the workers: by which policy their victims are predicted."""
+    lease_ms: int = 15_000
+    """As SHOAL_LEASE_MS of the routers: what a worker held that was silent for so long is placed anew."""
     grace_seconds: float = 10.0
     """How long calls in flight may take after SIGTERM."""
     log_level: LogLevel = "INFO"
@@ -33,7 +40,9 @@ class Settings:
         check_name(self.scheduler_id, "SHOAL_SCHEDULER_ID")
         check(bool(self.address), "SHOAL_SCHEDULER_ADDRESS", "host:port or unix:path")
         check_redis_url(self.redis_url)
+        self.redis_trust.check(self.redis_url)
         check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
+        check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
 
     @staticmethod
@@ -43,10 +52,13 @@ class Settings:
         return Settings(
             scheduler_id=environ.get("SHOAL_SCHEDULER_ID") or random_id("scheduler"),
             address=environ.get("SHOAL_SCHEDULER_ADDRESS") or "127.0.0.1:50053",
+            security=Security.from_env(environ),
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
+            redis_trust=RedisTrust.from_env(environ),
             pools=read_pools(Path(pools)) if pools else Pools(),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,
+            lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 10.0),
             log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
         )
@@ -56,9 +68,12 @@ class Settings:
         return {
             "scheduler_id": self.scheduler_id,
             "address": self.address,
+            **self.security.describe(),
             "metrics_address": self.metrics_address,
             "redis": without_password(self.redis_url),
+            "redis_trust": self.redis_trust.describe(),
             "pools": str(self.pools),
             "eviction": self.eviction,
+            "lease_ms": self.lease_ms,
             "grace_seconds": self.grace_seconds,
         }

@@ -28,6 +28,7 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
         configure("worker", settings.log_level)
         _limit_threads(settings.threads)
         _limit_heaps()
+        _limit_compiled_products()
         code = _run(settings, open_device)
     except ShoalError as error:
         print(f"worker: {error.message}", file=sys.stderr)
@@ -51,6 +52,13 @@ def _limit_heaps() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
+
+
+def _limit_compiled_products() -> None:
+    """Before torch is imported. oneDNN compiles a product for each shape that it meets, and packed batches have ever new ones: of
+    its 1,024 all would be kept for minutes, some 200 MB of them, without being faster than 128 (docs/decisions.md).
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 
 def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -> int:

@@ -22,6 +22,7 @@ from libs.store import open_store
 from libs.telemetry.logs import fields
 from services.worker.adapters import AdapterLoader, adapter_finder
 from services.worker.batcher import Limits
+from services.worker.clock import MeshClock
 from services.worker.delivery import Delivery
 from services.worker.device import Device
 from services.worker.finisher import Finisher
@@ -32,6 +33,7 @@ from services.worker.notice import Source, grace_left, noticed, source_of, stops
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
 from services.worker.settings import Settings
+from services.worker.waste import Waste
 from services.worker.widening import Widening
 
 log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
         if settings.health_address:
             health = await stack.enter_async_context(serving(settings.health_address, [], health=[HEALTH_NAME]))
             await health.set_health(True)
-        link = await stack.enter_async_context(Link(settings.routers, settings.worker_id))
+        link = await stack.enter_async_context(Link(settings.routers, settings.worker_id, settings.trust))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         worker = Worker(settings, device, link, threads, tasks, stop)
         await worker.serve()
@@ -113,7 +115,7 @@ class Worker:
         self, settings: Settings, device: Device, link: Link, threads: Threads, tasks: asyncio.TaskGroup, stop: asyncio.Event
     ) -> None:
         identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
-        limits = Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds)
+        limits = Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds)
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._grace_seconds = settings.grace_seconds
@@ -150,17 +152,30 @@ class Worker:
             changed=self._models_changed,
             limit=settings.adapters,
         )
-        self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go)
+        clock, waste = MeshClock(), Waste()
+        self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go, clock=clock, waste=waste)
         finisher = Finisher(self._delivery, threads.finishing, Widening(threads.widening), self._pull_again)
         self._runner = Runner(
             limits,
             finisher,
             clock=time.monotonic,
-            unix_time=time.time,
+            unix_time=clock.now,
             recover=device.recover,
             trim=device.trim,
             relieve=self._relieve,
             enter=device.enter,
+            waste=waste,
+        )
+        self._heartbeat = Heartbeat(
+            identity,
+            device,
+            settings.heartbeat_seconds,
+            link,
+            self._residency,
+            self._delivery,
+            waste=waste,
+            changed=self._report_again,
+            drain=stop.set,
         )
         self._intake = Intake(
             identity,
@@ -174,17 +189,9 @@ class Worker:
             finisher,
             preparers=threads.preparing,
             wake=self._pull_again,
-            beat=self._report_again.set,
-        )
-        self._heartbeat = Heartbeat(
-            identity,
-            device,
-            settings.heartbeat_seconds,
-            link,
-            self._residency,
-            self._delivery,
-            changed=self._report_again,
-            drain=stop.set,
+            beat=self._heartbeat.hear_ring,
+            clock=clock,
+            stop=stop,
         )
 
     async def serve(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from libs.catalog.card import Card, LateInteraction
 from libs.catalog.detect import read_card
-from libs.catalog.files import tensor_header
+from libs.catalog.files import tensor_entries
 from libs.catalog.overrides import Overrides
 from libs.catalog.trace import Read, recorded
 from libs.errors import ModelBroken, ShoalError
@@ -245,13 +245,8 @@ def _tensors(directory: Path, path: Path) -> TensorsOf:
     name = str(path.relative_to(directory))
     sizes: dict[str, int] = {}
     numbers: dict[str, int] = {}
-    try:
-        entries = json.loads(tensor_header(directory, name))
-        entries.pop("__metadata__", None)
-        for entry in entries.values():
-            begin, end = entry["data_offsets"]
-            sizes[entry["dtype"]] = sizes.get(entry["dtype"], 0) + end - begin
-            numbers[entry["dtype"]] = numbers.get(entry["dtype"], 0) + prod(entry["shape"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelBroken(f"{name}: its header cannot be read: {error!r}") from error
+    entries = tensor_entries(directory, name)
+    for entry in entries.values():
+        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.end - entry.begin
+        numbers[entry.dtype] = numbers.get(entry.dtype, 0) + prod(entry.shape)
     return TensorsOf(name, len(entries), sizes, numbers)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
+from libs.versions import WIRE_VERSION
 from services.worker.models import (
     Aggregation,
     ClassifyWork,
@@ -39,7 +40,9 @@ from services.worker.models import (
 )
 
 _Word = TypeVar("_Word")
-_ITEM = re.compile(r"(items|documents)\[(\d+)\]")
+_ITEM = re.compile(r"(items|documents)\[(\d{1,9})\]")
+_MAX_MESSAGE: Final = 1000
+_MAX_FIELD: Final = 300
 
 _ROLES: dict[int, Role] = {
     inference_pb2.ROLE_UNSPECIFIED: "",
@@ -129,7 +132,7 @@ def to_work(job: worker_pb2.Job) -> Work:
             return _score_work(job.score)
         case "extract":
             return _extract_work(job.extract)
-    raise InvalidInput("the job names no operation this worker knows")
+    raise TaskNotSupported(f"no operation that this worker (wire version {WIRE_VERSION}) knows: upgrade the workers of this pool")
 
 
 def text_bytes(work: Work) -> int:
@@ -170,10 +173,16 @@ def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
     """The error as it travels to the router; item numbers in its path count from the request's first item."""
     return worker_pb2.Failure(
         reason=error.reason,
-        message=error.message,
-        field=rebase(error.field, first_item),
+        message=_travelling(error.message, _MAX_MESSAGE),
+        field=_travelling(rebase(error.field, first_item), _MAX_FIELD),
         retry_after_seconds=error.retry_after,
     )
+
+
+def _travelling(text: str, most: int) -> str:
+    """As a message of protobuf takes it: names of files may hold what is no Unicode, and errors quote what others wrote."""
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def failed(error: ShoalError, *, first_item: int = 0) -> bytes:

@@ -17,8 +17,10 @@ from shoal.v1 import worker_pb2
 from libs.errors import InvalidInput
 from libs.telemetry.logs import fields
 from services.worker import codec
+from services.worker.clock import MeshClock
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Link
+from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +33,22 @@ _MAX_CALL_BYTES: Final = 16 << 20
 class Delivery:
     """`let_go` hears of each job that is no longer held. `lease_seconds`: how long the last lease lasts if nobody renews it."""
 
-    def __init__(self, link: Link, worker_id: str, tasks: asyncio.TaskGroup, let_go: Callable[[Resident], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        worker_id: str,
+        tasks: asyncio.TaskGroup,
+        let_go: Callable[[Resident], None],
+        *,
+        clock: MeshClock,
+        waste: Waste,
+    ) -> None:
         self._link = link
         self._worker_id = worker_id
         self._tasks = tasks
         self._let_go = let_go
+        self._clock = clock
+        self._waste = waste
         # Mutable state: a lease is here from its pull until its last answer was accepted.
         self._open: set[Lease] = set()
         self._senders: set[asyncio.Task[None]] = set()
@@ -55,6 +68,7 @@ class Delivery:
         for held, result in answers:
             if self._pop(held):
                 held.lease.outbox.append(worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result)))
+                held.lease.answer_seconds[held.job.job_id] = held.device_seconds
                 leases.append(held.lease)
         for lease in dict.fromkeys(leases):
             self._send(lease)
@@ -63,7 +77,8 @@ class Delivery:
         """These need no answer any more."""
         for held in jobs:
             held.unwanted = True
-            self._pop(held)
+            if self._pop(held):
+                self._waste.dropped(held)
         for lease in dict.fromkeys(held.lease for held in jobs):
             self._send(lease)
 
@@ -118,8 +133,12 @@ class Delivery:
                 release=is_last and not lease.unreadable,
             )
             lease.closed = is_last
-            if not await self._link.complete(request, lease.until_unix):
+            seconds = sum(lease.answer_seconds.pop(one.job_id, 0.0) for one in jobs)
+            accepted = await self._link.complete(request, self._clock.local(lease.until_unix))
+            if accepted is None:
                 log.error("answers could not be delivered", extra=fields({"jobs": len(jobs), "model": lease.lane.model}))
+            if jobs:  # which of them were refused is not told: the mean stands for them
+                self._waste.refused(seconds * (1 - (accepted or 0) / len(jobs)))
         lease.sending = False
         if lease.closed:
             self._open.discard(lease)

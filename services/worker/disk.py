@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog import adapter as lora
-from libs.catalog.files import tensor_header
-from libs.errors import InvalidInput, ModelBroken, ModelNotFound
+from libs.catalog.files import tensor_entries
+from libs.errors import InvalidInput, ModelNotFound
 from libs.store.names import is_model_id
 from libs.store.select import CONFIGS, MODEL_WEIGHTS
 
@@ -95,14 +94,8 @@ def weight_bytes(directory: Path, item_bytes: int) -> int:
 
 
 def _file_bytes(directory: Path, name: str, item_bytes: int) -> int:
-    try:
-        entries = json.loads(tensor_header(directory, name))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelBroken(f"{name}: its header cannot be read: {error}") from error
     total = 0
-    for tensor, entry in entries.items():
-        if tensor != "__metadata__":
-            begin, end = entry["data_offsets"]
-            own = _FRACTIONS.get(entry["dtype"])
-            total += end - begin if own is None else (end - begin) // own * item_bytes
+    for entry in tensor_entries(directory, name).values():
+        size, own = entry.end - entry.begin, _FRACTIONS.get(entry.dtype)
+        total += size if own is None else size // own * item_bytes
     return total

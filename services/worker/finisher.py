@@ -44,6 +44,7 @@ class Finisher:
         self._loop = asyncio.get_running_loop()
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
+        jobs = [held for held in jobs if not held.unwanted]
         if is_idle and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS:
             self._finish(jobs)
         elif jobs:

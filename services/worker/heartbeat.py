@@ -16,16 +16,22 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.telemetry.logs import fields
+from libs.versions import WIRE_VERSION
 from services.worker.delivery import Delivery
 from services.worker.device import Device
 from services.worker.intake import Identity
 from services.worker.link import Link
 from services.worker.residency import Residency
+from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)
 
 _RENEW_SHARE: Final = 0.25
 """Of a lease's time: three heartbeats may fail before it is lost."""
+
+_REST_SHARE, _LEAST_REST, _LONGEST_REST = 4.0, 0.02, 0.25
+"""After a heartbeat until one that a router rings for: so many times what the last one took, in seconds. Cancellations can ring a
+hundred times a second, and routers that are slow to answer are asked less often."""
 
 
 class Heartbeat:
@@ -40,6 +46,7 @@ class Heartbeat:
         residency: Residency,
         delivery: Delivery,
         *,
+        waste: Waste,
         changed: asyncio.Event,
         drain: Callable[[], None],
     ) -> None:
@@ -49,21 +56,32 @@ class Heartbeat:
         self._link = link
         self._residency = residency
         self._delivery = delivery
+        self._waste = waste
         self._changed = changed
         self._drain = drain
+        self._loop = asyncio.get_running_loop()
         # Mutable state.
+        self._rested_at = 0.0
         self._directive_seq = 0
         self._plan = 0
         self._draining = False
+        self._router_version = 0
         self._gone_at: float | None = None
 
     async def run(self) -> None:
         while True:
             self._changed.clear()
+            began = self._loop.time()
             await self._beat(self._message())
+            ended = self._loop.time()
+            self._rested_at = ended + min(max(_LEAST_REST, _REST_SHARE * (ended - began)), _LONGEST_REST)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)):
                     await self._changed.wait()
+
+    def hear_ring(self) -> None:
+        """A router has something for us: orders, or cancellations."""
+        self._loop.call_at(self._rested_at, self._changed.set)
 
     def announce_drain(self) -> None:
         """From now on routers hear that this worker takes no more work."""
@@ -95,7 +113,9 @@ class Heartbeat:
 
     async def _beat(self, message: worker_pb2.HeartbeatRequest) -> None:
         try:
-            self.apply(await self._link.heartbeat(message))
+            response = await self._link.heartbeat(message)
+            self._router_version = response.wire_version
+            self.apply(response)
         except ShoalError as error:
             log.debug("heartbeat failed", extra=fields({"reason": error.message}))
 
@@ -113,6 +133,9 @@ class Heartbeat:
                 self._residency.pin(directive.unpin_model, False)
             case "drain" if directive.drain:
                 self._drain()
+            case None:
+                versions = {"seq": directive.seq, "wire_version": WIRE_VERSION, "router_wire_version": self._router_version}
+                log.warning("an order that this worker does not know is skipped: upgrade it", extra=fields(versions))
 
     def _message(self, *, leaving: bool = False) -> worker_pb2.HeartbeatRequest:
         return worker_pb2.HeartbeatRequest(
@@ -131,5 +154,8 @@ class Heartbeat:
             host_memory_bytes=self._residency.host_bytes,
             host_used_bytes=self._residency.host_used_bytes,
             plan=self._plan,
+            wire_version=WIRE_VERSION,
+            device_seconds=self._waste.device_seconds,
+            wasted_seconds=self._waste.wasted_seconds,
             preempted_in_seconds=None if self._gone_at is None else max(0.0, self._gone_at - time.time()),
         )

@@ -10,14 +10,18 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from shoal.v1 import worker_pb2
+from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from services.worker.adapters import AdapterCache
+from services.worker.batcher import Flow
 from services.worker.meter import Meter
 from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
+
+WEIGHTS: Final = (1e-3, 1e3)
+"""Tenants' weights are kept within these, whatever a router says."""
 
 
 class Parked(Protocol):
@@ -92,6 +96,8 @@ class Resident:
     floor: float = 0.0
     """The value of the model that was evicted last before it was used last (GDSF)."""
     activation_bytes_per_token: float = 0.0
+    turn: float = 0.0
+    """What it has had of the device, as the batcher counts it: the lower, the sooner it is next."""
     meter: Meter = field(default_factory=Meter)
     adapters: AdapterCache = field(default_factory=AdapterCache)
 
@@ -108,8 +114,12 @@ class Lease:
     """Not answered yet, by number."""
     outbox: list[worker_pb2.CompletedJob] = field(default_factory=list)
     """Answers not sent yet."""
+    answer_seconds: dict[str, float] = field(default_factory=dict)
+    """Device seconds that went into these, by job id."""
+    asked_at: float = 0.0
+    """When the pull was sent, by the worker's rising clock."""
     until_unix: float = 0.0
-    """When the last of its jobs' deadlines passes: nobody wants its answers after that."""
+    """When the last of its jobs' deadlines passes, by Redis' clock: nobody wants its answers after that."""
     sending: bool = False
     closed: bool = False
     unreadable: int = 0
@@ -131,12 +141,26 @@ class HeldJob:
     prepare_seconds: float = 0.0
     forward_seconds: float = 0.0
     text_bytes: int = 0
+    device_seconds: float = 0.0
+    """Its share of forward passes, by tokens. `waste.py` guards it."""
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
 
     @property
     def deadline_unix(self) -> float:
         return self.job.deadline_unix_ms / 1000
+
+    @property
+    def flow(self) -> Flow:
+        """Whose share of the device it takes."""
+        kind = self.job.WhichOneof("operation")
+        is_bulk = kind is not None and getattr(self.job, kind).priority == inference_pb2.PRIORITY_BULK
+        return Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
+
+    @property
+    def weight(self) -> float:
+        least, most = WEIGHTS
+        return min(max(self.job.weight, least), most) if self.job.weight > 0 else 1.0
 
     @property
     def ready(self) -> Prepared:

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,15 +20,17 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.telemetry.logs import fields
+from libs.versions import WIRE_VERSION
 from services.worker import codec
 from services.worker.adapters import AdapterLoader
 from services.worker.batcher import Limits
+from services.worker.clock import MeshClock
 from services.worker.delivery import Delivery
 from services.worker.finisher import Finisher, must_succeed
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.models import Prepared
-from services.worker.pulls import LaneName, Pull, Situation, plan_pulls
+from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
 
@@ -37,8 +40,12 @@ _MAX_PULLED_JOBS: Final = 256
 _BYTES_A_TOKEN: Final = 4
 """Of a job that was not tokenised yet; only for the flow of pulls."""
 
-_LAST_PULLS_SECONDS: Final = 0.25
-"""How long pulls in flight may still bring something once the worker stops; an idle one is cancelled after that."""
+_LAST_PULLS_SECONDS: Final = 1.0
+"""How long pulls in flight may take to end once the worker stops. Routers end them when its heartbeat says that it drains; those of
+wire version 0 do not."""
+
+_PARTIAL_WAIT_SECONDS: Final = 1.0
+"""How long a pull waits that does not ask for all lanes: soon one that does takes its place."""
 
 _QUICK_SECONDS: Final = 0.05
 """An empty answer that comes sooner means that its router does not wait for work."""
@@ -74,6 +81,8 @@ class Intake:
         preparers: ThreadPoolExecutor,
         wake: asyncio.Event,
         beat: Callable[[], None],
+        clock: MeshClock,
+        stop: asyncio.Event,
     ) -> None:
         self._identity = identity
         self._limits = limits
@@ -87,18 +96,20 @@ class Intake:
         self._preparers = preparers
         self._wake = wake
         self._beat = beat
+        self._clock = clock
+        self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._backoff = Backoff()
         # Mutable state, of the event loop.
         self._flying: dict[asyncio.Task[bool], Pull] = {}
-        self._preparing_tokens = 0
+        self._lead = Lead()
+        self._preparing: Counter[LaneName] = Counter()  # estimated tokens
         self._pause_until = 0.0
-        self._stopping = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            while not self._stopping:
+            while not self._stop.is_set():
                 self._wake.clear()
                 look_again = self._start_pulls(tasks)
                 timer = None if look_again is None else self._loop.call_later(look_again, self._wake.set)
@@ -108,8 +119,8 @@ class Intake:
             await self._end_pulls()
 
     def stop(self) -> None:
-        """Pull no more; `run` returns when what was pulled last has arrived."""
-        self._stopping = True
+        """Pull no more, as from when `stop` was set; `run` returns when what was pulled last has arrived."""
+        self._stop.set()
         self._wake.set()
 
     # Pulling
@@ -121,24 +132,33 @@ class Intake:
             return pause
         lanes = self._lanes()
         situation = Situation(
-            lanes=frozenset(lanes),
+            lanes=lanes,
             can_load=self._residency.can_load(),
             flying=tuple(self._flying.values()),
-            waiting_tokens=self._preparing_tokens + self._runner.waiting_tokens,
+            waiting_tokens=self._preparing.total() + self._runner.waiting_tokens,
             busy_seconds=self._runner.busy_seconds,
+            lead_seconds=self._lead.seconds,
         )
         plan = plan_pulls(situation, self._limits.tokens)
-        for _ in range(plan.start):
-            task = tasks.create_task(self._pull(lanes, situation.can_load))
-            self._flying[task] = Pull(situation.lanes, situation.can_load)
+        for pull in plan.pulls:
+            task = tasks.create_task(self._pull(pull, [lane for lane in lanes if lane in pull.lanes], len(lanes)))
+            self._flying[task] = pull
             task.add_done_callback(self._landed)
         return plan.look_again
 
-    def _lanes(self) -> list[LaneName]:
+    def _lanes(self) -> dict[LaneName, LaneState]:
         """Of every model with each of its adapters, in the order of who is to be served first."""
         residents = [one for model in self._residency.lanes() if (one := self._residency.serving(model)) is not None]
         self._adapters.settle(residents)
-        return [(resident.name, adapter) for resident in residents for adapter in resident.adapters.lanes()]
+        waiting, most = self._runner.waiting(), self._runner.batch_tokens(resident.name for resident in residents)
+        lanes: dict[LaneName, LaneState] = {}
+        for resident in residents:
+            tokens = most[resident.name]
+            seconds = resident.meter.expected_seconds(tokens)
+            for adapter in resident.adapters.lanes():
+                name = (resident.name, adapter)
+                lanes[name] = LaneState(waiting.get(name, 0) + self._preparing[name], tokens, seconds)
+        return lanes
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
         """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread."""
@@ -146,18 +166,24 @@ class Intake:
         if task.cancelled() or task.exception() or not task.result():
             self._wake.set()
 
-    async def _pull(self, lanes: list[LaneName], can_load: bool) -> bool:
-        """Whether it brought jobs to prepare."""
+    async def _pull(self, pull: Pull, lanes: list[LaneName], of: int) -> bool:
+        """Whether it brought jobs to prepare. `lanes`: its own in order, out of so many."""
+        wait_seconds = self._pull_wait_seconds
+        if len(lanes) < of:
+            wait_seconds = min(wait_seconds, _PARTIAL_WAIT_SECONDS)
         request = worker_pb2.PullRequest(
             worker_id=self._identity.worker_id,
             epoch=self._identity.epoch,
             pool=self._identity.pool,
             lanes=[worker_pb2.Lane(pool=self._identity.pool, model=model, adapter=adapter) for model, adapter in lanes],
-            budget_tokens=self._limits.tokens,
+            budget_tokens=pull.tokens,
             budget_jobs=min(_MAX_PULLED_JOBS, self._limits.items),
-            wait_seconds=self._pull_wait_seconds,
-            can_load=can_load,
+            wait_seconds=wait_seconds,
+            can_load=pull.can_load,
+            wire_version=WIRE_VERSION,
         )
+        if self._stop.is_set():  # since this task was made
+            return False
         started = time.monotonic()
         try:
             response = await self._link.pull(request)
@@ -165,10 +191,11 @@ class Intake:
             log.debug("pull failed", extra=fields({"reason": error.message}))
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
+        self._clock.hear(response.now_unix_ms, started, time.monotonic())
         if response.beat:
             self._beat()
         is_empty = not (response.batch_id or response.load_model or response.beat)
-        if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, self._pull_wait_seconds / 2):
+        if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, wait_seconds / 2):
             if time.monotonic() >= self._pause_until:  # the other pull in flight may have come back empty as well
                 self._link.try_next()
             self._pause_until = time.monotonic() + self._backoff.next()
@@ -176,7 +203,7 @@ class Intake:
         self._backoff.reset()
         if response.load_model:
             self._load(response.load_model, response.load_adapter)
-        return bool(response.batch_id) and self._accept(response)
+        return bool(response.batch_id) and self._accept(response, started)
 
     def _load(self, model: str, adapter: str) -> None:
         """The model, if it is not resident; the adapter into it, now or as soon as it is."""
@@ -189,7 +216,7 @@ class Intake:
             self._adapters.load(resident, adapter)
 
     async def _end_pulls(self) -> None:
-        """An idle pull can be cancelled; one that is about to bring a batch must not be, or its lease would have to run out."""
+        """Wait for them: of a pull that is cancelled while it brings a batch, the lease would have to run out."""
         if self._flying:
             await asyncio.wait(list(self._flying), timeout=_LAST_PULLS_SECONDS)
         for task in self._flying:
@@ -197,25 +224,25 @@ class Intake:
 
     # Preparing
 
-    def _accept(self, response: worker_pb2.PullResponse) -> bool:
-        lease = Lease(response.lane, response.batch_id, response.lease_ms / 1000)
+    def _accept(self, response: worker_pb2.PullResponse, asked_at: float) -> bool:
+        lease = Lease(response.lane, response.batch_id, response.lease_ms / 1000, asked_at=asked_at)
         resident = self._residency.serving(response.lane.model)
         adapter = response.lane.adapter
         if resident and not resident.adapters.serves(adapter):
             resident = None  # it has gone since the pull was sent: the batch goes back
-        jobs = self._read(lease, resident, response.jobs) if resident and not self._stopping else []
+        jobs = self._read(lease, resident, response.jobs) if resident and not self._stop.is_set() else []
         if resident:
             self._residency.hold(resident, len(jobs), sum(map(len, response.jobs)) / _BYTES_A_TOKEN)
             resident.adapters.hold(adapter, len(jobs), time.monotonic())
         self._delivery.open(lease)
         if jobs:
             tokens = sum(map(len, response.jobs)) // _BYTES_A_TOKEN + 1
-            self._preparing_tokens += tokens
+            self._preparing[lease.lane.model, adapter] += tokens
             self._preparers.submit(self._prepare, jobs, tokens).add_done_callback(must_succeed)
         return bool(jobs)
 
     def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
-        now, unix = time.monotonic(), time.time()
+        now, unix = time.monotonic(), self._clock.now()
         for payload in payloads:
             try:
                 job = codec.read_job(payload)
@@ -243,12 +270,12 @@ class Intake:
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
         self._runner.add([held for held in ready if not held.is_complete])
         self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
-        self._loop.call_soon_threadsafe(self._prepared, ready, failures, estimated_tokens)
+        self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures, estimated_tokens)
 
     def _prepare_one(self, held: HeldJob) -> ShoalError | None:
         started = time.monotonic()
         try:
-            if held.deadline_unix <= time.time():
+            if held.deadline_unix <= self._clock.now():
                 raise DeadlinePassed("the deadline passed before the job was tokenised")
             work = codec.to_work(held.job)
             held.prepared = _adapted(held.resident.model.prepare(work), held.lease.lane.adapter)
@@ -261,12 +288,16 @@ class Intake:
         held.prepare_seconds = time.monotonic() - started
         return None
 
-    def _prepared(self, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:
-        self._preparing_tokens -= estimated_tokens
+    def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:
+        self._lead.heard(time.monotonic() - lease.asked_at)
+        lane = (lease.lane.model, lease.lane.adapter)
+        self._preparing[lane] -= estimated_tokens
+        if not self._preparing[lane]:
+            del self._preparing[lane]
         for held in ready:
             held.resident.meter.add_texts(held.ready.tokens, held.text_bytes)
         self._delivery.answer(failures)
-        if not ready or self._runner.busy_seconds > 0:  # else the device takes them now, and wakes us then
+        if not ready or self._runner.is_running:  # else the device takes them now, and wakes us then
             self._wake.set()
 
 

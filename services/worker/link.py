@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, TypeVar
 
 import grpc
+from google.protobuf.message import Message
+from shoal.channels import Channels
+from shoal.transport import Method
+from shoal.trust import Trust
 from shoal.v1 import worker_pb2
 
 from libs.errors import InternalError, NoCapacity
@@ -41,16 +45,18 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_PREFIX: Final = "/shoal.v1.WorkerService/"
 _OUR_FAULT: Final = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.OUT_OF_RANGE,
 )
 """What every other router would say as well."""
+
+_NOT_LET_IN: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""Our token or certificate is not taken. As bad as no router, and as passing: it may be renewed here, or made known there."""
+TELL_SECONDS: Final = 60.0
+"""Between two log lines that say so."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -71,82 +77,76 @@ class Backoff:
         self._failures = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Router:
-    address: str
-    channel: grpc.aio.Channel
-    pull: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.PullRequest, worker_pb2.PullResponse]
-    complete: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse]
-    heartbeat: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse]
+_Message = TypeVar("_Message", bound=Message)
+_Reply = TypeVar("_Reply", bound=Message)
 
 
-def _router(address: str) -> _Router:
-    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-    return _Router(
-        address,
-        channel,
-        channel.unary_unary(
-            f"{_PREFIX}Pull",
-            request_serializer=worker_pb2.PullRequest.SerializeToString,
-            response_deserializer=worker_pb2.PullResponse.FromString,
-        ),
-        channel.unary_unary(
-            f"{_PREFIX}Complete",
-            request_serializer=worker_pb2.CompleteRequest.SerializeToString,
-            response_deserializer=worker_pb2.CompleteResponse.FromString,
-        ),
-        channel.unary_unary(
-            f"{_PREFIX}Heartbeat",
-            request_serializer=worker_pb2.HeartbeatRequest.SerializeToString,
-            response_deserializer=worker_pb2.HeartbeatResponse.FromString,
-        ),
-    )
+def _method(name: str, request: type[_Message], response: type[_Reply]) -> Method[_Message, _Reply]:
+    return Method(f"/shoal.v1.WorkerService/{name}", request.SerializeToString, response.FromString)
+
+
+_PULL: Final = _method("Pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
+_COMPLETE: Final = _method("Complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
+_HEARTBEAT: Final = _method("Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse)
 
 
 class Link:
-    """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError if the call is refused."""
+    """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError if the call is refused.
 
-    def __init__(self, addresses: Sequence[str], worker_id: str) -> None:
+    `trust`: the certificates and the token, read again when their files change; calls in flight end on the connection they have.
+    """
+
+    def __init__(self, addresses: Sequence[str], worker_id: str, trust: Trust | None = None) -> None:
         self._addresses = tuple(addresses)
-        self._routers: list[_Router] = []
+        self._trust = trust or Trust()
+        self._channels = Channels(self._open, self._trust.tls)
         # Workers begin at different routers, so that routers share them.
         self._current = zlib.crc32(worker_id.encode()) % len(self._addresses)
         self._answered = asyncio.Event()
         self._down: set[int] = set()
+        self._told = -math.inf
 
     async def __aenter__(self) -> Link:
-        self._routers = [_router(address) for address in self._addresses]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for router in self._routers:
-            await router.channel.close()
+        for channel in self._channels.close():
+            await channel.close()
+
+    def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        options: list[tuple[str, str | int]] = [*_OPTIONS]
+        if self._trust.tls is not None and self._trust.tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self._trust.tls.server_name))
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, credentials, options)
 
     def try_next(self) -> None:
         """Ask another router from now on: the present one answers, but has no patience with us (it is stopping)."""
-        self._current = (self._current + 1) % len(self._routers)
+        self._current = (self._current + 1) % len(self._addresses)
 
     async def pull(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
-        return await self._call(lambda router: router.pull, request, request.wait_seconds + PULL_MARGIN_SECONDS)
+        return await self._call(_PULL, request, request.wait_seconds + PULL_MARGIN_SECONDS)
 
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatResponse:
-        return await self._call(lambda router: router.heartbeat, request, HEARTBEAT_SECONDS)
+        return await self._call(_HEARTBEAT, request, HEARTBEAT_SECONDS)
 
-    async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float) -> bool:
-        """Tries until a router accepts or the time has passed when nobody wants the answers any more. True: accepted."""
+    async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float) -> int | None:
+        """Tries until a router takes it or the time has passed when nobody wants the answers any more. How many answers were
+        accepted, or None: no router took it."""
         backoff = Backoff()
         while True:
             try:
-                await self._call(lambda router: router.complete, request, COMPLETE_SECONDS)
+                response = await self._call(_COMPLETE, request, COMPLETE_SECONDS)
             except NoCapacity:
                 pause = min(backoff.next(), until_unix - time.time())
                 if pause <= 0:
-                    return False
+                    return None
                 await self._next_answer(pause)
             except InternalError:
-                return False
+                return None
             else:
-                return True
+                return response.accepted
 
     async def _next_answer(self, seconds: float) -> None:
         """Wait until any call succeeds, at most so long."""
@@ -157,23 +157,18 @@ class Link:
         except TimeoutError:
             return
 
-    async def _call(
-        self,
-        method: Callable[[_Router], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]],
-        request: _Request,
-        timeout: float,
-    ) -> _Response:
+    async def _call(self, method: Method[_Request, _Response], request: _Request, timeout: float) -> _Response:
         reasons = []
-        for _ in self._routers:
+        for _ in self._addresses:
             index = self._current
-            router = self._routers[index]
+            address = self._addresses[index]
             try:
-                response = await method(router)(request, timeout=timeout)
+                response = await self._ask(address, method, request, timeout)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _OUR_FAULT:
-                    log.error("a router refused a call", extra=fields({"router": router.address, "reason": error.details()}))
-                    raise InternalError(f"{router.address}: {error.details()}") from error
-                reasons.append(f"{router.address}: {error.code().name} {error.details()}")
+                    log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
+                    raise InternalError(f"{address}: {error.details()}") from error
+                reasons.append(f"{address}: {error.code().name} {error.details()}")
                 self._leave(index, error)
             else:
                 self._answered.set()
@@ -181,10 +176,26 @@ class Link:
                 return response
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
+    async def _ask(self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float) -> _Response:
+        line = self._channels.take(address)
+        try:
+            response: _Response = await line.method(method)(request, timeout=timeout, metadata=self._trust.metadata())
+        finally:
+            for channel in self._channels.give_back(line):
+                await channel.close()
+        return response
+
     def _leave(self, index: int, error: grpc.aio.AioRpcError) -> None:
         if self._current == index:
-            self._current = (index + 1) % len(self._routers)
-        if index not in self._down:
+            self._current = (index + 1) % len(self._addresses)
+        reason = f"{error.code().name} {error.details()}"
+        if error.code() in _NOT_LET_IN:
+            self._tell_not_let_in(self._addresses[index], reason)
+        elif index not in self._down:
             self._down.add(index)
-            reason = f"{error.code().name} {error.details()}"
             log.warning("a router does not answer", extra=fields({"router": self._addresses[index], "reason": reason}))
+
+    def _tell_not_let_in(self, address: str, reason: str) -> None:
+        if time.monotonic() >= self._told + TELL_SECONDS:
+            self._told = time.monotonic()
+            log.error("a router does not take our token or certificate", extra=fields({"router": address, "reason": reason}))

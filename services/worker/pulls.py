@@ -1,18 +1,39 @@
-"""How many pulls to have in flight: decisions only.
+"""Which pulls to have in flight: decisions only.
 
 On the way of a request before everything else in the worker; `intake.py` acts on what is decided here.
+
+What lies in a lane is shared out fairly by Redis, what lies here by the batcher. What neither can do is to let a job overtake that
+is still there while the room here is full. So little is kept here of each lane, at most one batch and a half and what one pull
+brings; some of it is fetched just before the device is free; and lanes of which little waits here are always asked for, however
+much there is of others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-PREFETCHED_BATCHES: Final = 2
-"""Pull while less than so many batches wait: one is always ready when the device is free, and no work is hoarded."""
+LEAD_SECONDS: Final = (0.004, 0.02)
+"""At least and at most so long before the device is free more is asked for."""
 
-LEAD_SECONDS: Final = 0.015
-"""How long before the device is free the next work is asked for: a pull and its tokenising take a few milliseconds."""
+PROMPT_SECONDS: Final = 0.05
+"""A pull that takes longer has waited for work."""
+
+LITTLE: Final = 3 / 8
+"""A lane of which at most that part of a batch waits is asked for at any time: it has not yet given what a pull asks for."""
+
+MUCH: Final = 3 / 2
+"""Of a lane of which more batches than that wait nothing is asked for."""
+
+QUICK_SECONDS: Final = 0.03
+"""Batches that take less are over before a pull is: two of a lane are kept ready, by pulls for whole ones. Of others one."""
+
+MOST_BATCHES: Final = 6
+"""Token budgets that may wait here, of all lanes together; beyond that nothing is pulled."""
+
+MOST_PULLS: Final = 8
+"""In flight. Each brings its tokens at most (or one larger job), so that never more wait than MOST_BATCHES and these together."""
 
 LaneName = tuple[str, str]
 """Model and adapter; an empty adapter is none."""
@@ -20,55 +41,102 @@ LaneName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull in flight: the lanes it was sent for, and whether it may be answered with a model to load."""
+    """In flight, or to be sent: for which lanes, whether it may be answered with a model to load, and for how many tokens."""
 
     lanes: frozenset[LaneName]
     can_load: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """Of one lane here.
+
+    `waiting_tokens`: pulled, not yet in a forward pass. `batch_tokens`, `batch_seconds`: of one batch; 0 seconds: unknown.
+    """
+
+    waiting_tokens: int = 0
+    batch_tokens: int = 1 << 30
+    batch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """Of the worker now.
 
-    `lanes`: of what is loaded. `waiting_tokens`: pulled, not yet in a forward pass. `busy_seconds`: until the device is free.
+    `lanes`: of what is loaded. `waiting_tokens`: of all lanes. `busy_seconds`: until the device is free. `lead_seconds`: `Lead`.
     """
 
-    lanes: frozenset[LaneName]
+    lanes: Mapping[LaneName, LaneState]
     can_load: bool
     flying: tuple[Pull, ...]
     waiting_tokens: int
     busy_seconds: float
+    lead_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Pulls to start now, and after how many seconds to look again even if nothing happens (None: no need)."""
 
-    start: int
+    pulls: tuple[Pull, ...] = ()
     look_again: float | None = None
 
 
+class Lead:
+    """How long before the device is free the last work for the next batch must be asked for: what a pull and its tokenising take,
+    measured. Later is in vain, and whoever comes in between waits for one more batch."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.01
+
+    def heard(self, seconds: float) -> None:
+        """So long after it was sent a pull's jobs were tokenised."""
+        if seconds < PROMPT_SECONDS:
+            least, most = LEAD_SECONDS
+            self.seconds += 0.1 * (min(max(1.25 * seconds, least), most) - self.seconds)
+
+
 def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
-    """Each pull asks for up to `budget_tokens`.
+    """`budget_tokens`: of the largest batch. A pull asks for half of one.
 
-    At idle two are in flight, so that one is waiting at the router while the other's job is worked on. While the device is busy and
-    something waits already, the next is held back until the device is nearly free: what arrives in between then comes in one answer
-    and goes back in one, instead of in many.
+    At idle two pulls for everything are in flight, so that one is waiting at the router while the other's job is worked on. While
+    the device is busy one asks for lanes of which little waits here. Of others more is asked for when the device is nearly free,
+    unless more than one and a half batches wait: what arrives in between then comes in one answer and goes back in one, and whoever
+    has had least of its lane is in the next batch.
     """
-    offers = bool(situation.lanes) or situation.can_load
-    room = PREFETCHED_BATCHES * budget_tokens - situation.waiting_tokens
-    if not offers or room <= 0:
-        return Plan(0)
-    is_busy = situation.busy_seconds > LEAD_SECONDS
-    if is_busy and situation.waiting_tokens > 0:
-        return Plan(0, situation.busy_seconds - LEAD_SECONDS)
-    unclaimed = -(-room // budget_tokens) - len(situation.flying)
-    allowed = (1 if is_busy else 2) - len(situation.flying)
-    return Plan(max(min(unclaimed, allowed), 1 if _has_news(situation) else 0))
+    s = situation
+    if s.waiting_tokens >= MOST_BATCHES * budget_tokens:
+        return Plan()
+    is_late = s.busy_seconds <= s.lead_seconds
+    look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
+    pulls: list[Pull] = []
+    for size, lanes in _by_size(s.lanes, budget_tokens).items():
+        is_quick = any(0 < state.batch_seconds < QUICK_SECONDS for state in lanes.values())
+        tokens = size if is_quick else max(1, size // 2)
+        most = size * (MUCH if is_late else LITTLE)
+        wanted = frozenset(name for name, state in lanes.items() if state.waiting_tokens <= most)
+        if wanted:
+            is_dry = is_late and not any(lanes[name].waiting_tokens for name in wanted)
+            copies = 2 if is_dry and (is_quick or not s.waiting_tokens) else 1
+            pulls += [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, s.flying))
+    if s.can_load and not any(pull.can_load for pull in (*s.flying, *pulls)):
+        empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
+        pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))
+    return Plan(tuple(pulls[: MOST_PULLS - len(s.flying)]), look_again)
 
 
-def _has_news(situation: Situation) -> bool:
-    """Whether no pull in flight mentions a model or adapter that was loaded since, or that there is room for one more model."""
-    asked = {lane for pull in situation.flying for lane in pull.lanes}
-    may_load = any(pull.can_load for pull in situation.flying)
-    return bool(situation.lanes - asked) or (situation.can_load and not may_load)
+def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[int, dict[LaneName, LaneState]]:
+    """Lanes with batches of about the same size: a pull has one budget, and what is little for a fast model blocks a slow one."""
+    sizes: dict[int, dict[LaneName, LaneState]] = {}
+    for name, state in lanes.items():
+        size = budget_tokens
+        while size > max(1, state.batch_tokens) * 4 // 3:
+            size //= 2
+        sizes.setdefault(max(1, size), {})[name] = state
+    return sizes
+
+
+def _asked(lanes: frozenset[LaneName], flying: tuple[Pull, ...]) -> int:
+    """How many pulls in flight ask for the lane that is asked for least."""
+    return min(sum(lane in pull.lanes for pull in flying) for lane in lanes)

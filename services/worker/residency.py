@@ -137,9 +137,9 @@ class Residency:
     # What is served
 
     def lanes(self) -> list[str]:
-        """Models to pull for, the least recently served first: under load they take turns."""
+        """Models to pull for, those first that have had least of the device, then the least recently served."""
         serving = [place.resident for place in self._space.places.values() if not place.resident.leaving]
-        return [one.name for one in sorted(serving, key=lambda one: one.last_used)]
+        return [one.name for one in sorted(serving, key=lambda one: (one.turn, one.last_used))]
 
     def serving(self, model: str) -> Resident | None:
         """The model, if it takes work."""
@@ -345,5 +345,8 @@ def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, OnDisk], catal
             cards[model] = OnDisk(card, disk.weight_bytes(directory, ITEM_BYTES.get(card.dtype, item_bytes)))
         except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
             log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
+            cards[model] = OnDisk()
+        except Exception:  # whatever one directory holds, the others are served
+            log.exception("a model on disk cannot be read", extra=fields({"model": model}))
             cards[model] = OnDisk()
     return cards

@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.telemetry.logs import fields
 from services.worker.batcher import Batch, Group, Limits, Waiting, WaitingRoom
 from services.worker.held import HeldJob
 from services.worker.ladder import Caps, Ladder, Outcome
+from services.worker.meter import Meter
 from services.worker.models import EncodeWork, Prepared, ScoreWork
+from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)
+
+ALONE: Final = 6
+"""How many times as long a batch may take while nobody else wants the device."""
+
+SLOW: Final = 3
+"""How many times as long a batch may take of a model that else would not get EFFICIENT_TOKENS done."""
+
+EFFICIENT_TOKENS: Final = 256
+"""Of a batch: smaller ones cost throughput (on a CPU 128 tokens 20 %, 256 tokens 10 %, of what large ones get done)."""
+
+UNMEASURED: Final = 8
+"""By what the token budget is divided for the first batch of a model while others want the device: it may turn out to be slow."""
 
 
 class Outcomes(Protocol):
@@ -42,6 +56,7 @@ class Runner:
     `clock` rises, `unix_time` tells deadlines (both seconds). `recover` is called after a failed forward pass, before anything else
     is tried; if it raises, the device is lost and `ended` has its error. `trim` gives unused memory back. `relieve` lets an idle
     model other than the named one go, and says whether one went; it may block the device thread. `enter` runs first on that thread.
+    `waste` hears of every forward pass.
     """
 
     def __init__(
@@ -55,6 +70,7 @@ class Runner:
         trim: Callable[[], None],
         relieve: Callable[[str], bool],
         enter: Callable[[], None],
+        waste: Waste,
     ) -> None:
         self.ended: Future[None] = Future()
         self._limits = limits
@@ -63,11 +79,13 @@ class Runner:
         self._unix_time = unix_time
         self._ladder = Ladder(recover, trim, relieve)
         self._enter = enter
+        self._waste = waste
         self._caps = Caps(limits.tokens)  # of the device thread alone
         # Mutable state, all of it guarded by the condition's lock.
         self._condition = threading.Condition()
         self._room = WaitingRoom()
         self._jobs: dict[int, HeldJob] = {}
+        self._meters: dict[str, Meter] = {}
         self._free_at = 0.0
         self._stopping = False
         # A daemon, because a forward pass cannot be interrupted and must not outlive the grace of a stopping worker.
@@ -87,6 +105,21 @@ class Runner:
     def waiting_tokens(self) -> int:
         return self._room.tokens
 
+    def waiting(self) -> dict[tuple[str, str], int]:
+        """Tokens that wait, by model and adapter."""
+        with self._condition:
+            return dict(self._room.lanes)
+
+    def batch_tokens(self, models: Iterable[str]) -> dict[str, int]:
+        """The largest batch of each model that would be run now: the token budget, or what it gets done in the time it may take."""
+        with self._condition:
+            return {model: self._most_tokens(model) for model in models}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward pass is in progress."""
+        return self._free_at > 0.0
+
     @property
     def busy_seconds(self) -> float:
         """How much longer the forward pass in progress is expected to take; 0 if none is, or nobody can tell."""
@@ -100,7 +133,8 @@ class Runner:
                 prepared = held.ready
                 waiting = [Waiting(held.number, index, sequence.tokens, now) for index, sequence in enumerate(prepared.sequences)]
                 self._jobs[held.number] = held
-                self._room.add(Group(held.resident.name, prepared.head), waiting)
+                self._meters[held.resident.name] = held.resident.meter
+                self._room.add(Group(held.resident.name, prepared.head), waiting, held.flow, held.weight)
             self._condition.notify()
 
     def _main(self) -> None:
@@ -118,7 +152,7 @@ class Runner:
         with self._condition:
             while not self._stopping:
                 self._drop_stale()
-                batch = self._room.take(self._limits, self._clock(), self._caps.of)
+                batch = self._room.take(self._limits, self._clock(), self._cap)
                 if batch is not None:
                     meter = self._jobs[batch.chosen[0].job].resident.meter
                     self._free_at = self._clock() + meter.expected_seconds(batch.tokens)
@@ -129,6 +163,21 @@ class Runner:
                 self._condition.wait()
         return None
 
+    def _cap(self, group: Group) -> int:
+        return min(self._caps.of(group), self._most_tokens(group.model))
+
+    def _most_tokens(self, model: str) -> int:
+        """By how long it may take."""
+        is_shared = self._room.is_shared(model)
+        meter, seconds = self._meters.get(model), self._limits.seconds
+        if meter is None or not meter.tokens_per_second:
+            most = self._limits.tokens // UNMEASURED if is_shared else self._limits.tokens
+        elif is_shared:
+            most = max(meter.most_tokens(seconds), min(meter.most_tokens(SLOW * seconds), EFFICIENT_TOKENS))
+        else:
+            most = meter.most_tokens(ALONE * seconds)
+        return max(1, min(most, self._limits.tokens))
+
     def _drop_stale(self) -> None:
         """Before the forward pass: jobs that nobody waits for any more."""
         now = self._unix_time()
@@ -136,6 +185,7 @@ class Runner:
         unwanted = [held for held in self._jobs.values() if held.unwanted]
         self._forget([*expired, *unwanted])
         for held in expired:
+            self._waste.dropped(held)
             self._outcomes.failed(held, DeadlinePassed("the deadline passed while the job waited for the device"))
 
     def _forget(self, jobs: Collection[HeldJob]) -> None:
@@ -151,11 +201,24 @@ class Runner:
         head = jobs[0].ready.head
         started = self._clock()
         climbed = self._ladder.run(resident.name, partial(resident.model.forward, head), sequences)
-        seconds = self._clock() - started
+        ended = self._clock()
+        seconds = ended - started
+        self._waste.computed(jobs, [one.tokens for one in batch.chosen], seconds)
+        with self._condition:
+            self._room.ran(batch, seconds, ended)
+            resident.turn = self._room.turn(resident.name)
         self._caps.ran(batch.group, climbed.fitted_tokens)
         if climbed.is_clean:
             resident.meter.add_forward(batch.tokens, seconds)
-        told = fields({"model": resident.name, "tokens": batch.tokens, "sequences": len(sequences), "seconds": seconds})
+        told = fields(
+            {
+                "model": resident.name,
+                "tenant": jobs[0].job.tenant,
+                "tokens": batch.tokens,
+                "sequences": len(sequences),
+                "seconds": seconds,
+            }
+        )
         log.debug("batch", extra=told)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds

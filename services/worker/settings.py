@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from shoal.trust import Trust
+
 from libs.catalog.cards import parse_folders, read_catalog
 from libs.catalog.overrides import Catalog
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, integer, number, random_id
+from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
 from libs.store import check_urls, default_root
 from services.worker.disk import Shelf, parse_shelves
@@ -29,6 +32,8 @@ class Settings:
 
     worker_id: str
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
+    trust: Trust = field(default_factory=Trust)
+    """Which routers to believe, and what to show them: SHOAL_TLS…, SHOAL_TOKEN…"""
     pool: str = "cpu"
     models: tuple[Shelf, ...] = ()
     stores: tuple[str, ...] = ()
@@ -47,6 +52,9 @@ class Settings:
     batch_items: int = 512
     max_age_seconds: float = 0.5
     """A sequence that has waited longer is served strictly in its turn, however badly it fits."""
+    batch_seconds: float = 0.05
+    """How long a forward pass may be expected to take while several models or tenants want the device: up to three times that if it
+    would be less than 256 tokens, and six times that while nobody else wants it."""
     memory_bytes: int = 0
     """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on a CPU, all but a reserve of the
     device's on an accelerator."""
@@ -72,10 +80,12 @@ class Settings:
         check_name(self.worker_id, "SHOAL_WORKER_ID")
         check_name(self.pool, "SHOAL_POOL")
         check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "addresses separated by commas")
+        _check_trust(self.trust, self.routers)
         check(self.threads >= 1, "SHOAL_THREADS", "at least 1")
         check(self.batch_tokens >= 0, "SHOAL_BATCH_TOKENS", "at least 1, or 0 for the device's default")
         check(self.batch_items >= 1, "SHOAL_BATCH_ITEMS", "at least 1")
         check(0 < self.max_age_seconds <= 60, "SHOAL_MAX_AGE_SECONDS", "above 0, at most 60")
+        check(0.001 <= self.batch_seconds <= 60, "SHOAL_BATCH_SECONDS", "0.001..60")
         check(self.store_bytes >= 0, "SHOAL_STORE_BYTES", "at least 1, or 0 for what the disk has")
         check(self.memory_bytes >= 0, "SHOAL_MEMORY_BYTES", "at least 1, or 0 for the device's default")
         check(self.host_bytes is None or self.host_bytes >= 0, "SHOAL_HOST_BYTES", "at least 0, or empty for the device's default")
@@ -93,6 +103,7 @@ class Settings:
         return Settings(
             worker_id=environ.get("SHOAL_WORKER_ID") or random_id("worker"),
             routers=tuple(address.strip() for address in environ.get("SHOAL_ROUTERS", "127.0.0.1:50051").split(",")),
+            trust=_trust(environ),
             pool=environ.get("SHOAL_POOL", "cpu"),
             models=parse_shelves(environ.get("SHOAL_MODELS", "")),
             stores=check_urls(environ.get("SHOAL_STORES", "")),
@@ -105,6 +116,7 @@ class Settings:
             batch_tokens=integer(environ, "SHOAL_BATCH_TOKENS", 0),
             batch_items=integer(environ, "SHOAL_BATCH_ITEMS", 512),
             max_age_seconds=number(environ, "SHOAL_MAX_AGE_SECONDS", 0.5),
+            batch_seconds=number(environ, "SHOAL_BATCH_SECONDS", 0.05),
             memory_bytes=integer(environ, "SHOAL_MEMORY_BYTES", 0),
             host_bytes=integer(environ, "SHOAL_HOST_BYTES", 0) if environ.get("SHOAL_HOST_BYTES") else None,
             adapters=integer(environ, "SHOAL_ADAPTERS", 32),
@@ -123,6 +135,21 @@ class Settings:
         told = {one.name: str(getattr(self, one.name)) for one in fields(self)}
         return told | {
             "routers": ",".join(self.routers),
+            "trust": self.trust.describe(),
             "models": ":".join(map(str, self.models)),
             "stores": ",".join(self.stores),
         }
+
+
+def _trust(environ: Mapping[str, str]) -> Trust:
+    try:
+        return Trust.from_env(environ)
+    except ValueError as error:
+        raise InvalidInput(str(error), field="SHOAL_TLS_CA") from None
+
+
+def _check_trust(trust: Trust, routers: tuple[str, ...]) -> None:
+    try:
+        trust.check(routers)
+    except ValueError as error:
+        raise InvalidInput(str(error), field="SHOAL_TOKEN") from None

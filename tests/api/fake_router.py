@@ -1,10 +1,11 @@
 """A real gRPC server on loopback that answers as a router does, from arithmetic instead of models.
 
-`python -m tests.api.fake_router` serves one in its own process, to be killed.
+`python -m tests.api.fake_router [port]` serves one in its own process, to be killed.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,8 @@ class Call:
     request: Message
     metadata: dict[str, str]
     seconds_left: float
+    certificate: bytes = b""
+    """What the caller showed, PEM."""
 
     @property
     def request_id(self) -> str:
@@ -90,7 +93,8 @@ class FakeRouter:
         """What every call begins with; the call's number."""
         metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
         with self._lock:
-            self.calls.append(Call(method, request, metadata, context.time_remaining() or 0.0))
+            shown = context.auth_context().get("x509_pem_cert") or [b""]
+            self.calls.append(Call(method, request, metadata, context.time_remaining() or 0.0, bytes(shown[0])))
             number = len(self.calls)
             refusal = self.refusals.pop(0) if self.refusals else None
             self.active += 1
@@ -286,6 +290,7 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
         noticed = mesh_pb2.WorkerStatus(
             worker_id="w2", pool="l4-spot", device="cuda", host_memory_bytes=2**33, host_used_bytes=2**28, preempted_in_seconds=25.0
         )
+        noticed.device_seconds, noticed.wasted_seconds = 200.0, 5.0
         lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99)
         models = [_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
         mesh = mesh_pb2.Mesh(workers=[worker, noticed], models=models, lanes=[lane], router_id="router-1", scheduler=LEADER)
@@ -332,7 +337,7 @@ def _main() -> None:
     """Serves a router that holds every Encode, and says when one has come."""
     router = FakeRouter()
     router.gate.clear()
-    with serving(router):
+    with serving(router, port=int(sys.argv[1]) if sys.argv[1:] else 0):
         print(router.address, flush=True)
         while not router.calls:
             threading.Event().wait(0.01)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,7 @@ import shoal
 from shoal import errors, transport
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 
+from services.local.settings import free_port
 from tests.api.fake_router import MODEL, FakeRouter, serving
 from tests.support.waiting import wait_until
 
@@ -163,6 +165,26 @@ def test_the_address_comes_from_the_environment(router: FakeRouter, monkeypatch:
         client.encode(MODEL, "x")
     monkeypatch.delenv("SHOAL_ADDRESS")
     assert shoal.Client().address == "127.0.0.1:50051"
+
+
+def test_who_found_nobody_connects_when_somebody_is_there() -> None:
+    port = free_port()
+    with shoal.Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(errors.CannotConnect):
+            client.healthy(timeout=1.5)
+        # In a process of its own: gRPC's threads of a server here would get on with the client's connection, too.
+        command = [sys.executable, "-m", "tests.api.fake_router", str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "libs/api:."}) as process:
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                for _ in range(15):  # tries that are short, as failing over is
+                    with suppress(errors.ShoalError):
+                        assert client.healthy(timeout=0.2)
+                        return
+                pytest.fail("it never connected")
+            finally:
+                process.kill()
 
 
 @pytest.fixture(scope="module")

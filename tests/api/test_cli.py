@@ -201,12 +201,20 @@ def test_status(run: Run, router: FakeRouter) -> None:
     shown = run("status").out
     for wanted in ("router-1", "serving", "w1 (draining)", "128.0 MiB of 8.0 GiB", "1,234", MODEL):
         assert wanted in shown
-    for wanted in ("scheduler s1 leads; its last plan was 0.5 s ago", "w2 (machine gone in 25 s)", "256.0 MiB of 8.0 GiB"):
+    lines = (
+        "scheduler s1 leads; its last plan was 0.5 s ago",
+        "w2 (machine gone in 25 s)",
+        "256.0 MiB of 8.0 GiB",
+        "200 s",
+        "2.5 %",
+    )
+    for wanted in lines:
         assert wanted in shown
     answer = run("status", "--json").json()
     assert (answer["serving"], answer["address"], answer["router_id"]) == (True, router.address, "router-1")
     assert answer["lanes"][0]["done_jobs"] == 99
     assert [worker["preempted_in_seconds"] for worker in answer["workers"]] == [None, 25.0]
+    assert [(worker["device_seconds"], worker["wasted_seconds"]) for worker in answer["workers"]] == [(0, 0), (200, 5)]
     assert answer["scheduler"] == {"scheduler_id": "s1", "plan": 7, "age_seconds": 0.5}
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shoal import codec
+from shoal.errors import InternalError
 from shoal.results import Floats
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2
 
@@ -63,7 +64,7 @@ def test_bits_are_for_binary_only(values: Floats) -> None:
 
 
 def test_a_newer_data_type_is_named_as_such() -> None:
-    with pytest.raises(ValueError, match="data type 0"):
+    with pytest.raises(InternalError, match="data type 0"):
         codec.vectors(tensor_pb2.Tensor(shape=[1, 1], data=b"1234"))
 
 
@@ -113,3 +114,50 @@ def test_an_extraction_keeps_every_kind() -> None:
 def test_a_model_without_a_card() -> None:
     model = codec.model(models_pb2.Model(model="a/b", state=models_pb2.MODEL_STATE_FAILED, last_error="why"))
     assert (model.state, model.card, model.places, model.last_error) == ("failed", None, (), "why")
+
+
+F32 = tensor_pb2.DATA_TYPE_FLOAT32
+HOSTILE: dict[str, inference_pb2.EncodeResponse] = {
+    "no shape": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32)),
+    "a negative shape": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32, shape=[-1, 4], data=bytes(16))),
+    "other bytes": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32, shape=[1, 4], data=bytes(15))),
+    "a huge shape": inference_pb2.EncodeResponse(
+        dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BINARY, shape=[1, 2**63 - 1], data=b"")
+    ),
+    "scales of other rows": inference_pb2.EncodeResponse(
+        dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_INT8, shape=[1, 4], data=bytes(4), scale=bytes(8))
+    ),
+    "offsets beyond the rows": inference_pb2.EncodeResponse(
+        multi_vector=tensor_pb2.Ragged(values=tensor_pb2.Tensor(data_type=F32, shape=[1, 1], data=bytes(4)), offsets=[0, 9])
+    ),
+    "a column that is none": inference_pb2.EncodeResponse(
+        sparse=tensor_pb2.SparseMatrix(
+            columns=2,
+            offsets=[0, 1],
+            indices=b"\xff\xff\xff\xff",
+            values=tensor_pb2.Tensor(data_type=F32, shape=[1], data=bytes(4)),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_answer_that_does_not_fit_together_is_a_shoal_error(name: str) -> None:
+    with pytest.raises(InternalError, match="cannot be read"):
+        codec.encode_result(HOSTILE[name])
+
+
+def test_scores_and_rankings_fit_each_other() -> None:
+    scores = tensor_pb2.Tensor(data_type=F32, shape=[1], data=bytes(4))
+    with pytest.raises(InternalError, match="ranking"):
+        codec.score_result(inference_pb2.ScoreResponse(scores=scores, ranking=[1]))
+    with pytest.raises(InternalError):
+        codec.score_result(inference_pb2.ScoreResponse(scores=tensor_pb2.Tensor(data=b"abc")))
+
+
+def test_what_a_newer_mesh_says_is_told_by_its_number() -> None:
+    message = models_pb2.Model(model="org/name", state=99, card=models_pb2.ModelCard(tasks=[77]))  # type: ignore[arg-type, list-item]
+    found = codec.model(message)
+    assert found.state == "unknown_99"
+    assert found.card is not None
+    assert found.card.tasks == ("unknown_77",)

@@ -95,3 +95,8 @@ def test_errors_travel_between_processes() -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(other) is errors.QueueFull
         assert (str(other), other.retry_after, other.reason) == ("full [NEWER, request abc]", 1.0, "NEWER")
+
+
+def test_details_that_are_garbage_are_none() -> None:
+    error = errors.decode("INVALID_ARGUMENT", "wrong", b"\xff\xff\xff", address="x")
+    assert (error.code, error.message) == ("INVALID_ARGUMENT", "wrong")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -16,6 +16,10 @@ from libs.catalog.overrides import Catalog, Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.store.names import is_model_id
 from tests.catalog.test_detect import POOLING, old, write
+
+# It compiles grammars for seconds, which every process would do that only collects this file.
+if TYPE_CHECKING:
+    import jsonschema
 
 FULL = """
 model: org/name
@@ -165,6 +169,8 @@ def test_a_folder_that_is_not_there() -> None:
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.Draft7Validator:
+    import jsonschema
+
     made = json.loads(schema.FILE.read_text())
     jsonschema.Draft7Validator.check_schema(made)
     return jsonschema.Draft7Validator(made)
@@ -248,3 +254,15 @@ def test_ids_are_those_of_the_store(tmp_path: Path, model: str) -> None:
     else:
         with pytest.raises(InvalidInput):
             catalog(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 1200, "{a: " * 900, "model: org/name\nmax_tokens: " + "9" * 5000, "model: org/name\nmemory_bytes: " + "9" * 5000,
+        "model: &a [*a]", "model: org/name\nprompts: {\"\\ud800\": x}",
+    ],
+)  # fmt: skip
+def test_yaml_that_would_exhaust_the_reader_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"\.yaml"):
+        catalog(tmp_path, text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 import yaml
 
@@ -14,6 +14,10 @@ from libs.catalog.cards import read_catalog
 from libs.catalog.overrides import Catalog, Overrides
 from libs.catalog.pools import Pools, PoolSpec, check_cards, read_pools
 from libs.errors import InvalidInput
+
+# It compiles grammars for seconds, which every process would do that only collects this file.
+if TYPE_CHECKING:
+    import jsonschema
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pools.yaml"
 TWO = "pools: {cpu: {device: cpu}, l4-spot: {device: cuda}}\n"
@@ -124,6 +128,8 @@ def test_a_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.Draft7Validator:
+    import jsonschema
+
     made = json.loads(schema.POOLS_FILE.read_text())
     jsonschema.Draft7Validator.check_schema(made)
     return jsonschema.Draft7Validator(made)

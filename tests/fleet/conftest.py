@@ -1,4 +1,4 @@
-"""The registry as two routers see it."""
+"""The registry as two routers see it, as Redis' ACL lets them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from libs.fleet import Fleet
 
 
 @pytest.fixture
-def fleet(redis: Redis) -> Fleet:
-    return Fleet(redis)
+def fleet(as_router: Redis) -> Fleet:
+    return Fleet(as_router)
 
 
 @pytest.fixture
-def other(redis: Redis) -> Fleet:
+def other(as_router: Redis) -> Fleet:
     """Another router's view."""
-    return Fleet(redis)
+    return Fleet(as_router)

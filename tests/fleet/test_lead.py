@@ -26,12 +26,13 @@ async def test_one_leads_at_a_time(fleet: Fleet, other: Fleet) -> None:
     fences = await asyncio.gather(*(one.lead(f"s{number}") for number, one in enumerate([fleet, other] * 20)))
     (fence,) = {fence for fence in fences if fence is not None}
     assert fences.count(None) == 39
-    assert await fleet.lead("s0", fence) == fence
-    assert await other.lead("s1", fence) is None
-    assert await other.lead("s0", fence - 1) is None  # started again under the same name
+    first = f"s{fences.index(fence)}"
+    assert await fleet.lead(first, fence) == fence
+    assert await other.lead("another", fence) is None
+    assert await other.lead(first, fence - 1) is None  # started again under the same name
     leader = (await other.refresh()).leader
     assert leader is not None
-    assert (leader.scheduler_id, leader.fence, leader.plan) == ("s0", fence, 0)
+    assert (leader.scheduler_id, leader.fence, leader.plan) == (first, fence, 0)
 
 
 async def test_a_later_leader_has_a_higher_number(fleet: Fleet, other: Fleet, redis: Redis) -> None:

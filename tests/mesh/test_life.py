@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster
 from tests.support.texts import texts
 from tests.support.waiting import wait_until
 
-TEXTS = texts(60, shortest=1, longest=40, seed=11)
+TEXTS = texts(60, shortest=1, longest=12, seed=11)
 
 
 async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, models: str) -> None:

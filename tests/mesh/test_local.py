@@ -64,6 +64,27 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
         assert logs is not None
 
 
+def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
+    with up("--port", "0", "--workers", "1", "--no-scheduler", "--tls") as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line.strip())
+            if "Ctrl-C" in line:
+                break
+        (command,) = (line for line in said if line.startswith("python -c"))
+        told = subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True, text=True)
+        assert told.stdout.strip() == "(1, 384)"
+        encode, status = (shlex.split(line) for line in said if line.startswith("shoal"))
+        assert "384" in subprocess.run([*SHOAL, *encode[1:]], check=True, capture_output=True, text=True).stdout
+        assert "worker-0" in subprocess.run([*SHOAL, *status[1:]], check=True, capture_output=True, text=True).stdout
+        address = encode[encode.index("--address") + 1]
+        with shoal.Client(address, retry=shoal.RetryPolicy(attempts=1)) as nobody, pytest.raises(shoal.errors.CannotConnect):
+            nobody.encode(MINILM, "Hello, mesh")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
 def test_up_says_which_port_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

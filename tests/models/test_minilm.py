@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def wanted() -> tuple[list[str], np.ndarray]:
-    found = [*texts(48, 1, 300), "x", "1,000!"]
+    found = [*texts(24, 1, 300), "x", "1,000!"]
     return found, SentenceTransformer(str(DIRECTORY), device="cpu").encode(found)
 
 

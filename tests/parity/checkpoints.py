@@ -72,7 +72,7 @@ def write_checkpoint(
         kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
         vocabulary=vocabulary, config=config,
     )  # fmt: skip
-    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if RECIPES[kind].like:
         settings = json.loads((directory / "config.json").read_text())
         _write_json(directory / "config.json", settings | {"model_type": kind})

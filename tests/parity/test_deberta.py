@@ -109,7 +109,7 @@ def test_tokens_that_see_only_the_first_ones(tmp_path: Path) -> None:
 def test_checkpoints_of_half_precision_in_shards(dtype: torch.dtype, tmp_path: Path) -> None:
     encoder = load(write_checkpoint("deberta-v2", tmp_path, dtype=dtype, max_shard_size="30KB"))
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    model = random_model("deberta-v2").to(dtype).float()  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    model = random_model("deberta-v2").to(dtype).float()
     ids = random_ids((1, 30, 64))
     assert worst(packed(encoder, ids), reference(model, ids)) <= 1e-5
 
@@ -119,7 +119,7 @@ def test_bfloat16_where_distances_have_projections(tmp_path: Path) -> None:
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings), torch.bfloat16)
     ids = random_ids((1, 9, 64))
     exact = reference(random_model("deberta-v2", config=settings), ids)
-    half = random_model("deberta-v2", config=settings).to(torch.bfloat16)  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    half = random_model("deberta-v2", config=settings).to(torch.bfloat16)
     assert worst(packed(encoder, ids), exact) < 3 * worst(reference(half, ids), exact)
 
 

@@ -230,7 +230,7 @@ def test_the_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
 
 def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None:
     encoder = load_encoder(write_checkpoint("gemma3_text", tmp_path, hidden=96), torch.bfloat16)
-    model = random_model("gemma3_text", hidden=96).to(torch.bfloat16)  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    model = random_model("gemma3_text", hidden=96).to(torch.bfloat16)
     ids = random_ids((40,))
     theirs = cast(Any, model).embed_tokens(torch.from_numpy(ids[0])[None].long())[0]
     assert torch.equal(encoder.embed(Packed.of(ids)), theirs)

@@ -92,7 +92,7 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(kind: Kind, tmp_path: 
     encoder = load(write_checkpoint(kind, tmp_path), torch.bfloat16)
     ids = random_ids()
     exact = reference(random_model(kind), ids)
-    own = worst(reference(random_model(kind).to(torch.bfloat16), ids), exact)  # type: ignore[arg-type]  # Its wrapper hides `self`.
+    own = worst(reference(random_model(kind).to(torch.bfloat16), ids), exact)
     assert worst(packed(encoder, ids), exact) < 3 * own
 
 

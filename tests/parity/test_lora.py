@@ -150,7 +150,7 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(
     a = adapted(tmp_path, kind, adapters[:4], torch.bfloat16)
     batch = a.batch()
     exact = a.wanted(batch)
-    own = Adapted(a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}).wanted(batch)  # type: ignore[arg-type]
+    own = Adapted(a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}).wanted(batch)
     assert worst(a.forward(batch), exact) < 3 * worst(own, exact)
 
 

@@ -38,7 +38,7 @@ IDF = {"rights": 2.5, "the": 0.25, ".": 0.0, "no token of any vocabulary": 3.0}
 def write_splade(directory: Path, kind: Kind = "bert", *, config: dict[str, object] | None = None, **settings: object) -> Path:
     """A masked language model with SpladePooling, as sentence-transformers 6 saves it; `settings` are SpladePooling's."""
     write_checkpoint(kind, directory / "base", head="masked_lm", config=config)
-    pooling = SpladePooling(**settings)  # type: ignore[arg-type]
+    pooling = SpladePooling(**settings)
     SparseEncoder(modules=[masked(directory / "base"), pooling], device="cpu").save(str(directory / "saved"))
     return directory / "saved"
 
@@ -196,7 +196,7 @@ def write_router(directory: Path, default_route: str = "document") -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "base")
     weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(3)) * 5
     weight[10:20] = 0
-    static = SparseStaticEmbedding(tokenizer, weight)  # type: ignore[arg-type]  # It takes any tokenizer.
+    static = SparseStaticEmbedding(tokenizer, weight)
     router = Router.for_query_document([static], [masked(directory / "base"), SpladePooling("max", "log1p_relu")], default_route)
     SparseEncoder(modules=[router], device="cpu", similarity_fn_name="dot").save(str(directory / "saved"))
     return directory / "saved"
@@ -232,7 +232,7 @@ def test_query_weights_in_json(tmp_path: Path) -> None:
     write_json(tmp_path / "idf.json", IDF)
     model = load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    static = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)  # type: ignore[arg-type]  # Any will do.
+    static = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)
     # A token outside the vocabulary would overwrite the unknown token's weight; here it is left out.
     static.weight.data[tokenizer.unk_token_id] = 0
     router = Router.for_query_document([static], [masked(tmp_path), SpladePooling("max")])

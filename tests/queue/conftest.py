@@ -1,4 +1,4 @@
-"""The lanes of one router, on the redis-server of all tests."""
+"""The lanes of two routers, on the redis-server of all tests, as Redis' ACL lets routers use it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def lanes(redis: Redis, clock: Clock) -> Lanes:
+def lanes(as_router: Redis, clock: Clock) -> Lanes:
     """The lanes of router `a`."""
-    return make_lanes(redis, clock, "a")
+    return make_lanes(as_router, clock, "a")
 
 
 @pytest.fixture
-def other(redis: Redis, clock: Clock) -> Lanes:
+def other(as_router: Redis, clock: Clock) -> Lanes:
     """The lanes of router `b`."""
-    return make_lanes(redis, clock, "b")
+    return make_lanes(as_router, clock, "b")

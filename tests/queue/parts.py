@@ -51,9 +51,9 @@ async def add(lanes: Lanes, *jobs: QueuedJob, max_tokens: int = 10**9) -> bool:
     return admitted
 
 
-async def lease(lanes: Lanes, budget_tokens: int = 10**6, budget_jobs: int = 256) -> Pulled:
+async def lease(lanes: Lanes, budget_tokens: int = 10**6, budget_jobs: int = 256, *, worker: str = "w") -> Pulled:
     """A pull that must find something."""
-    pulled = await lanes.pull(LANE, budget_tokens=budget_tokens, budget_jobs=budget_jobs)
+    pulled = await lanes.pull(LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs)
     assert isinstance(pulled, Pulled)
     return pulled
 
@@ -79,6 +79,7 @@ class Inside:
     batches: set[str]
     tenants: set[str]
     queued_tokens: int
+    holders: dict[str, str]
 
 
 def raw(reply: object) -> bytes:
@@ -88,7 +89,7 @@ def raw(reply: object) -> bytes:
 
 
 async def look_inside(redis: Redis) -> Inside:
-    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_ = Keys(1).of(LANE)
+    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_, holders = Keys(1).of(LANE)
     members = [raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)]
     return Inside(
         waiting=[member.decode().split(":", 3)[3] for member in members],
@@ -101,8 +102,9 @@ async def look_inside(redis: Redis) -> Inside:
         batches={raw(name).decode() for name in await redis.hkeys(batches)},
         tenants={raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
         queued_tokens=sum(int(member.split(b":")[1]) for member in members),
+        holders={raw(name).decode(): raw(worker).decode().rstrip() for name, worker in (await redis.hgetall(holders)).items()},
     )
 
 
-NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0)
+NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0, {})
 """What an idle lane looks like."""

@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, WorkerBell, connect
-from libs.queue.keys import BELL
+from libs.queue.keys import BELL, LAYOUT
+from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis import RedisServer
 
@@ -38,6 +39,15 @@ async def test_a_redis_that_evicts_is_refused_with_advice(redis: Redis, lanes: L
             await lanes.check()
     finally:
         await redis.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_data_of_another_layout_is_refused_with_advice(redis: Redis, lanes: Lanes, other: Lanes) -> None:
+    await lanes.check()
+    assert await redis.get(LAYOUT) == str(LAYOUT_VERSION).encode()
+    await other.check()
+    await redis.set(LAYOUT, LAYOUT_VERSION + 1)
+    with pytest.raises(UnsuitableRedis, match=rf"layout {LAYOUT_VERSION + 1} .* reads layout {LAYOUT_VERSION}: run the version"):
+        await lanes.check()
 
 
 async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: Lanes, redis: Redis) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from libs.queue import Idle, Lanes, RenewedBatch
+from libs.queue import Idle, Lanes, RenewedBatch, WorkerBell
 from libs.queue.keys import Keys
 from tests.queue.parts import DEAD, FAR_MS, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside
 
@@ -154,6 +154,40 @@ async def test_a_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool)
         assert (await gauges(lanes)).queued_tokens == 10
         assert ids(await lease(lanes)) == ["b"]
     assert (await gauges(lanes)).cancelled == 1
+
+
+async def test_a_cancellation_rings_for_each_worker_that_holds_a_job(lanes: Lanes, other: Lanes, clock: Clock) -> None:
+    bells = other.bells()
+    await anext(bells)
+    await add(lanes, *(job(name) for name in "abcdefg"))
+    await lease(lanes, 20, worker="v")
+    await lease(other, 20, worker="odd | name")
+    await lease(lanes, 10, worker="u")
+    released = await lease(lanes, 10, worker="t")
+    await lanes.complete(LANE, released.batch_id, [], release=True)
+    assert await anext(bells) == LANE
+    await lanes.cancel(LANE, [job(name) for name in "abcfg"])
+    assert {await anext(bells), await anext(bells)} == {WorkerBell("v"), WorkerBell("odd | name")}
+    # Nobody holds these: one waits, one is unknown, one was cancelled before. Then one that has had two workers.
+    await add(lanes, job("h"))
+    await lanes.cancel(LANE, [job(name) for name in "hxa"])
+    clock.ms += LEASE_MS
+    assert ids(await lease(lanes, worker="s")) == ["d"]
+    await lanes.cancel(LANE, [job("d")])
+    assert await anext(bells) == WorkerBell("s")
+    await bells.aclose()
+
+
+async def test_jobs_that_another_router_waits_for_are_not_rung_for(lanes: Lanes, other: Lanes) -> None:
+    bells = other.bells()
+    await anext(bells)
+    await add(lanes, job("a"), job("b"))
+    await lease(lanes, 10, worker="v")
+    await lease(lanes, 10, worker="w")
+    await add(other, job("a"))
+    assert await lanes.cancel(LANE, [job("a"), job("b")]) == 1
+    assert await anext(bells) == WorkerBell("w")
+    await bells.aclose()
 
 
 async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) -> None:

@@ -1,4 +1,4 @@
-"""Any order of operations by two routers keeps the invariants I1 to I5 of the queue."""
+"""Any order of operations by two routers keeps the invariants I1 to I5 of the queue, and the holders of leased jobs right."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.owner: dict[str, str] = {}
         self.batches: list[Pulled] = []
         self.leased: dict[str, dict[str, QueuedJob]] = {}
+        self.holder: dict[str, str] = {}
         self.lives: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
         self.accepted = self.cancelled = self.expired = self.dead = self.enqueued_tokens = 0
@@ -72,9 +73,10 @@ class LaneMachine(RuleBasedStateMachine):
             self.enqueued_tokens += tokens * len(new)
             self.owner |= {one.job_id: router for one in group}
 
-    @rule(router=ROUTERS, budget_tokens=st.integers(1, 100), budget_jobs=st.integers(1, 8))
-    def pull(self, router: str, budget_tokens: int, budget_jobs: int) -> None:
-        pulled = self.run(self.lanes[router].pull(LANE, budget_tokens=budget_tokens, budget_jobs=budget_jobs))
+    @rule(router=ROUTERS, worker=st.sampled_from(["v", "w"]), budget_tokens=st.integers(1, 100), budget_jobs=st.integers(1, 8))
+    def pull(self, router: str, worker: str, budget_tokens: int, budget_jobs: int) -> None:
+        lanes = self.lanes[router]
+        pulled = self.run(lanes.pull(LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs))
         self.collect()
         if isinstance(pulled, Pulled):
             assert all(self.alive[one.job_id].payload == one.payload for one in pulled.jobs)
@@ -82,6 +84,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert len(pulled.jobs) == 1 or (pulled.tokens <= budget_tokens and not any(one.attempts for one in pulled.jobs))
             self.batches.append(pulled)
             self.leased[pulled.batch_id] = {one.job_id: self.alive[one.job_id] for one in pulled.jobs}
+            self.holder |= {one.job_id: worker for one in pulled.jobs}
 
     @rule(router=ROUTERS, which=st.integers(0, 5), answered=st.integers(0, 8), release=st.booleans())
     def complete(self, router: str, which: int, answered: int, release: bool) -> None:
@@ -167,6 +170,8 @@ class LaneMachine(RuleBasedStateMachine):
         assert inside.owners == {job_id: self.owner[job_id] for job_id in self.alive}
         assert set(inside.attempts) <= inside.payloads
         assert inside.leases == inside.batches
+        # Who is rung for when a job is cancelled: of every job that does not wait, the worker that it was leased to last.
+        assert inside.holders == {job_id: self.holder[job_id] for job_id in set(self.alive) - set(inside.waiting)}
         batches = [self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch)) for batch in inside.batches]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
         places = Counter(job_id for job_id in [*inside.waiting, *leased] if job_id in self.alive)
@@ -197,7 +202,7 @@ class LaneMachine(RuleBasedStateMachine):
         """Everything is answered in the end: once for each life that was not cut short."""
         for _ in range(200):
             self.clock.ms += LEASE_MS
-            self.pull("a", 100, 8)
+            self.pull("a", "w", 100, 8)
             if not self.alive and self.run(look_inside(self.redis)) == NOTHING:
                 break
             if self.batches:

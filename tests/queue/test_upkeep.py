@@ -90,6 +90,16 @@ async def test_sweep_recounts_gauges_and_frees_stranded_jobs(lanes: Lanes, redis
     assert (await look_inside(redis)).leases == set()
 
 
+async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis: Redis) -> None:
+    await add(lanes, *(job(name) for name in "abcd"))
+    await lease(lanes, 20)
+    await lanes.sweep(LANE)
+    assert set((await look_inside(redis)).holders) == {"a", "b"}
+    await redis.hset(Keys(1).of(LANE)[-1], mapping={f"{number}": "gone" for number in range(10)})
+    await lanes.sweep(LANE)
+    assert (await look_inside(redis)).holders == {}
+
+
 async def test_sweep_forgets_tenants_of_the_past(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"{number}", tenant=f"tenant {number}") for number in range(50)))
     await lease(lanes)

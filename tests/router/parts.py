@@ -7,6 +7,7 @@ import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar, cast
 
 import grpc
@@ -338,6 +339,9 @@ async def router(
     max_attempts: int = 3,
     pools: Pools | None = None,
     catalog: Catalog | None = None,
+    tenants: Path | None = None,
+    in_flight_bytes: int = 1 << 30,
+    grace_seconds: float = 5.0,
 ) -> AsyncIterator[Client]:
     """A client of a router that runs while the context is open."""
     settings = Settings(
@@ -348,9 +352,11 @@ async def router(
         default_deadline_seconds=default_deadline_seconds,
         lease_ms=lease_ms,
         max_attempts=max_attempts,
-        grace_seconds=5.0,
+        grace_seconds=grace_seconds,
         pools=pools or Pools(),
         catalog=catalog or Catalog(),
+        tenants=tenants,
+        in_flight_bytes=in_flight_bytes,
     )
     async with running(settings) as address:
         client = Client(address)

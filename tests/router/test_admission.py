@@ -13,29 +13,32 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelBroken, ModelNotFound, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
-from libs.queue import LaneGauges, LaneKey
+from libs.queue import LaneKey, Priority
+from libs.queue.standing import Standing
 from services.router.admission import (
+    IN_TIME,
     MAX_JOBS,
-    Load,
+    MOST_UNKNOWN,
+    MOST_UNKNOWN_OF_TENANT,
     Part,
+    is_near,
     job_id,
     job_target,
-    lane_rate,
     price,
     refuse_broken,
+    refuse_hoard,
     refuse_late,
+    refuse_unknown,
     request_digest,
     split,
     why_broken,
     why_late,
 )
+from services.router.pace import Neighbour, Pace
 from services.router.validation import Sizes, check_extract
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)
-EMPTY = LaneGauges(LANE, *[0] * 8)
-
-
 RESIDENT = models_pb2.MODEL_STATE_RESIDENT
 
 
@@ -80,6 +83,15 @@ def test_a_middling_request_is_spread_over_the_workers_that_hold_the_model() -> 
     assert len(split([100] * 5, job_target(500, LANE, four))) == 1
 
 
+def test_jobs_of_a_slow_model_are_small() -> None:
+    """Tenants overtake each other between jobs: none may take a device for seconds."""
+    targets = [
+        job_target(100_000, LANE, fleet(worker("w1", rate=20_000.0), worker("w2", rate=rate))) for rate in (0.0, 1e5, 5e3, 1.0)
+    ]
+    assert targets == [4096, 4096, 1024, 800]  # the last two: at least 128, and at most 250 jobs a request
+    assert job_target(2_000, LANE, fleet(worker("w1", rate=1.0))) == 128
+
+
 def test_a_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
     card = models_pb2.ModelCard(model=MODEL, tokens_per_byte=0.5, max_tokens=50)
     assert price(Sizes([10, 1000], each=10, once=20), card, pb.TRUNCATION_END) == ([12, 50], 10)
@@ -116,30 +128,108 @@ def test_the_first_worker_that_cannot_load_an_adapter_decides() -> None:
     assert why_broken(TUNED, fleet(tuned("w1", reason="NO_CAPACITY"))) is None
 
 
-def test_an_adapters_lane_is_as_fast_as_the_workers_that_have_it() -> None:
-    assert lane_rate(TUNED, fleet(tuned("w1", ADAPTER, rate=100), tuned("w2", "o/other", rate=50))) == 100
-    assert lane_rate(TUNED, fleet(tuned("w1", rate=100), tuned("w2", "o/other", rate=50))) == 150
+def late(
+    seconds: float,
+    pace: Pace,
+    standing: Standing,
+    priority: Priority = "interactive",
+    *,
+    own: int = 1,
+    since: int = 0,
+    most: float = 1e9,
+) -> QueueFull | None:
+    """The refusal, or None: the request is let in."""
+    try:
+        refuse_late(seconds, most, pace, standing, priority, own_tokens=own, since=since)
+    except QueueFull as refusal:
+        return refusal
+    return None
 
 
-def test_the_rate_is_known_once_every_copy_is_measured() -> None:
-    assert lane_rate(LANE, fleet(worker("w1", rate=100), worker("w2", rate=50), worker("w3", "l4", rate=9))) == 150
-    assert lane_rate(LANE, fleet(worker("w1", rate=100), worker("w2"))) == 0
+def ahead(tokens: int) -> Standing:
+    return Standing(interactive=tokens, interactive_ahead=tokens)
 
 
-def test_a_request_that_would_be_late_is_refused_with_the_time_to_wait() -> None:
-    busy = replace(EMPTY, queued_tokens=10_000)
-    with pytest.raises(QueueFull) as refusal:
-        refuse_late(60.0, 100.0, busy, Load(10_000, 1.0), 1.0)
-    assert refusal.value.retry_after == pytest.approx(40.0)
-    refuse_late(120.0, 100.0, busy, Load(10_000, 1.0), 1.0)
-    refuse_late(1.0, 0.0, busy, Load(10_000, 1.0), 1.0)
-    refuse_late(1.0, 100.0, EMPTY, Load(0, 1.0), 1.0)
+def test_a_request_that_would_be_late_is_refused_with_the_time_until_the_lane_is_half_as_full_as_it_may_be() -> None:
+    refusal = late(60.0, Pace(100.0), ahead(10_000))
+    assert refusal is not None
+    assert refusal.retry_after == pytest.approx(60.0)  # 100 - 48 / 2, and never more than a minute
+    refusal = late(2.0, Pace(100.0), ahead(200))
+    assert refusal is not None
+    assert refusal.retry_after == pytest.approx(2.0 - 2.0 * IN_TIME / 2)
+    assert late(126.0, Pace(100.0), ahead(10_000)) is None
 
 
-def test_a_light_tenant_is_not_refused_for_a_heavy_ones_backlog() -> None:
-    refuse_late(60.0, 100.0, replace(EMPTY, queued_tokens=10_000_000), Load(0, 2.0), 1.0)
-    with pytest.raises(QueueFull):
-        refuse_late(60.0, 100.0, replace(EMPTY, queued_tokens=10_000_000), Load(9_000_000, 2.0), 1.0)
+def test_nothing_is_refused_while_no_speed_is_known_or_nothing_is_ahead() -> None:
+    assert late(1.0, Pace(), ahead(10_000)) is None
+    assert late(1.0, Pace(100.0, batch_seconds=1e6), Standing(), own=10**9) is None
+
+
+def test_the_batch_that_it_will_be_part_of_must_be_in_time_too() -> None:
+    slow = Pace(100.0, batch_seconds=1.5)
+    assert late(2.0, Pace(100.0), ahead(100)) is None
+    assert late(2.0, slow, ahead(100)) is not None
+    assert late(2.0, slow, ahead(10)) is None, "its batch is no larger than what there is"
+
+
+def test_all_of_its_own_work_counts_in_a_lane_whose_batches_were_full() -> None:
+    assert late(10.0, Pace(100.0, batch_seconds=1.0), ahead(100), own=5000) is None
+    assert late(10.0, Pace(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000) is not None
+    assert late(100.0, Pace(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000) is None
+
+
+def test_what_was_let_in_since_counts() -> None:
+    assert late(2.0, Pace(100.0), ahead(100), since=0) is None
+    assert late(2.0, Pace(100.0), ahead(100), since=100) is not None
+
+
+def test_nothing_waits_longer_than_any_may_and_bulk_ten_times_as_long() -> None:
+    refusal = late(1e6, Pace(100.0), ahead(7000), most=60.0)
+    assert refusal is not None
+    assert "no more than 60 s" in refusal.message
+    bulk = Standing(bulk=7000, bulk_ahead=7000)
+    assert late(1e6, Pace(100.0), bulk, "bulk", most=60.0) is None
+    assert late(1e6, Pace(100.0), replace(bulk, bulk_ahead=70_000), "bulk", most=60.0) is not None
+
+
+@given(st.floats(0.01, 1e5), st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["interactive", "bulk"]))
+def test_more_time_and_less_work_never_turn_a_yes_into_a_no(seconds: float, tokens: int, more: int, priority: Priority) -> None:
+    pace = Pace(1000.0, batch_seconds=0.5)
+    fewer, longer = ahead(tokens), ahead(tokens + more)
+    if late(seconds, pace, longer, priority) is None:
+        assert late(seconds, pace, fewer, priority) is None
+    if late(seconds, pace, fewer, priority) is None:
+        assert late(seconds * 1.5, pace, fewer, priority) is None
+
+
+@given(st.floats(0.01, 1e5), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_a_refusal_says_when_to_come_again(seconds: float, leased: int, waiting: int) -> None:
+    refusal = late(seconds, Pace(1000.0, 700.0, 0.5, (Neighbour(3.0, 0.5),)), replace(ahead(waiting), leased=leased))
+    assert refusal is None or 0.1 <= refusal.retry_after <= 60.0
+
+
+def test_a_tenant_keeps_to_its_quota_at_a_router() -> None:
+    refuse_hoard(50, 40, 100, Pace(10.0))
+    refuse_hoard(500, 0, 100, Pace(10.0))
+    refuse_hoard(500, 400, 0, Pace(10.0))
+    with pytest.raises(QueueFull, match="quota is 100") as refusal:
+        refuse_hoard(50, 80, 100, Pace(10.0))
+    assert refusal.value.retry_after == pytest.approx(3.0)
+
+
+def test_models_that_nobody_knows_open_a_bounded_number_of_lanes() -> None:
+    def lanes(count: int, tenant: str) -> dict[LaneKey, list[str]]:
+        return {LaneKey("cpu", f"made/up-{tenant}-{number}"): [tenant] for number in range(count)}
+
+    refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT - 1, "a"))
+    refuse_unknown(LANE, "b", lanes(MOST_UNKNOWN_OF_TENANT, "a"))
+    refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT, "a") | {LANE: ["b"]})
+    with pytest.raises(QueueFull, match="of this tenant") as refusal:
+        refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT, "a"))
+    assert refusal.value.retry_after > 0
+    many = {lane: names for number in range(8) for lane, names in lanes(MOST_UNKNOWN // 8, str(number)).items()}
+    with pytest.raises(QueueFull, match=str(MOST_UNKNOWN)):
+        refuse_unknown(LANE, "a", many)
 
 
 def test_job_ids_tell_requests_apart_and_retries_together() -> None:
@@ -181,3 +271,12 @@ def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
     assert (sizes.each, sizes.once) == (5, 0)
     assert check_extract(relations, zero_shot).each == check_extract(relations, None).each == 6
     assert (check_extract(entities, fixed).each, check_extract(entities, fixed).once) == (0, 5)
+
+
+def test_a_lane_is_near_when_it_holds_more_than_a_batch_or_was_backlogged() -> None:
+    slow = Pace(1.0, batch_tokens=2048)
+    assert not is_near(60.0, slow, 2048), "its speed may have been measured in a bad moment"
+    assert is_near(60.0, slow, 2049)
+    assert is_near(60.0, replace(slow, drain=1.0), 2048)
+    assert not is_near(60.0, replace(slow, rate=1e6), 2049)
+    assert not is_near(60.0, Pace(), 10**9), "nothing was measured"

@@ -267,7 +267,7 @@ async def test_a_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> N
 async def test_a_wait_beyond_the_deadline_is_refused_where_the_speed_is_known(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
-        FakeWorker(client.address, models=[card()], tokens_per_second=100.0).working() as worker,
+        FakeWorker(client.address, models=[card()], tokens_per_second=200.0).working() as worker,
     ):
         worker.hold()
         ahead = asyncio.create_task(client.encode(*["x" * 1500] * 20))

@@ -18,8 +18,10 @@ def test_defaults() -> None:
     assert settings.router_id != Settings.from_env({}).router_id
 
 
-def test_tenants_have_weights() -> None:
-    assert Settings.from_env({"SHOAL_TENANT_WEIGHTS": "a=1, b=2.5"}).tenant_weights == {"a": 1.0, "b": 2.5}
+def test_a_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 2}}\n")
+    assert Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")}).tenants == tmp_path / "tenants.yaml"
+    assert Settings.from_env({}).tenants is None
 
 
 def test_the_password_of_redis_is_not_told() -> None:
@@ -51,9 +53,9 @@ def test_a_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("SHOAL_TENANT_WEIGHTS", "a"),
-        ("SHOAL_TENANT_WEIGHTS", "a=0"),
-        ("SHOAL_TENANT_WEIGHTS", "a=nan"),
+        ("SHOAL_TENANTS", "/nowhere/tenants.yaml"),
+        ("SHOAL_MAX_QUEUED_SECONDS", "0"),
+        ("SHOAL_IN_FLIGHT_BYTES", "1000"),
         ("SHOAL_MAX_QUEUED_TOKENS", "many"),
         ("SHOAL_DEADLINE_SECONDS", "0"),
         ("SHOAL_REDIS_URL", "http://redis"),

@@ -28,7 +28,7 @@ REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
 
 @asynccontextmanager
 async def scheduler(redis: RedisServer) -> AsyncIterator[Addresses]:
-    settings = Settings("scheduler", "127.0.0.1:0", "127.0.0.1:0", redis.url, POOLS)
+    settings = Settings("scheduler", address="127.0.0.1:0", metrics_address="127.0.0.1:0", redis_url=redis.url, pools=POOLS)
     async with running(settings) as addresses:
         yield addresses
 

@@ -13,6 +13,7 @@ from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 from typer.testing import CliRunner
 
+from services.scheduler.simulate import record
 from services.scheduler.simulate.command import app
 from services.scheduler.simulate.record import Recorder
 from services.scheduler.simulate.trace import ModelCost, Request, read_trace
@@ -73,10 +74,15 @@ class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
 
     looks = 4
 
+    def __init__(self) -> None:
+        self.seen = 0
+        self.goes_for_good_after = self.looks
+
     def WatchMesh(self, request: pb.WatchMeshRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchMeshResponse]:
         assert request.interval_seconds == pytest.approx(0.2)
         models = (held("org/a", (100, 0.5, 900.0)), held("org/b", (200, 0.25, 0.0)))
-        for number in range(self.looks):
+        for number in range(self.seen, min(self.seen + self.looks, self.goes_for_good_after)):
+            self.seen = number + 1
             yield pb.WatchMeshResponse(
                 mesh=mesh(lane("org/a", 3 * number, 30 * number), lane("org/b", number, number), models=models)
             )
@@ -90,9 +96,14 @@ class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
 
 
 @pytest.fixture
-def router() -> Iterator[str]:
+def fake() -> FakeMesh:
+    return FakeMesh()
+
+
+@pytest.fixture
+def router(fake: FakeMesh) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(2))
-    mesh_pb2_grpc.add_MeshServiceServicer_to_server(FakeMesh(), server)
+    mesh_pb2_grpc.add_MeshServiceServicer_to_server(fake, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -108,6 +119,17 @@ def test_what_was_recorded_before_the_router_went_is_kept_and_can_be_replayed(ro
     assert Counter((one.model, one.tokens) for one in trace.requests) == {("org/a", 10): 9, ("org/b", 1): 3}
     assert trace.models["org/a"] == ModelCost("org/a", 100, 0.5, None, 900.0)
     assert CliRunner().invoke(app, [str(path)]).exit_code == 0
+
+
+def test_a_watch_that_an_old_connection_took_with_it_goes_on(
+    router: str, fake: FakeMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RENEWED_SECONDS", 0.0)
+    fake.goes_for_good_after = 10
+    path = tmp_path / "trace.csv"
+    assert CliRunner().invoke(app, ["record", router, "-o", str(path)]).exit_code == 1
+    trace = read_trace(path, tmp_path / "trace.models.csv")
+    assert Counter(one.model for one in trace.requests) == {"org/a": 27, "org/b": 9}
 
 
 def test_recording_ends_after_its_time(router: str, tmp_path: Path) -> None:

@@ -120,3 +120,40 @@ def test_a_model_that_keeps_the_adapter_it_was_merged_from_is_a_model() -> None:
 def test_pickled_adapters_are_refused() -> None:
     with pytest.raises(ModelBroken, match=r"adapter_model\.safetensors: missing from org/model.*PEFT's save_pretrained"):
         wanted({}, "adapter_config.json", "adapter_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        (("model.safetensors", "model.safetensors"), "listed twice"),
+        (("model.safetensors", "1_Pooling", "1_Pooling/config.json"), "as a file and as a folder"),
+    ],
+)
+def test_a_listing_that_no_disk_could_hold_is_refused(others: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ModelBroken, match=problem):
+        wanted({}, "config.json", *others)
+
+
+def test_names_that_lead_elsewhere_are_not_fetched() -> None:
+    odd = (
+        "../config.json",
+        "/etc/x.json",
+        "a/../b.json",
+        "./c.json",
+        "d\0.json",
+        ".hidden.json",
+        "e//f.json",
+        "g" * 300 + ".json",
+        "h ",
+    )
+    assert wanted({}, "config.json", "model.safetensors", *odd) == ["config.json", "model.safetensors"]
+
+
+def test_a_file_has_no_negative_size() -> None:
+    class Negative(FakeRemote):
+        @property
+        def files(self) -> tuple[RemoteFile, ...]:
+            return (RemoteFile("config.json", 10), RemoteFile("model.safetensors", -1))
+
+    with pytest.raises(ModelBroken, match="-1 bytes"):
+        select("org/model", Negative({}, ()))

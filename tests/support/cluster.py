@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,12 +17,30 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from services.local.redis_server import find_redis_server, redis_arguments
-from services.local.settings import free_port
 from tests.support.waiting import wait_until
+
+_MODULES = {"router": "services.router", "scheduler": "services.scheduler"}
+
+
+def lasting_port() -> int:
+    """A free port that stays free while its process is restarted: the kernel gives no outgoing connection one below 32768."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Cluster:
-    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …. Leaving the context kills what still runs."""
+    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …. Leaving the context kills what still runs.
+
+    `each`: more variables of single processes, by name, as they are when one is started. `durable`: Redis keeps its data over a
+    kill. `redis_port`: where it listens beside its socket (0: nowhere). `starter`: a module that starts the services, if it is not
+    Python itself.
+    """
 
     def __init__(
         self,
@@ -35,18 +55,21 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
         each: Mapping[str, Mapping[str, str]] | None = None,
         worker_module: str = "services.worker",
+        redis_port: int = 0,
+        starter: str = "",
     ) -> None:
         self.directory = directory
-        self.ports = [free_port() for _ in range(routers)]
+        self.ports = [lasting_port() for _ in range(routers)]
         self.workers = [f"worker-{number}" for number in range(workers)]
         self.routers = [f"router-{number}" for number in range(routers)]
         self.schedulers = [f"scheduler-{number}" for number in range(schedulers)]
-        self._scheduler_ports = [free_port() for _ in range(schedulers)]
+        self._scheduler_ports = [lasting_port() for _ in range(schedulers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.each = dict(each or {})
         self._durable = durable
-        # More variables of single processes, by name.
-        self._each = each or {}
-        self._worker_module = worker_module
+        self._redis_port = redis_port
+        self._modules = _MODULES | {"worker": worker_module}
+        self._starter = [starter] if starter else []
         self._environment = dict(os.environ) | {
             "SHOAL_ROUTERS": ",".join(self.addresses),
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
@@ -85,8 +108,11 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in [*self.workers, *self.schedulers, *self.routers]:
-            self.stop(name)
+        self.resume([*self.workers, *self.schedulers, *self.routers])
+        for names in (self.workers, self.schedulers, self.routers):
+            self.signal(names, signal.SIGTERM)
+            for name in names:
+                self.wait(name)
         if kind is not None:
             print(self.last_words())
         self.kill("redis")
@@ -106,28 +132,47 @@ class Cluster:
 
     def stop(self, name: str, timeout: float = 30.0) -> int | None:
         """SIGTERM; returns the exit status."""
+        self.signal([name], signal.SIGTERM)
+        return self.wait(name, timeout)
+
+    def wait(self, name: str, timeout: float = 30.0) -> int | None:
+        """Until it has ended by itself; if it does not in time, SIGKILL. Returns the exit status."""
         process = self.processes.get(name)
         if process is None:
             return None
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         return process.returncode
 
+    def signal(self, names: Sequence[str], number: signal.Signals) -> None:
+        """To those that run."""
+        for name in names:
+            process = self.processes.get(name)
+            if process is not None and process.poll() is None:
+                process.send_signal(number)
+
+    def resume(self, names: Sequence[str]) -> None:
+        """SIGCONT; nothing happens to those that were not stopped."""
+        self.signal(names, signal.SIGCONT)
+
     def wait_ready(self, address: str, timeout: float = 60.0) -> None:
-        """Until the router at `address` serves and sees all workers."""
+        """Until the router at `address` serves and sees all workers, and models if they have any."""
+        folders = [Path(entry.partition("=")[2] or entry) for entry in self._environment["SHOAL_MODELS"].split(":") if entry]
+        has_models = any(any(folder.rglob("config.json")) for folder in folders)
+
+        def is_seen() -> bool:
+            seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+            return len(seen.workers) >= len(self.workers) and (bool(seen.models) or not has_models or not self.workers)
+
         with grpc.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             answer = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             mesh = mesh_pb2_grpc.MeshServiceStub(channel)
-            wait_until(
-                lambda: len(mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh.workers) >= len(self.workers), timeout, "workers to report"
-            )
+            wait_until(is_seen, timeout, "workers and models to be reported")
 
     def last_words(self, lines: int = 25) -> str:
         """The end of each process's output."""
@@ -138,12 +183,12 @@ class Cluster:
         if name == "redis":
             command = redis_arguments(find_redis_server(), self.directory)
             command[command.index("--appendonly") + 1] = "yes" if self._durable else "no"
-            return command
-        modules = {"router": "services.router", "scheduler": "services.scheduler", "worker": self._worker_module}
-        return [sys.executable, "-m", modules[name.rpartition("-")[0]]]
+            command[command.index("--port") + 1] = str(self._redis_port)
+            return [*command, "--bind", "127.0.0.1"]
+        return [sys.executable, "-m", *self._starter, self._modules[name.rpartition("-")[0]]]
 
     def _variables(self, name: str) -> dict[str, str]:
-        return self._own_variables(name) | dict(self._each.get(name, {}))
+        return self._own_variables(name) | dict(self.each.get(name, {}))
 
     def _own_variables(self, name: str) -> dict[str, str]:
         if name.startswith("router"):

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,9 +15,10 @@ from tests.support.waiting import wait_until
 
 
 class RedisServer:
-    """Runs while its context is open. `durable`: keeps its data, written through, over `kill` and `start`."""
+    """Runs while its context is open. `durable`: keeps its data, written through, over `kill` and `start`. `arguments`: more of the
+    command line."""
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, *, durable: bool = False, arguments: Sequence[str] = ()) -> None:
         # A socket's path may have 107 characters, and pytest's directories are long.
         self._directory = Path(tempfile.mkdtemp(prefix="shoal-redis-"))
         self._socket = self._directory / "redis.sock"
@@ -24,7 +26,12 @@ class RedisServer:
         if durable:
             self._command[self._command.index("--appendonly") + 1] = "yes"
             self._command += ["--appendfsync", "always"]
+        self._command += arguments
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self._socket
 
     @property
     def url(self) -> str:
@@ -53,7 +60,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            return self._ping().startswith(b"+PONG")
+            return self._ping().startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

@@ -1,100 +1,318 @@
-"""The batcher on random waiting rooms: budgets hold, nothing starves, nothing is lost or doubled."""
+"""The batcher on random waiting rooms: budgets hold, device time goes by weight, nothing starves, nothing is lost or doubled."""
 
 from __future__ import annotations
 
-from hypothesis import given
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.batcher import Group, Limits, Waiting, WaitingRoom, next_batch
+from services.worker.batcher import (
+    BULK_SHARE,
+    CANDIDATES,
+    COMPANY_SECONDS,
+    NOBODY,
+    REMEMBERED_SECONDS,
+    Batch,
+    Flow,
+    Group,
+    Limits,
+    Waiting,
+    WaitingRoom,
+)
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
-sequences = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(1, 60), st.integers(0, 5)), min_size=1, max_size=60)
+FLOWS = [NOBODY, Flow(tenant="x"), Flow(tenant="y"), Flow(adapter="org/adapter"), Flow(is_bulk=True)]
+A, B = GROUPS[0], GROUPS[2]
+X, Y = Flow(tenant="x"), Flow(tenant="y")
+sequences = st.lists(
+    st.tuples(st.sampled_from(GROUPS), st.sampled_from(FLOWS), st.integers(1, 60), st.integers(0, 5)), min_size=1, max_size=60
+)
 limits = st.builds(Limits, tokens=st.integers(1, 100), items=st.integers(1, 20), max_age=st.integers(1, 30).map(float))
+WIDE = Limits(tokens=100, items=10, max_age=1.0)
 
 
-def fill(arrivals: list[tuple[Group, int, int]]) -> tuple[WaitingRoom, dict[tuple[int, int], tuple[Group, Waiting]], float]:
+@dataclass(frozen=True)
+class Arrived:
+    group: Group
+    flow: Flow
+    waiting: Waiting
+
+
+Everything = dict[tuple[int, int], Arrived]
+
+
+def fill(arrivals: list[tuple[Group, Flow, int, int]]) -> tuple[WaitingRoom, Everything, float]:
     """A room into which sequences came one after another, what is in it, and the time of the last arrival."""
     room, now, everything = WaitingRoom(), 0.0, {}
-    for number, (group, tokens, pause) in enumerate(arrivals):
+    for number, (group, flow, tokens, pause) in enumerate(arrivals):
         now += pause
         waiting = Waiting(number // 3, number % 3, tokens, now)
-        room.add(group, [waiting])
-        everything[waiting.job, waiting.index] = (group, waiting)
+        room.add(group, [waiting], flow)
+        everything[waiting.job, waiting.index] = Arrived(group, flow, waiting)
     return room, everything, now
 
 
+def take_from(everything: Everything, batch: Batch) -> list[Arrived]:
+    return [everything.pop((one.job, one.index)) for one in batch.chosen]
+
+
+def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -> Batch:
+    batch = room.take(limits, now)
+    assert batch is not None
+    room.ran(batch, seconds, now + seconds)
+    return batch
+
+
 @given(sequences, limits)
-def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Group, int, int]], limits: Limits) -> None:
+def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
         assert batch.tokens == sum(one.tokens for one in batch.chosen)
         assert len(batch.chosen) <= limits.items
         assert batch.tokens <= limits.tokens or len(batch.chosen) == 1
-        for one in batch.chosen:
-            group, waiting = everything.pop((one.job, one.index))
-            assert (group, waiting) == (batch.group, one)
-        assert room.tokens == sum(waiting.tokens for _, waiting in everything.values())
+        taken = take_from(everything, batch)
+        assert {one.group for one in taken} == {batch.group}
+        assert tuple(one.waiting for one in taken) == batch.chosen
+        assert {one.flow for one in taken} == set(batch.weighed)
+        assert room.tokens == sum(one.waiting.tokens for one in everything.values())
+        assert sum(room.lanes.values()) == room.tokens
+        assert {model for model, _ in room.lanes} == {one.group.model for one in everything.values()}
         now += 1
+        room.ran(batch, 1.0, now)
     assert not everything
+    assert not room.lanes
 
 
 @given(sequences, limits)
-def test_the_longest_waiting_sequence_is_always_in_the_next_batch(arrivals: list[tuple[Group, int, int]], limits: Limits) -> None:
+def test_a_batch_begins_with_the_oldest_sequence_of_its_flow(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
-        oldest = min(waiting.since for _, waiting in everything.values())
-        assert batch.chosen[0].since == oldest
-        for one in batch.chosen:
-            del everything[one.job, one.index]
+        first = everything[batch.chosen[0].job, batch.chosen[0].index]
+        alike = [one.waiting.since for one in everything.values() if (one.group, one.flow) == (first.group, first.flow)]
+        assert first.waiting.since == min(alike)
+        take_from(everything, batch)
         now += 1
+        room.ran(batch, 1.0, now)
 
 
 @given(sequences, limits)
-def test_overdue_sequences_are_served_in_order(arrivals: list[tuple[Group, int, int]], limits: Limits) -> None:
+def test_overdue_sequences_of_a_flow_are_served_in_order(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
-        overdue = [w for g, w in everything.values() if g == batch.group and w.since < now - limits.max_age]
-        chosen = [one for one in batch.chosen if one in overdue]
-        assert chosen == overdue[: len(chosen)]
-        if len(chosen) < len(overdue):
+        first = everything[batch.chosen[0].job, batch.chosen[0].index]
+        alike = [one for one in everything.values() if one.group == batch.group]
+        own = [one.waiting for one in alike if one.flow == first.flow and one.waiting.since < now - limits.max_age]
+        chosen = [one for one in batch.chosen if one in own]
+        assert chosen == own[: len(chosen)]
+        if len(chosen) < len(own):
             assert len(batch.chosen) == max(1, len(chosen)), "nothing younger may pass an overdue sequence"
-        for one in batch.chosen:
-            del everything[one.job, one.index]
+        take_from(everything, batch)
         now += 1
+        room.ran(batch, 1.0, now)
 
 
 @given(sequences, limits)
-def test_a_batch_has_no_room_for_a_sequence_that_was_left(arrivals: list[tuple[Group, int, int]], limits: Limits) -> None:
+def test_a_batch_has_no_room_for_a_sequence_that_was_left(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+    """All flows are new, so all are company."""
     room, everything, now = fill(arrivals)
     batch = room.take(limits, now)
     assert batch is not None
-    left = [w for g, w in everything.values() if g == batch.group and w not in batch.chosen]
-    if len(batch.chosen) < limits.items and not any(w.since < now - limits.max_age for w in left):
-        assert all(w.tokens > limits.tokens - batch.tokens for w in left)
+    left = [one.waiting for one in everything.values() if one.group == batch.group and one.waiting not in batch.chosen]
+    if len(batch.chosen) < limits.items and not any(one.since < now - limits.max_age for one in left):
+        assert all(one.tokens > limits.tokens - batch.tokens for one in left)
 
 
 @given(sequences, st.sets(st.integers(0, 20)))
-def test_removed_jobs_leave_nothing_behind(arrivals: list[tuple[Group, int, int]], removed: set[int]) -> None:
-    room, everything, _ = fill(arrivals)
+def test_removed_jobs_leave_nothing_behind(arrivals: list[tuple[Group, Flow, int, int]], removed: set[int]) -> None:
+    room, everything, now = fill(arrivals)
     room.remove(removed)
-    left = [waiting for _, waiting in everything.values() if waiting.job not in removed]
+    left = [one.waiting for one in everything.values() if one.waiting.job not in removed]
     assert room.jobs() == {waiting.job for waiting in left}
     assert room.tokens == sum(waiting.tokens for waiting in left)
+    served = 0
+    while batch := room.take(WIDE, now):
+        served += len(batch.chosen)
+    assert served == len(left)
+
+
+weights = st.dictionaries(
+    st.tuples(st.sampled_from([A, B]), st.sampled_from([NOBODY, X, Y])), st.sampled_from([0.5, 1.0, 2.0, 7.0]), min_size=2
+)
+costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
+
+
+@settings(deadline=None, max_examples=50)
+@given(weights, costs)
+def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
+    weights: dict[tuple[Group, Flow], float], costs: list[int]
+) -> None:
+    """Between models by the weights of whom they serve, within a model by weight; each batch holds one sequence."""
+    room, number = WaitingRoom(), 0
+    got: Counter[tuple[Group, Flow]] = Counter()
+    models = dict.fromkeys((group.model for group, _ in weights), 0.0)
+    costliest = max(costs)
+
+    def arrive(of: tuple[Group, Flow]) -> None:
+        nonlocal number
+        number += 1
+        room.add(of[0], [Waiting(number, 0, 10, float(number))], of[1], weights[of])
+
+    for of in weights:
+        arrive(of)
+    for turn in range(300):
+        batch = room.take(Limits(10, 1, 1e9), float(number))
+        assert batch is not None
+        (flow,) = batch.weighed
+        seconds = costs[turn % len(costs)]
+        arrive((batch.group, flow))  # while it runs, as it does in a worker
+        room.ran(batch, seconds, float(number))
+        got[batch.group, flow] += seconds
+        models[batch.group.model] += seconds / weights[batch.group, flow]
+        slack = costliest / min(weights.values()) + 1e-6
+        assert max(models.values()) - min(models.values()) <= slack
+        for group in {of[0] for of in weights}:
+            served = [got[of] / weight for of, weight in weights.items() if of[0] == group]
+            assert max(served) - min(served) <= slack
+
+
+@settings(deadline=None, max_examples=50)
+@given(sequences, costs)
+def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]) -> None:
+    """However much waits, and although more of it comes all the time: of each other model, and of each other flow of its model."""
+    room, everything, now = fill(arrivals)
+    others = {(one.group, one.flow) for one in everything.values()}
+    numbers = itertools.count(1000)
+    new_model, new_flow = Waiting(900, 0, 10, now + 10), Waiting(901, 0, 10, now + 10)
+    for turn in range(100):
+        if turn == 10:
+            for group, flow in others:
+                room.add(group, [Waiting(next(numbers), 0, 50, now) for _ in range(5)], flow)
+            room.add(Group("org/new", "dense"), [new_model])
+            room.add(A, [new_flow], Flow(tenant="new"))
+            before: list[Batch] = []
+        batch = serve(room, Limits(50, 5, 1.0), now, costs[turn % len(costs)])
+        now += 1
+        for flow in batch.weighed:
+            room.add(batch.group, [Waiting(next(numbers), 0, 50, now)], flow)
+        if turn >= 10:
+            before.append(batch)
+            if new_model in batch.chosen:
+                assert len(before) - 1 <= len({group.model for group, _ in others} | {A.model})
+            if new_flow in batch.chosen:
+                of_model = {of for of in others if of[0].model == A.model}
+                assert sum(one.group.model == A.model for one in before) - 1 <= len(of_model)
+    assert new_model.job not in room.jobs()
+    assert new_flow.job not in room.jobs()
+
+
+def test_a_light_model_is_next_whatever_waits_for_another() -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)])
+    for now in range(10):
+        assert serve(room, WIDE, now).group == A
+    room.add(B, [Waiting(1000, 0, 1, 10.0)])
+    assert [serve(room, WIDE, 10.0).group, serve(room, WIDE, 10.0).group] == [B, A]
+
+
+def test_a_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)], X)
+    serve(room, WIDE, 0.0)
+    room.add(A, [Waiting(1000, 0, 1, 1.0), Waiting(1000, 1, 2, 1.0)], Y)
+    assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
+
+
+def test_flows_that_keep_pace_share_batches() -> None:
+    room = WaitingRoom()
+    for flow, first in ((X, 0), (Y, 100)):
+        room.add(A, [Waiting(first + number, 0, 10, 0.0) for number in range(50)], flow)
+    for now in range(5):
+        batch = serve(room, WIDE, now, seconds=COMPANY_SECONDS / 2)
+        assert len(batch.chosen) == 10
+    assert room.tokens == 500
+
+
+def test_what_one_had_is_remembered_for_a_while() -> None:
+    """Else a busy lane that is filled up anew for each batch would always be new."""
+    for pause, next_is in ((REMEMBERED_SECONDS / 2, Y), (REMEMBERED_SECONDS * 2, X)):
+        room = WaitingRoom()
+        room.add(A, [Waiting(1, 0, 10, 0.0)], X)
+        serve(room, WIDE, 0.0)
+        now = 1.0 + pause
+        assert room.take(WIDE, now) is None
+        room.add(A, [Waiting(2, 0, 100, now)], X)
+        room.add(A, [Waiting(3, 0, 100, now)], Y)
+        assert list(serve(room, WIDE, now).weighed) == [next_is]
+
+
+def test_bulk_gets_a_tenth_beside_interactive_work() -> None:
+    room, bulk = WaitingRoom(), Flow(is_bulk=True)
+    got: Counter[Flow] = Counter()
+    for flow in (NOBODY, bulk):
+        room.add(A, [Waiting(number + 1000 * flow.is_bulk, 0, 100, 0.0) for number in range(300)], flow)
+    for _ in range(200):
+        (flow,) = serve(room, WIDE, 0.0).weighed
+        got[flow] += 1
+    assert got[bulk] == pytest.approx(200 * BULK_SHARE / (1 + BULK_SHARE), abs=1)
+
+
+def test_who_else_had_work_lately_shares_the_device() -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(1, 0, 10, 0.0)])
+    assert not room.is_shared(A.model)
+    room.add(B, [Waiting(2, 0, 10, 0.0)])
+    assert room.is_shared(A.model)
+    for _ in range(2):
+        serve(room, WIDE, 0.0, seconds=0.1)
+    assert room.take(WIDE, 0.5) is None
+    assert room.is_shared(A.model)
+    assert room.take(WIDE, 0.2 + 2 * REMEMBERED_SECONDS) is None
+    assert not room.is_shared(A.model)
+    for number, flow in enumerate((X, Y)):
+        room.add(A, [Waiting(3 + number, 0, 10, 5.0)], flow)
+    assert room.is_shared(A.model)
+
+
+@given(sequences, limits)
+def test_nothing_is_kept_of_who_is_gone(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+    room, _, now = fill(arrivals)
+    while batch := room.take(limits, now):
+        room.ran(batch, 0.1, now)
+    assert room.take(limits, now + 2 * REMEMBERED_SECONDS) is None
+    assert not room._models._away
+    assert not room._shares
+    assert not room._jobs
 
 
 def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
-    waiting = {GROUPS[0]: [Waiting(1, 0, 500, 0.0), Waiting(2, 0, 1, 0.0)]}
-    batch = next_batch(waiting, Limits(tokens=100, items=10, max_age=1.0), now=0.0)
-    assert batch is not None
-    assert [one.job for one in batch.chosen] == [1]
+    room = WaitingRoom()
+    room.add(A, [Waiting(1, 0, 500, 0.0), Waiting(2, 0, 1, 0.0)])
+    assert [one.job for one in serve(room, WIDE, 0.0).chosen] == [1]
 
 
 def test_what_is_not_overdue_is_chosen_by_length() -> None:
-    waiting = {GROUPS[0]: [Waiting(1, 0, 40, 0.0), Waiting(2, 0, 10, 0.0), Waiting(3, 0, 45, 0.0), Waiting(4, 0, 60, 0.0)]}
-    batch = next_batch(waiting, Limits(tokens=100, items=10, max_age=1.0), now=0.5)
+    room = WaitingRoom()
+    room.add(A, [Waiting(1, 0, 40, 0.0), Waiting(2, 0, 10, 0.0), Waiting(3, 0, 45, 0.0), Waiting(4, 0, 60, 0.0)])
+    assert [one.job for one in serve(room, WIDE, 0.5).chosen] == [1, 3, 2]
+
+
+def test_a_group_may_have_smaller_batches() -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(number, 0, 10, 0.0) for number in range(10)])
+    batch = room.take(WIDE, 0.0, lambda group: 30 if group == A else 100)
     assert batch is not None
-    assert [one.job for one in batch.chosen] == [1, 3, 2]
+    assert batch.tokens == 30
+
+
+def test_very_many_are_looked_at_in_parts() -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(number, 0, 1, 0.0) for number in range(2 * CANDIDATES)])
+    assert len(serve(room, Limits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
 
 
 def test_an_empty_room_gives_no_batch() -> None:
-    assert next_batch({}, Limits(1, 1, 1.0), now=0.0) is None
+    assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None

@@ -1,54 +1,135 @@
-"""How many pulls fly, by what the worker is doing."""
+"""Which pulls fly, by what the worker is doing and what waits in it of which lane."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.pulls import LEAD_SECONDS, LaneName, Plan, Pull, Situation, plan_pulls
+from services.worker.pulls import (
+    LEAD_SECONDS,
+    LITTLE,
+    MOST_BATCHES,
+    MOST_PULLS,
+    PROMPT_SECONDS,
+    QUICK_SECONDS,
+    LaneName,
+    LaneState,
+    Lead,
+    Plan,
+    Pull,
+    Situation,
+    plan_pulls,
+)
 
-A = frozenset({("org/a", "")})
+A, B, C = ("org/a", ""), ("org/b", ""), ("org/b", "org/adapter")
 BUDGET = 1000
+LEAD = 0.01
 
 
-def situation(
-    lanes: frozenset[LaneName] = A, can_load: bool = False, flying: int = 0, waiting_tokens: int = 0, busy_seconds: float = 0.0
-) -> Situation:
-    return Situation(lanes, can_load, (Pull(lanes, can_load),) * flying, waiting_tokens, busy_seconds)
+def lane(waiting_tokens: int = 0, batch_tokens: int = BUDGET, batch_seconds: float = 0.1) -> LaneState:
+    return LaneState(waiting_tokens, batch_tokens, batch_seconds)
 
 
-def test_an_idle_worker_keeps_two_pulls_in_flight() -> None:
-    assert plan_pulls(situation(), BUDGET).start == 2
-    assert plan_pulls(situation(flying=1), BUDGET).start == 1
-    assert plan_pulls(situation(flying=2), BUDGET).start == 0
+def plan(
+    lanes: dict[LaneName, LaneState], *flying: Pull, can_load: bool = False, busy_seconds: float = 0.0, waiting_tokens: int = -1
+) -> Plan:
+    if waiting_tokens < 0:
+        waiting_tokens = sum(state.waiting_tokens for state in lanes.values())
+    return plan_pulls(Situation(lanes, can_load, flying, waiting_tokens, busy_seconds, LEAD), BUDGET)
+
+
+def pull(*lanes: LaneName, tokens: int = BUDGET // 2, can_load: bool = False) -> Pull:
+    return Pull(frozenset(lanes), can_load, tokens)
+
+
+def test_an_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
+    lanes = {A: lane(), B: lane()}
+    everything = pull(A, B)
+    assert plan(lanes) == Plan((everything, everything))
+    assert plan(lanes, everything) == Plan((everything,))
+    assert plan(lanes, everything, everything) == Plan()
 
 
 def test_a_worker_without_models_pulls_only_if_it_may_load_one() -> None:
-    assert plan_pulls(situation(lanes=frozenset()), BUDGET).start == 0
-    assert plan_pulls(situation(lanes=frozenset(), can_load=True), BUDGET).start == 2
+    assert plan({}) == Plan()
+    assert plan({}, can_load=True) == Plan((pull(can_load=True),))
+    assert plan({}, pull(can_load=True), can_load=True) == Plan()
 
 
-def test_a_busy_worker_looks_one_batch_ahead_and_no_further() -> None:
-    assert plan_pulls(situation(busy_seconds=1.0), BUDGET).start == 1
-    assert plan_pulls(situation(busy_seconds=1.0, flying=1), BUDGET).start == 0
-    assert plan_pulls(situation(waiting_tokens=2 * BUDGET), BUDGET) == Plan(0)
+def test_a_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_free() -> None:
+    half = pull(A)
+    assert plan({A: lane()}, busy_seconds=1.0) == Plan((half,))
+    assert plan({A: lane()}, half, busy_seconds=1.0) == Plan()
+    assert plan({A: lane(500)}, busy_seconds=1.0) == Plan((), 1.0 - LEAD)
+    assert plan({A: lane(500)}, busy_seconds=LEAD) == Plan((half,))
+    assert plan({A: lane(1500)}, busy_seconds=LEAD) == Plan((half,))
+    assert plan({A: lane(1501)}, busy_seconds=LEAD) == Plan()
 
 
-def test_the_next_pull_is_held_back_until_the_device_is_nearly_free() -> None:
-    plan = plan_pulls(situation(waiting_tokens=10, busy_seconds=1.0), BUDGET)
-    assert plan == Plan(0, 1.0 - LEAD_SECONDS)
-    assert plan_pulls(situation(waiting_tokens=10, busy_seconds=LEAD_SECONDS), BUDGET).start == 2
+def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() -> None:
+    asked = plan({A: lane(1000), B: lane(), C: lane()}, busy_seconds=1.0)
+    assert asked.pulls == (pull(B, C),)
+    assert plan({A: lane(1000), B: lane(), C: lane()}, *asked.pulls, busy_seconds=1.0).pulls == ()
+    little = int(LITTLE * BUDGET)
+    assert plan({A: lane(1000), B: lane(little), C: lane(little + 1)}, busy_seconds=1.0).pulls == (pull(B),)
 
 
-def test_news_is_told_at_once() -> None:
-    flying = (Pull(A, False), Pull(A, False))
-    assert plan_pulls(Situation(A | {("org/b", "")}, False, flying, 0, 0.0), BUDGET).start == 1
-    assert plan_pulls(Situation(A | {("org/a", "org/adapter")}, False, flying, 0, 0.0), BUDGET).start == 1
-    assert plan_pulls(Situation(A, True, flying, 0, 0.0), BUDGET).start == 1
+def test_a_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
+    flying = pull(B)
+    assert plan({A: lane(), B: lane()}, flying, busy_seconds=1.0).pulls == (pull(A, B),)
+    assert plan({A: lane(), C: lane()}, pull(A), pull(A)).pulls == (pull(A, C), pull(A, C))
+    assert plan({A: lane()}, pull(A), pull(A), can_load=True).pulls == (pull(A, can_load=True),)
 
 
-@given(st.integers(0, 5000), st.integers(0, 4), st.floats(0, 3))
-def test_no_work_is_hoarded(waiting_tokens: int, flying: int, busy_seconds: float) -> None:
-    plan = plan_pulls(situation(flying=flying, waiting_tokens=waiting_tokens, busy_seconds=busy_seconds), BUDGET)
-    if plan.start:
-        assert waiting_tokens + (flying + plan.start - 1) * BUDGET < 2 * BUDGET
+def test_of_quick_batches_two_are_kept_ready() -> None:
+    quick = {A: lane(batch_seconds=QUICK_SECONDS / 2)}
+    whole = pull(A, tokens=BUDGET)
+    assert plan(quick) == Plan((whole, whole))
+    assert plan({A: lane(1000, batch_seconds=QUICK_SECONDS / 2)}) == Plan((whole,))
+    assert plan({A: lane(1000, batch_seconds=QUICK_SECONDS / 2)}, whole) == Plan()
+    assert plan({A: lane(1501, batch_seconds=QUICK_SECONDS / 2)}) == Plan()
+
+
+def test_little_is_fetched_of_a_slow_model() -> None:
+    """What is half a batch of a fast one would take it many batches, for which tenants that come later would wait."""
+    lanes = {A: lane(), B: lane(batch_tokens=100)}
+    assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=125 // 2))
+    assert plan({B: lane(188, batch_tokens=100)}, busy_seconds=0.0).pulls == ()
+    assert plan({B: lane(batch_tokens=0)}, busy_seconds=1.0).pulls[0].tokens == 1
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"])),
+        st.builds(lane, st.integers(0, 3000), st.integers(0, 3000), st.sampled_from([0.0, 0.01, 0.1, 3.0])),
+    ),
+    st.lists(st.frozensets(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"]))), max_size=MOST_PULLS),
+    st.floats(0, 3),
+    st.booleans(),
+)
+def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneName]], busy_seconds: float, can_load: bool) -> None:
+    pulls = [Pull(asked, False, BUDGET) for asked in flying]
+    planned = plan(lanes, *pulls, busy_seconds=busy_seconds, can_load=can_load)
+    waiting = sum(state.waiting_tokens for state in lanes.values())
+    assert len(pulls) + len(planned.pulls) <= MOST_PULLS
+    for one in planned.pulls:
+        assert waiting < MOST_BATCHES * BUDGET
+        assert one.lanes or one.can_load, "a pull for nothing is never sent"
+        assert 1 <= one.tokens <= BUDGET
+        for name in one.lanes:
+            assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
+            if busy_seconds > LEAD:
+                assert lanes[name].waiting_tokens <= LITTLE * BUDGET
+    if waiting < MOST_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MOST_PULLS:
+        asked = {name for one in (*pulls, *planned.pulls) for name in one.lanes}
+        assert {name for name, state in lanes.items() if not state.waiting_tokens} <= asked
+
+
+def test_the_lead_is_what_a_pull_takes() -> None:
+    lead = Lead()
+    for seconds, expected in ((0.008, 0.01), (0.0001, LEAD_SECONDS[0]), (0.04, LEAD_SECONDS[1])):
+        for _ in range(100):
+            lead.heard(seconds)
+            lead.heard(PROMPT_SECONDS)  # it has waited for work: that says nothing
+        assert lead.seconds == pytest.approx(expected, rel=0.01)

@@ -18,6 +18,7 @@ from services.worker.batcher import Limits
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.models import Output, Sequence
 from services.worker.runner import Runner
+from services.worker.waste import Waste
 from tests.support.waiting import wait_until
 from tests.worker.fakes import POISON, SLOW, FakeModel, encode_job, vector
 
@@ -40,12 +41,13 @@ class Told:
 
 
 class Bench:
-    """A runner, its model and what it told."""
+    """A runner, its model and what it told. `pace`: how many times as fast as ours its clock is."""
 
-    def __init__(self, *, batch_tokens: int = 1000) -> None:
+    def __init__(self, *, batch_tokens: int = 1000, pace: int = 1) -> None:
         self.model = FakeModel()
         self.resident = Resident("org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
         self.told = Told()
+        self.waste = Waste()
         self.recovered = 0
         self.lost = False
         self.idle: list[str] = []
@@ -65,12 +67,13 @@ class Bench:
         self.runner = Runner(
             Limits(batch_tokens, 256, 1.0),
             self.told,
-            clock=time.monotonic,
+            clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
             recover=self._recover,
             trim=lambda: None,
             relieve=self._relieve,
             enter=lambda: None,
+            waste=self.waste,
         )
 
     def _recover(self) -> None:
@@ -252,3 +255,31 @@ def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
         wait_until(lambda: b.told.done == [first, second])
         assert b.model.batches[tried:] == [[10, 10, 10]] * 3 + [[10]]
         assert b.resident.meter.tokens_per_second > 0
+
+
+def test_batches_are_short_while_others_want_the_device() -> None:
+    b = Bench(batch_tokens=1000)
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # nothing is known of it
+    b.resident.meter.add_forward(1000, 1.0)
+    b.runner.add([b.held("a")])
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 300}
+    other = b.held("a")
+    other.job.tenant = "other"
+    b.runner.add([other])
+    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 150, "org/unknown": 1000}
+    assert b.runner.waiting() == {("org/fake", ""): 2}
+
+
+def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:
+    with bench(batch_tokens=10, pace=10_000) as b:  # so that every batch is a long one
+        heavy = b.held(SLOW, *["aaaaa"] * 6)
+        light = b.held("bb")
+        light.job.tenant = "light"
+        b.runner.add([heavy])
+        b.model.started.wait(10)
+        b.runner.add([light])
+        b.model.gate.set()
+        wait_until(lambda: len(b.told.done) == 2)
+        assert b.model.batches[1] == [2]
+        assert b.told.done == [light, heavy]
+        assert b.resident.turn > 0

@@ -91,6 +91,8 @@ async def test_a_cancelled_job_is_skipped(tmp_path: Path) -> None:
         told = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])])
         lanes.to_tell = told
         await until(lambda: lanes.to_tell is not told)
+        told_at = len(lanes.heartbeats)
+        await until(lambda: len(lanes.heartbeats) > told_at)  # the next one is sent when the worker has heard it
         bay.model.gate.set()
         await until(lambda: "kept" in lanes.answers)
         assert "gone" not in lanes.answers

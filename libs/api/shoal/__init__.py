@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.retry import RetryPolicy
     from shoal.status import Mesh, Model, Placement
-    from shoal.transport import Tls
+    from shoal.trust import Tls, TokenFile
 
 _HOME = {
     "AsyncClient": "client",
@@ -50,7 +50,8 @@ _HOME = {
     "ScoreResult": "results",
     "ShoalError": "errors",
     "Sparse": "results",
-    "Tls": "transport",
+    "Tls": "trust",
+    "TokenFile": "trust",
 }
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "ShoalError",
     "Sparse",
     "Tls",
+    "TokenFile",
     "__version__",
     "errors",
 ]

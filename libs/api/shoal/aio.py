@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
-from shoal.transport import Metadata, Method, Tls, Wire, channel_options, translate
+from shoal.channels import Channels
+from shoal.transport import Metadata, Method, Wire, channel_options, translate
+from shoal.trust import Tls
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -22,16 +24,18 @@ class AsyncTransport:
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        # By address and path; the value's message types are those of the Method with that path.
-        self._callables: dict[tuple[str, str], grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = {}
-        self._closed = False
+        self._channels = Channels(self._open, tls)
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+        self._check()
+        line = self._channels.take(address)
         try:
-            reply: R = await self._callable(address, method)(request, timeout=timeout, metadata=metadata)
+            reply: R = await line.method(method)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(error, address) from None
+        finally:
+            for channel in self._channels.give_back(line):
+                await channel.close()
         return reply
 
     async def sleep(self, seconds: float) -> None:
@@ -60,35 +64,18 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Ends calls in flight. Idempotent."""
-        self._closed = True
-        channels = list(self._channels.values())
-        self._channels.clear()
-        self._callables.clear()
-        for channel in channels:
+        for channel in self._channels.close():
             await channel.close()
 
-    def _callable(self, address: str, method: Method[Q, R]) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        self._check()
-        key = (address, method.path)
-        if key not in self._callables:
-            if address not in self._channels:
-                self._channels[address] = self._open(address)
-            self._callables[key] = self._channels[address].unary_unary(
-                method.path, request_serializer=method.serialize, response_deserializer=method.parse
-            )
-        return self._callables[key]
-
     def _check(self) -> None:
-        if self._closed:
-            raise RuntimeError("this client is closed")
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         if self._loop is not loop:
             raise RuntimeError("an AsyncClient belongs to the event loop of its first call; make one for each loop")
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        options = channel_options(self._tls)
-        if self._tls is None:
+    def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        options = channel_options(address, self._tls)
+        if credentials is None:
             return grpc.aio.insecure_channel(address, options)
-        return grpc.aio.secure_channel(address, self._tls.credentials(), options)
+        return grpc.aio.secure_channel(address, credentials, options)

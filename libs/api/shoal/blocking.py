@@ -12,7 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
-from shoal.transport import Metadata, Method, Tls, Wire, channel_options, translate
+from shoal.channels import Channels, Line
+from shoal.errors import CannotConnect, ShoalError
+from shoal.transport import Metadata, Method, Wire, channel_options, translate
+from shoal.trust import Tls
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -47,18 +50,17 @@ class BlockingTransport:
 
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
-        self._lock = threading.Lock()
         self._process = 0
-        self._channels: dict[str, grpc.Channel] = {}
-        # By address and path; the value's message types are those of the Method with that path.
-        self._callables: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
-        self._closed = False
+        self._channels = Channels(self._open, tls)
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+        line = self.take(address)
         try:
-            reply: R = self.callable(address, method)(request, timeout=timeout, metadata=metadata)
+            reply: R = line.method(method)(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
-            raise translate(error, address) from None
+            raise self.failed(line, error, address) from None
+        finally:
+            self.give_back(line)
         return reply
 
     async def sleep(self, seconds: float) -> None:
@@ -86,42 +88,38 @@ class BlockingTransport:
 
     def close(self) -> None:
         """Ends calls in flight. Idempotent."""
-        with self._lock:
-            self._closed = True
-            channels = list(self._channels.values())
-            self._channels.clear()
-            self._callables.clear()
+        channels = self._channels.close()
         if self._process == os.getpid():
             for channel in channels:
                 channel.close()
 
-    def callable(self, address: str, method: Method[Q, R]) -> grpc.UnaryUnaryMultiCallable[Any, Any]:
-        """What sends a request of `method` to `address`."""
-        found = self._callables.get((address, method.path))
-        if found is not None and self._process == os.getpid():
-            return found
-        with self._lock:
-            self._check()
-            if address not in self._channels:
-                self._channels[address] = self._open(address)
-            found = self._channels[address].unary_unary(
-                method.path, request_serializer=method.serialize, response_deserializer=method.parse
-            )
-            self._callables[address, method.path] = found
-            return found
+    def take(self, address: str) -> Line[grpc.Channel]:
+        """What carries one call to `address`; to be given back after it."""
+        self._check()
+        return self._channels.take(address)
+
+    def give_back(self, line: Line[grpc.Channel]) -> None:
+        for channel in self._channels.give_back(line):
+            channel.close()
+
+    def failed(self, line: Line[grpc.Channel], error: grpc.RpcError, address: str) -> ShoalError:
+        """What the error means. A line that cannot connect is given up: blocking gRPC gets on with connecting only while a call
+        waits for it, and a channel that has failed once lets no call wait, so it might never connect again."""
+        meant = translate(error, address)
+        if isinstance(meant, CannotConnect):
+            self._channels.lost(line)
+        return meant
 
     def _check(self) -> None:
-        if self._closed:
-            raise RuntimeError("this client is closed")
         if self._process not in (0, os.getpid()):
             raise RuntimeError("this client was used before the process forked, which connections do not survive; make one here")
         self._process = os.getpid()
 
-    def _open(self, address: str) -> grpc.Channel:
-        options = channel_options(self._tls)
-        if self._tls is None:
+    def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+        options = channel_options(address, self._tls)
+        if credentials is None:
             return grpc.insecure_channel(address, options)
-        return grpc.secure_channel(address, self._tls.credentials(), options)
+        return grpc.secure_channel(address, credentials, options)
 
 
 class _Group:
@@ -134,18 +132,28 @@ class _Group:
         self._calls: set[grpc.Future[Any]] = set()
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+        line = self._transport.take(address)
+        try:
+            call = self._start(line, method, request, timeout, metadata)
+            try:
+                reply: R = call.result()
+            finally:
+                with self._lock:
+                    self._calls.discard(call)
+        except grpc.RpcError as error:
+            raise self._transport.failed(line, error, address) from None
+        finally:
+            self._transport.give_back(line)
+        return reply
+
+    def _start(
+        self, line: Line[grpc.Channel], method: Method[Q, R], request: Q, timeout: float, metadata: Metadata
+    ) -> grpc.Future[Any]:
         with self._lock:
             self._check()
-            call = self._transport.callable(address, method).future(request, timeout=timeout, metadata=metadata)
+            call: grpc.Future[Any] = line.method(method).future(request, timeout=timeout, metadata=metadata)
             self._calls.add(call)
-        try:
-            reply: R = call.result()
-        except grpc.RpcError as error:
-            raise translate(error, address) from None
-        finally:
-            with self._lock:
-                self._calls.discard(call)
-        return reply
+        return call
 
     async def sleep(self, seconds: float) -> None:
         self._stopped.wait(seconds)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from shoal.addresses import Addresses
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, ShoalError
 from shoal.parts import spans
-from shoal.retry import Attempts, RetryBudget, RetryPolicy
+from shoal.retry import Attempts, RetryBudgets, RetryPolicy
 from shoal.transport import Metadata, Method, Transport, Wire
 
 Q = TypeVar("Q")
@@ -65,7 +65,7 @@ class Caller:
         policy: RetryPolicy,
     ) -> None:
         self._transport, self._addresses, self._metadata = transport, addresses, metadata
-        self._limits, self._policy, self._budget = limits, policy, RetryBudget()
+        self._limits, self._policy, self._budgets = limits, policy, RetryBudgets()
 
     async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
         """The answer to a plan. Raises ShoalError."""
@@ -112,7 +112,7 @@ class Caller:
                 last = _with_history(error, last)
                 await wire.sleep(self._delay(last, address, attempts))
             else:
-                self._budget.succeeded()
+                self._budgets.succeeded()
                 return reply
 
     def _delay(self, error: ShoalError, address: str, attempts: Attempts) -> float:
@@ -123,10 +123,11 @@ class Caller:
         delay = attempts.delay(error, jitter=random.random())  # noqa: S311
         if delay is None:
             raise error
-        delay = max(delay, self._budget.wait(now))
+        budget = self._budgets.of(error)
+        delay = max(delay, budget.wait(now))
         if delay >= attempts.remaining(now):
             raise error  # What went wrong says more than a deadline that would pass while waiting.
-        self._budget.take()
+        budget.take()
         return delay
 
 

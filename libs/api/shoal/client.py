@@ -8,7 +8,7 @@ from typing import Self
 from shoal import verbs
 from shoal.aio import AsyncTransport
 from shoal.blocking import BlockingTransport, blocking
-from shoal.transport import Tls
+from shoal.trust import Tls
 from shoal.verbs import ClientBase, ModelsBase
 
 

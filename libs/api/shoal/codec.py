@@ -1,17 +1,21 @@
 """From the wire to numpy and dataclasses. Pure; the only place of the client that reads answers.
 
 A protobuf `bytes` field is handed out as one Python object, and numpy views it: a matrix is not copied once received, except for
-bfloat16, which numpy does not have and which becomes float32.
+bfloat16, which numpy does not have and which becomes float32. An answer that does not fit together raises InternalError: whatever a
+server sends, callers see nothing but ShoalError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import InternalError
 from shoal.results import (
     DataType,
     EncodeResult,
@@ -45,6 +49,7 @@ from shoal.status import (
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, tensor_pb2
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _STORED: dict[tensor_pb2.DataType, tuple[DataType, str]] = {
     tensor_pb2.DATA_TYPE_FLOAT32: ("float32", "<f4"),
@@ -54,6 +59,31 @@ _STORED: dict[tensor_pb2.DataType, tuple[DataType, str]] = {
     tensor_pb2.DATA_TYPE_UINT8: ("uint8", "u1"),
     tensor_pb2.DATA_TYPE_BINARY: ("binary", "u1"),
 }
+
+
+def _whole(decode: Callable[P, T]) -> Callable[P, T]:
+    """Of an answer: what does not fit together becomes an InternalError."""
+
+    @wraps(decode)
+    def decoded(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return decode(*arguments, **named)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise InternalError(f"the mesh's answer cannot be read: {error}") from error
+
+    return decoded
+
+
+class _Enum(Protocol):
+    """What of a generated enum is used here."""
+
+    def values(self) -> Any: ...
+    def Name(self, number: Any) -> str: ...
+
+
+def _name(kind: _Enum, number: int, prefix: str) -> str:
+    """Of a value in lower case; of one that a newer mesh has, its number."""
+    return kind.Name(number).removeprefix(prefix).lower() if number in kind.values() else f"unknown_{number}"
 
 
 def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
@@ -69,37 +99,63 @@ def _array(tensor: tensor_pb2.Tensor) -> tuple[Numbers, DataType]:
         raise ValueError(f"this client does not know data type {tensor.data_type}; a newer one does")
     data_type, stored = _STORED[tensor.data_type]
     shape = list(tensor.shape)
-    if data_type == "binary":
+    if data_type == "binary" and shape:
         shape[-1] = (shape[-1] + 7) // 8
+    if not shape or min(shape) < 0:
+        raise ValueError(f"a tensor has the shape {shape}")
     array = np.frombuffer(tensor.data, dtype=stored).reshape(shape)
     return (_widened(array) if data_type == "bfloat16" else array), data_type
 
 
-def _per_row(data: bytes) -> Floats | None:
-    return np.frombuffer(data, dtype="<f4") if data else None
+def _per_row(data: bytes, rows: int) -> Floats | None:
+    if not data:
+        return None
+    values: Floats = np.frombuffer(data, dtype="<f4")
+    if len(values) != rows:
+        raise ValueError(f"there are {len(values)} scales for {rows} rows")
+    return values
 
 
+@_whole
 def vectors(tensor: tensor_pb2.Tensor) -> Vectors:
     array, data_type = _array(tensor)
-    return Vectors(array, data_type, tensor.shape[-1], _per_row(tensor.scale), _per_row(tensor.offset))
+    if array.ndim != 2:
+        raise ValueError(f"vectors have the shape {array.shape}")
+    rows = len(array)
+    return Vectors(array, data_type, tensor.shape[-1], _per_row(tensor.scale, rows), _per_row(tensor.offset, rows))
 
 
+@_whole
 def ragged(message: tensor_pb2.Ragged) -> Ragged:
-    return Ragged(_array(message.values)[0], _offsets(message.offsets))
+    values = _array(message.values)[0]
+    return Ragged(values, _bounds(message.offsets, len(values)))
 
 
+@_whole
 def sparse(message: tensor_pb2.SparseMatrix) -> Sparse:
-    offsets = _offsets(message.offsets)
+    values = _array(message.values)[0]
+    offsets = _bounds(message.offsets, len(values))
     indices: npt.NDArray[np.int32] = np.frombuffer(message.indices, dtype="<i4")  # uint32 below 2**31: columns of a vocabulary.
-    return Sparse(_array(message.values)[0], indices, offsets, (len(offsets) - 1, message.columns))
+    if indices.shape != values.shape or (len(indices) and not 0 <= indices.min() <= indices.max() < message.columns):
+        raise ValueError(f"indices do not fit {len(values)} values in {message.columns} columns")
+    return Sparse(values, indices, offsets, (len(offsets) - 1, message.columns))
 
 
-def _offsets(numbers: Any) -> Integers:
+def _bounds(numbers: Any, rows: int) -> Integers:
+    """Where each part of so many rows begins and ends."""
+    offsets = _integers(numbers)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != rows or (np.diff(offsets) < 0).any():
+        raise ValueError(f"offsets do not lead through {rows} rows")
+    return offsets
+
+
+def _integers(numbers: Any) -> Integers:
     offsets = np.array(numbers, dtype=np.int64)
     offsets.flags.writeable = False
     return offsets
 
 
+@_whole
 def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
     return EncodeResult(
         vectors(response.dense) if response.HasField("dense") else None,
@@ -111,12 +167,17 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
     )
 
 
+@_whole
 def score_result(response: inference_pb2.ScoreResponse) -> ScoreResult:
     scores = np.frombuffer(response.scores.data, dtype="<f4")
+    ranking = _integers(response.ranking)
+    if len(ranking) > len(scores) or (len(ranking) and ranking.max() >= len(scores)):
+        raise ValueError(f"the ranking does not fit {len(scores)} scores")
     usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return ScoreResult(scores, _offsets(response.ranking), usage, timings, response.model_revision)
+    return ScoreResult(scores, ranking, usage, timings, response.model_revision)
 
 
+@_whole
 def extract_result(response: inference_pb2.ExtractResponse) -> ExtractResult:
     results = tuple(_extraction(result) for result in response.results)
     return ExtractResult(results, _flat(Usage, response.usage), _flat(Timings, response.timings), response.model_revision)
@@ -135,10 +196,11 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
     )
 
 
+@_whole
 def model(message: models_pb2.Model) -> Model:
     return Model(
         message.model,
-        models_pb2.ModelState.Name(message.state).removeprefix("MODEL_STATE_").lower(),
+        _name(models_pb2.ModelState, message.state, "MODEL_STATE_"),
         _card(message.card) if message.HasField("card") else None,
         tuple(_place(place) for place in message.places),
         message.queued_tokens,
@@ -147,16 +209,16 @@ def model(message: models_pb2.Model) -> Model:
 
 
 def _card(message: models_pb2.ModelCard) -> ModelCard:
-    tasks = tuple(models_pb2.Task.Name(task).removeprefix("TASK_").lower() for task in message.tasks)
-    forms = (inference_pb2.Representation.Name(form) for form in message.representations)
-    representations = tuple(form.removeprefix("REPRESENTATION_").lower() for form in forms)
+    tasks = tuple(_name(models_pb2.Task, task, "TASK_") for task in message.tasks)
+    representations = tuple(_name(inference_pb2.Representation, form, "REPRESENTATION_") for form in message.representations)
     return _flat(ModelCard, message, tasks=tasks, representations=representations)
 
 
 def _place(message: models_pb2.ModelPlace) -> ModelPlace:
-    return _flat(ModelPlace, message, state=models_pb2.ModelState.Name(message.state).removeprefix("MODEL_STATE_").lower())
+    return _flat(ModelPlace, message, state=_name(models_pb2.ModelState, message.state, "MODEL_STATE_"))
 
 
+@_whole
 def mesh(message: mesh_pb2.Mesh) -> Mesh:
     return Mesh(
         tuple(_worker(worker) for worker in message.workers),
@@ -172,6 +234,7 @@ def _worker(message: mesh_pb2.WorkerStatus) -> WorkerStatus:
     return _flat(WorkerStatus, message, preempted_in_seconds=message.preempted_in_seconds if noticed else None)
 
 
+@_whole
 def placement(model: str, message: mesh_pb2.ExplainPlacementResponse) -> Placement:
     reasons = tuple(_flat(PlacementReason, worker) for worker in message.workers)
     return Placement(model, message.summary, reasons, _flat(Scheduler, message.scheduler), message.plan)

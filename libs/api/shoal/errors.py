@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "shoal"
@@ -38,7 +39,7 @@ class ShoalError(Exception):
 
     def move(self, name: str, by: int) -> None:
         """Makes `name[i]` in the field and message `name[i + by]`: a part's error, told in terms of the caller's list."""
-        match = re.match(rf"{re.escape(name)}\[(\d+)\]", self.field)
+        match = re.match(rf"{re.escape(name)}\[(\d{{1,9}})\]", self.field)
         if match is None or by == 0:
             return
         moved = f"{name}[{int(match.group(1)) + by}]"
@@ -140,6 +141,13 @@ class CannotConnect(Unavailable):
     reason = "CANNOT_CONNECT"
 
 
+class TlsFailed(CannotConnect):
+    """A router was found, and its certificate is not one to trust, or it speaks no TLS. What it has against our certificate it does
+    not tell: it hangs up, which is CannotConnect."""
+
+    reason = "TLS_FAILED"
+
+
 class NoCapacity(Unavailable):
     """A router answered, and has nobody to give the work to."""
 
@@ -178,15 +186,27 @@ _BY_REASON = {kind.reason: kind for kind in reversed(_subclasses(ShoalError)) if
 _BY_CODE = {kind.code: kind for kind in reversed(_subclasses(ShoalError)) if ShoalError in kind.__bases__}
 
 
+# What BoringSSL says, as gRPC passes it on; the first that fits.
+_HANDSHAKES = (
+    ("certificate has expired", "has a certificate that has expired"),
+    ("certificate is not yet valid", "has a certificate that is not valid yet; is the clock right?"),
+    ("unsupported certificate purpose", "has a certificate that is not a server's"),
+    ("CERTIFICATE_VERIFY_FAILED", "has a certificate of an authority that is not trusted here"),
+    ("WRONG_VERSION_NUMBER", "speaks no TLS"),
+    ("handshake failed", "cannot agree with us on TLS"),
+)
+
+
 def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
     """The error that a failed call means.
 
     `code` is the gRPC status name, `details` the serialised google.rpc.Status of the trailing metadata (`grpc-status-details-bin`),
-    empty if there is none. UNAVAILABLE without our ErrorInfo did not come from a router but from the way to it.
+    empty if there is none. UNAVAILABLE without our ErrorInfo did not come from a router but from the way to it, and CANCELLED is
+    what a router leaves behind that ends with calls in flight: who cancels a call of ours does not hear of it here.
     """
     info, bad, retry = _details(details)
-    if info is None and code == "UNAVAILABLE":
-        return CannotConnect(f"cannot reach a router at {address}: {text}")
+    if info is None and code in ("UNAVAILABLE", "CANCELLED"):
+        return _cannot_connect(address, text)
     if info is None and code == "DEADLINE_EXCEEDED":
         text = "no answer within the timeout; a model's first use includes loading it and may need a longer one"
     reason = info.reason if info is not None else ""
@@ -201,13 +221,29 @@ def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
     return error
 
 
+def _cannot_connect(address: str, text: str) -> CannotConnect:
+    # "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:50051: Ssl handshake failed ..."
+    why = text.partition("last error: ")[2] or text
+    if match := re.search(r"Peer name (\S+) is not in peer certificate", why):
+        return TlsFailed(f"the router at {address} has no certificate for the name {match[1]}")
+    for part, meaning in _HANDSHAKES:
+        if part in why:
+            return TlsFailed(f"the router at {address} {meaning}")
+    if "Socket closed" in why:
+        why = "it hung up; it may want TLS, or a certificate of ours that it trusts and that has not expired"
+    return CannotConnect(f"cannot reach a router at {address}: {why}")
+
+
 def _details(
     data: bytes,
 ) -> tuple[error_details_pb2.ErrorInfo | None, error_details_pb2.BadRequest | None, error_details_pb2.RetryInfo | None]:
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     has_info = has_bad = has_retry = False
-    for detail in status_pb2.Status.FromString(data).details:
-        has_info = has_info or (detail.Unpack(info) and info.domain == DOMAIN)
-        has_bad = has_bad or detail.Unpack(bad)
-        has_retry = has_retry or detail.Unpack(retry)
+    try:
+        for detail in status_pb2.Status.FromString(data).details:
+            has_info = has_info or (detail.Unpack(info) and info.domain == DOMAIN)
+            has_bad = has_bad or detail.Unpack(bad)
+            has_retry = has_retry or detail.Unpack(retry)
+    except DecodeError:  # details are a help; whoever sends garbage gives none
+        return (None, None, None)
     return (info if has_info else None, bad if has_bad else None, retry if has_retry else None)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import ModelChanged
+from shoal.errors import InternalError, ModelChanged
 from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
 
 N = TypeVar("N", bound=np.number)
@@ -64,7 +64,10 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
 
 
 def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
-    joined = np.concatenate(arrays)
+    try:
+        joined = np.concatenate(arrays)
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"the mesh answered the parts of this call in different shapes: {error}") from error
     joined.flags.writeable = False  # As the arrays of an answer that came in one part are.
     return joined
 

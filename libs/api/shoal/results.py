@@ -59,9 +59,10 @@ class Vectors:
         if self.data_type == "binary":
             return self.bits().astype(np.float32) * 2 - 1
         floats = self.array.astype(np.float32, copy=False)
-        if self.scale is not None:
-            floats = floats * self.scale[:, None]
-        return floats if self.offset is None else floats + self.offset[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):  # whatever the mesh sent
+            if self.scale is not None:
+                floats = floats * self.scale[:, None]
+            return floats if self.offset is None else floats + self.offset[:, None]
 
     def bits(self) -> npt.NDArray[np.uint8]:
         """uint8 [items, dimensions] of 0 and 1: whether each number is > 0. For data type "binary" only."""

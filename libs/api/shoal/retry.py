@@ -1,7 +1,7 @@
 """When a failed request is sent again: pure decisions, asked by `shoal.call`. The clock and the dice are arguments.
 
 Three bounds hold together: what may be retried at all (a RetryInfo, or no router reached), how often and how long one request is
-tried (attempts, its deadline), and how many retries the whole client sends (a budget), so that an overloaded mesh is not given more
+tried (attempts, its deadline), and how many retries the whole client sends (budgets), so that an overloaded mesh is not given more
 work by its callers' impatience.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.errors import CannotConnect, ShoalError
+from shoal.errors import CannotConnect, Overloaded, ShoalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,26 @@ class RetryBudget:
     def take(self) -> None:
         """Takes a token, which may be one that is still to come: later retries then wait for theirs behind it."""
         self._tokens -= 1.0
+
+
+class RetryBudgets:
+    """One for failing over to another router, and a small one for what the mesh refused because it has too much to do.
+
+    Who comes back to a router that is full adds to what keeps it full. So of a client that asks ten times a second or more, over a
+    long overload, at most a sixth comes twice (0.5 / s for the time, 0.1 for each answer, and 5 in all), whatever RetryInfo says.
+    """
+
+    def __init__(self) -> None:
+        self._failover = RetryBudget()
+        self._overload = RetryBudget(capacity=5.0, per_second=0.5, per_success=0.1)
+
+    def succeeded(self) -> None:
+        self._failover.succeeded()
+        self._overload.succeeded()
+
+    def of(self, error: ShoalError) -> RetryBudget:
+        """What a retry after `error` is paid from."""
+        return self._overload if isinstance(error, Overloaded) else self._failover
 
 
 class Attempts:

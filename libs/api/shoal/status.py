@@ -86,6 +86,9 @@ class WorkerStatus:
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
     """Until its machine is taken away (a spot notice), as last reported; None: not that it knows."""
+    device_seconds: float = 0.0
+    """That its device has computed since it started; `wasted_seconds` of them for answers that nobody waited for any more."""
+    wasted_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

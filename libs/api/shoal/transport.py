@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from shoal.addresses import is_local
 from shoal.errors import ShoalError, decode
+from shoal.trust import Tls
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 from shoal.version import VERSION
 
@@ -78,31 +79,8 @@ class Transport(Wire, Protocol):
         thread. The first failure ends the others and is raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files or their contents. `root_certificates` None: the system's; the certificate chain and key are for mutual TLS.
-    `server_name`: the name that the server's certificate must bear, where it is not the address'."""
-
-    root_certificates: str | Path | bytes | None = None
-    certificate_chain: str | Path | bytes | None = None
-    private_key: str | Path | bytes | None = None
-    server_name: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.certificate_chain is None) != (self.private_key is None):
-            raise ValueError("mutual TLS needs both certificate_chain and private_key")
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises OSError."""
-        return grpc.ssl_channel_credentials(_pem(self.root_certificates), _pem(self.private_key), _pem(self.certificate_chain))
-
-
-def _pem(source: str | Path | bytes | None) -> bytes | None:
-    return source if source is None or isinstance(source, bytes) else Path(source).read_bytes()
-
-
-def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
-    """gRPC's settings for one router's channel."""
+def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]]:
+    """gRPC's settings for the channel to one router."""
     options: list[tuple[str, str | int]] = [
         ("grpc.primary_user_agent", f"shoal-python/{VERSION}"),
         # 512 documents as multi-vectors are more than 100 MB; the server bounds what it accepts.
@@ -116,11 +94,16 @@ def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.min_reconnect_backoff_ms", 5_000),
+        # What one client knows of a router that fails is not another's, nor that of its own next channel.
+        ("grpc.use_local_subchannel_pool", 1),
         # A name with several addresses (a headless Service) is spread over all of them.
         ("grpc.lb_policy_name", "round_robin"),
         # Retries are ours: they honour RetryInfo and change the address.
         ("grpc.service_config_disable_resolution", 1),
     ]
+    if is_local(address):
+        # A proxy of the environment (https_proxy) would take what is meant to stay on this machine.
+        options.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return options

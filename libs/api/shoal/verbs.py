@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Sequence
 
 from shoal import codec, plans
-from shoal.addresses import DEFAULT_ADDRESS, Addresses, is_local, parse
+from shoal.addresses import DEFAULT_ADDRESS, Addresses, parse
 from shoal.call import Caller, Limits, Progress
 from shoal.plans import (
     Aggregation,
@@ -39,10 +40,12 @@ from shoal.transport import (
     LOAD_MODEL,
     PIN_MODEL,
     Metadata,
-    Tls,
     Transport,
 )
+from shoal.trust import Tls, Trust, flag, tls_from, token_from
 from shoal.v1 import mesh_pb2, models_pb2
+
+_HEADER = re.compile(r"[ -~]*")
 
 
 class ClientBase:
@@ -50,10 +53,12 @@ class ClientBase:
 
     `address`: `host:port`, or several with commas between them: one is used until it fails, then the next. Default: the environment
     variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: who is asking, for fair queueing. `token`: a bearer token, or a function
-    that gives the current one; it is sent only over TLS or to this machine, unless `token_without_tls`. `tls`: True for the
-    system's certificates, or `Tls(...)`. `timeout`: seconds for one request, retries included. A call of more than `request_items`
-    items or about `request_characters` characters is split; `concurrency` of its requests are in flight at a time. Nothing is
-    connected before the first call. Raises ValueError for arguments that cannot work.
+    that gives the current one, such as `TokenFile(path)`; default: SHOAL_TOKEN, else what the file SHOAL_TOKEN_FILE has. It is sent
+    only over TLS or to this machine, unless `token_without_tls` (SHOAL_TOKEN_WITHOUT_TLS=1). `tls`: True for the system's
+    certificates, `Tls(...)`, or False; default: as SHOAL_TLS=1, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME say.
+    Files of certificates and tokens may change at any time. `timeout`: seconds for one request, retries included. A call of more
+    than `request_items` items or about `request_characters` characters is split; `concurrency` of its requests are in flight at a
+    time. Nothing is connected before the first call. Raises ValueError for arguments that cannot work.
     """
 
     def __init__(
@@ -61,9 +66,9 @@ class ClientBase:
         address: str | None = None,
         *,
         tenant: str = "",
-        token: str | Callable[[], str] = "",
-        token_without_tls: bool = False,
-        tls: Tls | bool = False,
+        token: str | Callable[[], str] | None = None,
+        token_without_tls: bool | None = None,
+        tls: Tls | bool | None = None,
         timeout: float = 60.0,
         concurrency: int = 4,
         request_items: int = 512,
@@ -71,14 +76,18 @@ class ClientBase:
         retry: RetryPolicy | None = None,
     ) -> None:
         addresses = parse(address or os.environ.get("SHOAL_ADDRESS") or DEFAULT_ADDRESS)
-        if token and not tls and not token_without_tls and not all(is_local(entry) for entry in addresses):
-            raise ValueError(f"a token would travel unencrypted to {', '.join(addresses)}: use tls, or say token_without_tls=True")
+        trust = Trust(
+            tls_from() if tls is None else Tls() if tls is True else tls or None,
+            token_from() if token is None else token,
+            flag(os.environ, "SHOAL_TOKEN_WITHOUT_TLS") if token_without_tls is None else token_without_tls,
+        )
+        trust.check(addresses)
         self.address = ",".join(addresses)
         self._caller = Caller(
-            self._open_transport(Tls() if tls is True else tls or None),
+            self._open_transport(trust.tls),
             # Many clients with one list use all of it.
             Addresses(addresses, start=random.randrange(len(addresses))),  # noqa: S311
-            metadata=_metadata(tenant, token),
+            metadata=_metadata(tenant, trust),
             limits=Limits(timeout, concurrency, request_items, request_characters),
             policy=retry or RetryPolicy(),
         )
@@ -94,15 +103,11 @@ class ModelsBase:
         self._client = client
 
 
-def _metadata(tenant: str, token: str | Callable[[], str]) -> Callable[[], Metadata]:
+def _metadata(tenant: str, trust: Trust) -> Callable[[], Metadata]:
+    if not _HEADER.fullmatch(tenant):  # gRPC would refuse it with an error that shows all headers, the token's too.
+        raise ValueError(f"a tenant's name must be visible ASCII characters, not {tenant!r}")
     fixed: Metadata = (("x-shoal-tenant", tenant),) if tenant else ()
-    if not token:
-        return lambda: fixed
-
-    def with_token() -> Metadata:
-        return (*fixed, ("authorization", f"Bearer {token if isinstance(token, str) else token()}"))
-
-    return with_token
+    return lambda: (*fixed, *trust.metadata())
 
 
 async def encode(

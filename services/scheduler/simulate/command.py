@@ -15,7 +15,7 @@ from rich.text import Text
 from shoal import addresses
 from shoal.cli.console import bar, complain, emit, note, show
 from shoal.cli.options import Json, told
-from shoal.transport import Tls
+from shoal.trust import Tls
 from typer.core import TyperGroup
 
 from libs.errors import InvalidInput, ShoalError

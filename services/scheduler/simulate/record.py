@@ -8,13 +8,16 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
-from shoal.transport import Tls, channel_options, translate
+from shoal.transport import channel_options, translate
+from shoal.trust import Tls
 from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
 from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Request
 
 WATCH_SECONDS: Final = 0.2
+RENEWED_SECONDS: Final = 60.0
+"""A watch that ends after so long is begun again: its connection was old. Routers tell connections to end after minutes."""
 _Lane = tuple[str, str, str]
 
 
@@ -97,20 +100,28 @@ def watch(
     on_look: Callable[[Recorder], None] = lambda recorder: None,
 ) -> None:
     """Fills `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises shoal.errors.ShoalError if it cannot."""
-    options = channel_options(tls)
-    channel = grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls.credentials(), options)
+    options = channel_options(address, tls)
+    if tls is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.read()), options)
     metadata = (("authorization", f"Bearer {token}"),) if token else None
     with channel, suppress(KeyboardInterrupt):
-        call: Iterator[pb.WatchMeshResponse] = mesh_pb2_grpc.MeshServiceStub(channel).WatchMesh(
-            pb.WatchMeshRequest(interval_seconds=WATCH_SECONDS), metadata=metadata
-        )
+        stub = mesh_pb2_grpc.MeshServiceStub(channel)
         end = None if seconds is None else time.monotonic() + seconds
-        try:
-            for reply in call:
-                now = time.monotonic()
-                recorder.see(reply.mesh, now)
-                on_look(recorder)
-                if end is not None and now >= end:
-                    return
-        except grpc.RpcError as error:
-            raise translate(error, address) from None
+        while True:
+            begun = now = time.monotonic()
+            call: Iterator[pb.WatchMeshResponse] = stub.WatchMesh(
+                pb.WatchMeshRequest(interval_seconds=WATCH_SECONDS), metadata=metadata
+            )
+            try:
+                for reply in call:
+                    now = time.monotonic()
+                    recorder.see(reply.mesh, now)
+                    on_look(recorder)
+                    if end is not None and now >= end:
+                        return
+            except grpc.RpcError as error:
+                # Routers end connections that are old; one that has gone does not answer again.
+                if error.code() != grpc.StatusCode.UNAVAILABLE or now == begun or now < begun + RENEWED_SECONDS:
+                    raise translate(error, address) from None

@@ -132,9 +132,10 @@ class _Row:
         text = self.text(column)
         try:
             value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not math.isfinite(value) or value < least:
+            is_fit = math.isfinite(value) and value >= least
+        except (OverflowError, ValueError):
+            is_fit = False
+        if not is_fit:
             what = "a whole number" if kind is int else "a number"
             raise self.wrong(column, f"must be {what} of at least {least:g}, not {text!r}")
         return value

@@ -277,7 +277,7 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
 
 def _open(directory: Path) -> TensorFile:
     if (directory / WEIGHTS).is_file():
-        return TensorFile.of(directory / WEIGHTS)
+        return TensorFile.of(directory, WEIGHTS)
     if (directory / PICKLE).is_file():
         raise ModelBroken(
             f"{PICKLE}: pickled weights are never loaded; convert them to {WEIGHTS}, for example with PEFT's "

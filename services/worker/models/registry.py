@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from libs.catalog.files import shortened
+from libs.errors import ModelBroken
 from libs.kernels.linear import has_bfloat16
 from services.worker.models import weights
 from services.worker.models.encoder import TextEncoder
@@ -134,8 +136,14 @@ def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[st
 def empty_encoder(config: Config) -> tuple[TextEncoder, Family]:
     """The encoder that config.json describes, on the meta device, and its family."""
     family = _family_of(config)
-    with torch.device("meta"):
-        return family.build(config), family
+    try:
+        with torch.device("meta"):
+            encoder = family.build(config)
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelBroken(shortened(f"config.json: describes no encoder that can be built: {error}")) from error
+    if encoder.max_positions < 1:
+        raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
+    return encoder, family
 
 
 def _family_of(config: Config) -> Family:

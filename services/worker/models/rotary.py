@@ -16,6 +16,7 @@ from libs.errors import ModelBroken
 from services.worker.models.spec import Config, Rope
 
 _THETA = 10_000.0
+_MOST_TURNED = 1 << 13
 
 
 def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str = "", scaled: bool = True) -> Rope:
@@ -31,8 +32,9 @@ def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str 
         values = values.part(kind) if values.has(kind) else values
     base = values.number("rope_theta", config.number("rope_theta", _THETA) if theta is None else theta)
     turned = int(size * values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)))
-    if turned < 2 or turned % 2:
-        raise ModelBroken(f"config.json: rotary positions need an even number of numbers of each head, of {size} they get {turned}")
+    if turned < 2 or turned % 2 or turned > _MOST_TURNED:
+        wanted = f"an even number of numbers of each head, at most {_MOST_TURNED:,}"
+        raise ModelBroken(f"config.json: rotary positions need {wanted}: of {size} they get {turned}")
     key = "rope_type" if values.has("rope_type") else "type"
     name = values.text(key, "default")
     if name not in _SCALINGS:

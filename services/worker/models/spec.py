@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from libs.catalog.files import shortened
 from libs.errors import ModelBroken
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -19,6 +21,12 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+
+
+# Far above every model's, and low enough that describing one without weights takes neither long nor memory.
+_MOST_SIZE: Final = 1 << 24
+_MOST_HEADS: Final = 1 << 10
+_MOST_LAYERS: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ class Config:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.unsupported(key, "a whole number is needed")
+        if abs(value) > _MOST_SIZE:
+            raise self.unsupported(key, f"at most {_MOST_SIZE:,} is served")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -131,11 +141,27 @@ class Config:
             raise self.unsupported(key, "a number of at least 1 is needed")
         return value
 
+    def layers(self, key: str) -> int:
+        """How many layers there are."""
+        return self._few(key, _MOST_LAYERS)
+
+    def heads(self, key: str) -> int:
+        """How many attention heads there are."""
+        return self._few(key, _MOST_HEADS)
+
+    def _few(self, key: str, most: int) -> int:
+        value = self.size(key)
+        if value > most:
+            raise self.unsupported(key, f"at most {most:,} are served")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """Without a default the key must be there."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.unsupported(key, "a number is needed")
+        if not math.isfinite(value):
+            raise self.unsupported(key, "a finite number is needed")
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -153,7 +179,7 @@ class Config:
 
     def head_count(self, key: str, hidden: int) -> int:
         """The number of attention heads, which must divide the hidden size."""
-        heads = self.size(key)
+        heads = self.heads(key)
         if hidden % heads:
             raise self.unsupported(key, f"it does not divide the hidden size {hidden}")
         return heads
@@ -167,7 +193,7 @@ class Config:
         """The error for a key's value, to be raised by the caller."""
         if self._values.get(key) is None:
             return ModelBroken(f"config.json: {self._place}{key} is missing: {reason}")
-        return ModelBroken(f"config.json: {self._place}{key} is {self._values[key]!r}: {reason}")
+        return ModelBroken(f"config.json: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
 
     def _value(self, key: str, default: object) -> object:
         """Null counts as absent, as it does for transformers."""

@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from libs.catalog.card import Card
 from libs.catalog.detect import read_card
 from libs.catalog.files import need_config
 from libs.catalog.overrides import Overrides
+from libs.errors import InvalidInput, ModelBroken
 from services.worker.models.encoder import TextEncoder, resident_bytes
 from services.worker.models.heads.head import Compacts, TextHead
 from services.worker.models.kinds import kind_of
@@ -23,6 +26,7 @@ from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.lora import Adapters, Names
 from services.worker.models.packed import Packed
 from services.worker.models.probe import activation_bytes_per_token
+from services.worker.models.processing.tokenizer import failing
 from services.worker.models.registry import build_encoder, names_of
 from services.worker.models.results import Result
 from services.worker.models.tiers import Arena, ParkedText, copying, tensors_of
@@ -54,9 +58,14 @@ class TextModel:
 
         `said`: what the catalog says of the model. Raises ModelBroken with the file and the key or tensor at fault.
         """
+        with failing(_broken_tokenizer):
+            return cls._load(directory, model_id, device, dtype, said)
+
+    @classmethod
+    def _load(cls, directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, said: Overrides | None) -> TextModel:
         card = read_card(directory, model_id, said)
         kind = kind_of(card)
-        own, rest = TensorFile.open(directory / card.encoder_folder).split(card.encoder_prefix)
+        own, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
         config = encoder_config(directory, card)
         with copying(device):
             encoder, state = build_encoder(
@@ -75,7 +84,23 @@ class TextModel:
 
     def prepare(self, work: Work) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job."""
-        return self._processor.prepare(work)
+        with failing(_cannot_tokenise):
+            prepared = self._processor.prepare(work)
+        self._refuse_outside(prepared.sequences)
+        return prepared
+
+    def _refuse_outside(self, sequences: Many[Sequence]) -> None:
+        """Ids that the encoder has no vector for would fail on the device, and take an accelerator's whole process down."""
+        if not sequences:
+            return
+        rows, segments = self._encoder.token_weight.shape[0], self._encoder.segments
+        rest = [item.before for item in sequences if item.before is not None]
+        _refuse_ids([*(item.ids for item in sequences), *rest], rows, "token")
+        _refuse_ids([item.type_ids for item in sequences if item.type_ids is not None], max(1, segments), "segment")
+        longest = max(item.tokens + (0 if item.before is None else len(item.before)) for item in sequences)
+        if longest > self._encoder.max_positions:
+            limit = self._encoder.max_positions
+            raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
 
     @torch.inference_mode()
     def forward(self, head: Head, sequences: Many[Sequence]) -> list[Output]:
@@ -168,6 +193,21 @@ class TextModel:
         wide = self._widen()
         wide._adapters.follow(self._adapters)
         return wide
+
+
+def _refuse_ids(found: Many[NDArray[np.int32]], most: int, what: str) -> None:
+    ids = np.concatenate(found) if found else np.zeros(0, np.int32)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < most:
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise InvalidInput(f"the model's tokenizer makes the {what} {wrong} of a text, but its encoder has {most} {what}s")
+
+
+def _broken_tokenizer(problem: str) -> ModelBroken:
+    return ModelBroken(f"tokenizer.json: cannot be used: {problem}")
+
+
+def _cannot_tokenise(problem: str) -> InvalidInput:
+    return InvalidInput(f"the model's tokenizer fails for such a text: {problem}")
 
 
 def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:

@@ -6,7 +6,6 @@ Called by the registry when a model is loaded.
 
 from __future__ import annotations
 
-import json
 import mmap
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from libs.catalog.files import locate, need_config, shard_names, tensor_entries
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 
@@ -62,7 +62,6 @@ _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own
 _OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # LayerNorm's in checkpoints converted from TensorFlow
 _NUMBER = re.compile(r"\.(\d+)\.")
 
@@ -84,12 +83,14 @@ class TensorFile:
         self._entries = entries
 
     @staticmethod
-    def open(directory: Path) -> TensorFile:
-        """The directory's safetensors. Raises ModelBroken, naming the file, for none, for pickles and for damaged ones."""
+    def open(root: Path, folder: str = "") -> TensorFile:
+        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, for none, for pickles, for damaged ones
+        and for what lies outside `root`."""
+        directory = root / folder
         if (directory / SINGLE).is_file():
-            return TensorFile(SINGLE, _read_header(directory / SINGLE))
+            return TensorFile(SINGLE, _read_header(root, str(Path(folder) / SINGLE)))
         if (directory / INDEX).is_file():
-            return TensorFile(INDEX, _read_shards(directory))
+            return TensorFile(INDEX, _read_shards(root, folder))
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         if pickles:
             raise ModelBroken(
@@ -99,9 +100,9 @@ class TensorFile:
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
 
     @staticmethod
-    def of(path: Path) -> TensorFile:
-        """One safetensors file of any name."""
-        return TensorFile(path.name, _read_header(path))
+    def of(root: Path, name: str) -> TensorFile:
+        """One safetensors file of any name, as a path from the checkpoint's root."""
+        return TensorFile(name, _read_header(root, name))
 
     def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
         """The tensors that begin with a prefix, without it, and all others."""
@@ -128,58 +129,41 @@ class TensorFile:
         return torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
 
 
-def _read_shards(directory: Path) -> dict[str, _Entry]:
-    try:
-        places = json.loads((directory / INDEX).read_text())["weight_map"]
-        files = {file for file in places.values() if Path(file).name == file}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelBroken(f"{INDEX}: not an index of safetensors") from error
+def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:
+    index = need_config(root, str(Path(folder) / INDEX))
     entries: dict[str, _Entry] = {}
-    for file in sorted(files):
-        entries |= _read_header(directory / file)
-    for name, file in places.items():
-        if name not in entries or entries[name].file != file:
-            raise ModelBroken(f"{INDEX}: tensor {name!r} is not in {file!r}")
+    for file in sorted(shard_names(index)):
+        found = _read_header(root, str(Path(folder) / file))
+        twice = next((name for name in found if name in entries), None)
+        if twice is not None:
+            raise ModelBroken(f"{INDEX}: tensor {twice!r} is in {entries[twice].file!r} and in {file!r}")
+        entries |= found
+    for name, place in index.part("weight_map").values.items():
+        if name not in entries or Path(entries[name].file).name != place:
+            raise ModelBroken(f"{INDEX}: tensor {name!r} is not in {place!r}")
     return entries
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
-    """The format: u64 length of a JSON header, the header, then the data that its offsets point into."""
+def _read_header(root: Path, name: str) -> dict[str, _Entry]:
+    """The tensors of a file, mapped into memory."""
+    found = tensor_entries(root, name)
+    path = locate(root, name)
+    if path is None:
+        raise ModelBroken(f"{name}: missing from {root}")
     try:
         with path.open("rb") as file:
             # A private writable mapping, as torch warns of read-only buffers; nothing is written, so pages stay shared with the
             # page cache.
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise ModelBroken(f"{path.name}: cannot be read: {error}") from error
-    length = int.from_bytes(mapping[:8], "little")
-    if len(mapping) < 8 or length > min(_HEADER_LIMIT, len(mapping) - 8):
-        raise ModelBroken(f"{path.name}: truncated, or not safetensors")
-    try:
-        header = json.loads(mapping[8 : 8 + length])
-        header.pop("__metadata__", None)
-        return {name: _entry(path.name, mapping, 8 + length, name, value) for name, value in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelBroken(f"{path.name}: damaged header") from error
-
-
-def _entry(file: str, mapping: mmap.mmap, data: int, name: str, value: Mapping[str, object]) -> _Entry:
-    dtype = _DTYPES.get(str(value["dtype"]))
-    if dtype is None:
-        raise ModelBroken(f"{file}: tensor {name!r} has type {value['dtype']}, which is not supported")
-    begin, end = _numbers(value["data_offsets"])
-    shape = _numbers(value["shape"])
-    if end - begin != prod(shape) * dtype.itemsize:
-        raise ModelBroken(f"{file}: tensor {name!r} has {end - begin} bytes, not those of its shape {list(shape)}")
-    if data + end > len(mapping):
-        raise ModelBroken(f"{file}: truncated: tensor {name!r} ends at byte {data + end} of {len(mapping)}")
-    return _Entry(file, mapping, dtype, shape, data + begin)
-
-
-def _numbers(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(number, int) and number >= 0 for number in value):
-        raise TypeError("a list of counts is needed")
-    return tuple(value)
+        raise ModelBroken(f"{name}: cannot be read: {error}") from error
+    entries: dict[str, _Entry] = {}
+    for tensor, entry in found.items():
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise ModelBroken(f"{name}: tensor {tensor!r} has type {entry.dtype}, which is not supported")
+        entries[tensor] = _Entry(name, mapping, dtype, entry.shape, entry.begin)
+    return entries
 
 
 def load(

@@ -146,8 +146,8 @@ def _steered(model: Model, as_json: bool) -> None:
 
 
 def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
-    right = ("memory", "warm", "last seen")
-    made = table("workers", "worker", "pool", "device", "memory", "warm", "resident", "last seen", right=right)
+    right = ("memory", "warm", "computed", "wasted", "last seen")
+    made = table("workers", "worker", "pool", "device", "memory", "warm", "resident", *right[2:], right=right)
     for worker in workers:
         made.add_row(
             worker.worker_id + _leaving(worker),
@@ -156,9 +156,15 @@ def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
             f"{size(worker.used_bytes)} of {size(worker.memory_bytes)}",
             f"{size(worker.host_used_bytes)} of {size(worker.host_memory_bytes)}" if worker.host_memory_bytes else "",
             "\n".join(worker.resident),
+            f"{worker.device_seconds:,.0f} s",
+            _share(worker.wasted_seconds, worker.device_seconds),
             f"{worker.heartbeat_age_seconds:.1f} s",
         )
     return made
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}".replace("%", " %") if whole else ""
 
 
 def _leaving(worker: WorkerStatus) -> str:

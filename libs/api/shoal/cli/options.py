@@ -23,11 +23,13 @@ from shoal.errors import (
     ModelNotFound,
     NoCapacity,
     Overloaded,
+    PermissionDenied,
     ShoalError,
     TaskNotSupported,
+    TlsFailed,
     Unauthenticated,
 )
-from shoal.transport import Tls
+from shoal.trust import Tls, TokenFile
 
 PANEL = "Connection"
 # How long a router may take to say that it is there, before a command says that none is.
@@ -35,7 +37,15 @@ REACH_SECONDS = 3.0
 
 # Most special first: the first class that fits speaks.
 _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
-    (CannotConnect, "is it running? Start one with `shoal up`, or name another with --address host:port (--tls if it uses TLS)"),
+    (
+        TlsFailed,
+        "--tls-ca names the authority to trust, --tls-name the name in its certificate; without such options TLS is not used",
+    ),
+    (
+        CannotConnect,
+        "is it running? Start one with `shoal up`, or name another with --address host:port (--tls or --tls-ca if it uses TLS, "
+        "with --tls-cert and --tls-key if it wants to see a certificate)",
+    ),
     (ModelNotFound, "`shoal models` lists the models that workers have"),
     (ModelBroken, "`shoal models show MODEL` says where it failed"),
     (InputTooLong, "cut it with --truncation end, or choose a model that takes longer texts"),
@@ -44,6 +54,7 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (NoCapacity, "`shoal status` shows the workers; without one, nothing can be answered"),
     (DeadlinePassed, "allow more time with --timeout SECONDS"),
     (Unauthenticated, "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key"),
+    (PermissionDenied, "another token or certificate may: `models load`, `evict`, `pin`, `status` and `explain` are for admins"),
     (InternalError, "this is a fault of the mesh; its logs have more under the request id"),
 )
 
@@ -67,7 +78,12 @@ def connect(
     token: Annotated[
         str, typer.Option(envvar="SHOAL_TOKEN", help="Bearer token; better in the environment.", rich_help_panel=PANEL)
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, with the system's certificates.", rich_help_panel=PANEL)] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL)
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", envvar="SHOAL_TLS", help="Encrypt, with the system's certificates.", rich_help_panel=PANEL)
+    ] = False,
     tls_ca: Annotated[
         Path | None, typer.Option(envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.", rich_help_panel=PANEL)
     ] = None,
@@ -77,11 +93,16 @@ def connect(
     tls_key: Annotated[
         Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.", rich_help_panel=PANEL)
     ] = None,
+    tls_name: Annotated[
+        str,
+        typer.Option(envvar="SHOAL_TLS_NAME", help="Name in the router's certificate, if not the address'.", rich_help_panel=PANEL),
+    ] = "",
 ) -> Client:
     """A client of the mesh that the options name. Its parameters are the options of every command."""
     try:
-        secured = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else tls
-        return Client(address, tenant=tenant, timeout=timeout, token=token, tls=secured)
+        secured = Tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca or tls_cert or tls_key or tls_name else tls
+        bearer = token or (TokenFile(token_file) if token_file else "")
+        return Client(address, tenant=tenant, timeout=timeout, token=bearer, tls=secured)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -18,6 +18,8 @@ from shoal.cli.console import complain
 GROUP = "shoal.commands"
 _KNOWN = {
     "up": "Start a whole mesh on this machine: Redis, router, scheduler and workers.",
+    "certs": "Make a development authority and certificates for all parts of a mesh, or renew them.",
+    "redis-acl": "Print Redis' users for router and scheduler, with no more rights than they need.",
     "simulate": "Replay requests through eviction policies and fleets, and compare what they cost.",
     "models.check": "Explain what is read from a model's files, and test it on this machine.",
 }
@@ -52,7 +54,7 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
             raise _missing(name)
         command = entry.load()
         if not isinstance(command, typer.Typer):
-            function, command = command, typer.Typer(add_completion=False)
+            function, command = command, typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
             command.command()(function)
         command(args=context.args, prog_name=f"{context.find_root().info_name} {name}")
 

@@ -18,7 +18,7 @@ class Lane(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent")
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class Job(_message.Message):
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     request_id: str
     encode: _inference_pb2.EncodeRequest
@@ -37,10 +39,12 @@ class Job(_message.Message):
     deadline_unix_ms: int
     queued_unix_ms: int
     traceparent: str
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    tenant: str
+    weight: float
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load")
+    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +53,7 @@ class PullRequest(_message.Message):
     BUDGET_JOBS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CAN_LOAD_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -57,10 +62,11 @@ class PullRequest(_message.Message):
     budget_jobs: int
     wait_seconds: float
     can_load: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ...) -> None: ...
+    wire_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat")
+    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat", "now_unix_ms")
     LANE_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +74,7 @@ class PullResponse(_message.Message):
     LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    NOW_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     batch_id: str
     jobs: _containers.RepeatedScalarFieldContainer[bytes]
@@ -75,7 +82,8 @@ class PullResponse(_message.Message):
     load_model: str
     load_adapter: str
     beat: bool
-    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ..., load_adapter: _Optional[str] = ..., beat: bool = ...) -> None: ...
+    now_unix_ms: int
+    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ..., load_adapter: _Optional[str] = ..., beat: bool = ..., now_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "field", "retry_after_seconds")
@@ -138,7 +146,7 @@ class HeldBatch(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ...) -> None: ...
 
 class WorkerModel(_message.Message):
-    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes", "host_bytes", "activation_bytes_per_token", "adapters", "leaving", "held_jobs", "resident_seconds", "failed_adapters")
+    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes", "host_bytes", "activation_bytes_per_token", "adapters", "leaving", "held_jobs", "resident_seconds", "failed_adapters", "measured_batch_tokens")
     class FailedAdaptersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +172,7 @@ class WorkerModel(_message.Message):
     HELD_JOBS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FAILED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: _models_pb2.ModelState
     bytes: int
@@ -182,10 +191,11 @@ class WorkerModel(_message.Message):
     held_jobs: int
     resident_seconds: float
     failed_adapters: _containers.MessageMap[str, Failure]
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ...) -> None: ...
+    measured_batch_tokens: int
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ..., measured_batch_tokens: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan")
+    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +212,9 @@ class HeartbeatRequest(_message.Message):
     HOST_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WASTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -218,7 +231,10 @@ class HeartbeatRequest(_message.Message):
     host_used_bytes: int
     preempted_in_seconds: float
     plan: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ...) -> None: ...
+    wire_version: int
+    device_seconds: float
+    wasted_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ..., wire_version: _Optional[int] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Directive(_message.Message):
     __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain", "plan")
@@ -249,7 +265,7 @@ class CancelledJobs(_message.Message):
     def __init__(self, batch_id: _Optional[str] = ..., job_ids: _Optional[_Iterable[str]] = ..., lost: bool = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("directives", "cancelled", "queued_tokens")
+    __slots__ = ("directives", "cancelled", "queued_tokens", "wire_version")
     class QueuedTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,7 +276,9 @@ class HeartbeatResponse(_message.Message):
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     directives: _containers.RepeatedCompositeFieldContainer[Directive]
     cancelled: _containers.RepeatedCompositeFieldContainer[CancelledJobs]
     queued_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    wire_version: int
+    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ..., wire_version: _Optional[int] = ...) -> None: ...

@@ -80,7 +80,7 @@ def bert_spec(config: Config) -> EncoderSpec:
         heads=heads,
         head_size=hidden // heads,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),
         activation=config.activation("hidden_act"),

@@ -382,7 +382,7 @@ def build(config: Config) -> TextEncoder:
         heads=heads,
         head_size=head_size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", _EPS),
         activation=config.activation("hidden_act"),
@@ -416,6 +416,8 @@ def _distances(config: Config) -> Distances:
     farthest = config.integer("max_relative_positions", -1)
     if farthest < 1:
         farthest = config.size("max_position_embeddings", _POSITIONS)
+    if farthest > _ANY_LENGTH:
+        raise config.unsupported("max_relative_positions", f"distances of at most {_ANY_LENGTH:,} are served, not {farthest:,}")
     buckets = config.integer("position_buckets", -1)
     if buckets < 1:
         return Distances.exact(farthest)

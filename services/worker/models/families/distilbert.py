@@ -43,7 +43,7 @@ def build(config: Config) -> TextEncoder:
         heads=heads,
         head_size=hidden // heads,
         ffn=config.size("hidden_dim"),
-        layers=(LayerSpec(),) * config.size("n_layers"),
+        layers=(LayerSpec(),) * config.layers("n_layers"),
         norm="post",
         norm_eps=_NORM_EPS,
         activation=config.activation("activation"),

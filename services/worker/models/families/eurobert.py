@@ -31,7 +31,7 @@ WEIGHTS: dict[str, Rule] = {
 
 def build(config: Config) -> TextEncoder:
     """The encoder that config.json describes, without weights."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     size = config.size("head_dim", hidden // heads)
     spec = EncoderSpec(
         hidden=hidden,
@@ -39,7 +39,7 @@ def build(config: Config) -> TextEncoder:
         kv_heads=config.size("num_key_value_heads", heads),
         head_size=size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope=rope_of(config, size)),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(rope=rope_of(config, size)),) * config.layers("num_hidden_layers"),
         norm="pre",
         norm_kind="rms",
         norm_eps=config.number("rms_norm_eps", 1e-5),

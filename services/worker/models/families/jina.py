@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from libs.errors import ModelBroken
 from services.worker.models.embeddings import TokenEmbedding
 from services.worker.models.encoder import PositionBias, TextEncoder
 from services.worker.models.families.bert import HEADS
@@ -35,6 +36,8 @@ WEIGHTS: dict[str, Rule] = COMMON | {
     "encoder.layer.{}.mlp.layernorm": "layers.{}.ffn_norm",
 }
 
+# A table of all distances is made for each head.
+_MOST_POSITIONS = 1 << 17
 _ACTIVATIONS: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 
 
@@ -70,7 +73,7 @@ def jina_spec(config: Config, *, gate_last: bool = False) -> EncoderSpec:
         heads=heads,
         head_size=hidden // heads,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),
         activation=_ACTIVATIONS[kind],
@@ -92,6 +95,9 @@ def jina_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
 
 
 def alibi(spec: EncoderSpec, embed: TokenEmbedding) -> AlibiBias:
+    if embed.max_positions > _MOST_POSITIONS:
+        found = f"max_position_embeddings is {embed.max_positions}"
+        raise ModelBroken(f"config.json: {found}: with ALiBi at most {_MOST_POSITIONS:,} is served")
     return AlibiBias(slopes(spec.heads), embed.max_positions, like=lambda: embed.token.weight)
 
 

@@ -50,7 +50,7 @@ def build(config: Config) -> TextEncoder:
     if kind == "mistral" and not config.is_null("sliding_window"):
         window = window_of(config, causal, _MISTRALS_WINDOW)
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
-    windows = (window,) * config.size("num_hidden_layers")
+    windows = (window,) * config.layers("num_hidden_layers")
     spec = decoder_spec(config, causal=causal, windows=windows, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
     return TextEncoder(spec, token_embedding(config))
 
@@ -67,7 +67,7 @@ def decoder_spec(
     ffn_bias: bool = False,
 ) -> EncoderSpec:
     """The layers that most language models share. `windows`: of each layer. `head_size` None: as transformers' Llama has it."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     if head_size is None:
         fitting = None if config.has("head_dim") else hidden // config.head_count("num_attention_heads", hidden)
         head_size = config.size("head_dim", fitting)
@@ -114,7 +114,7 @@ def window_of(config: Config, causal: bool, default: int | None = None) -> int:
 
 def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:
     """Whether each layer has a window: by `layer_types`, else by its number."""
-    layers = config.size("num_hidden_layers")
+    layers = config.layers("num_hidden_layers")
     kinds = config.texts("layer_types")
     if not kinds:
         return tuple(slides(number) for number in range(layers))

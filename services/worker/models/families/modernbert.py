@@ -74,7 +74,7 @@ def build(config: Config) -> TextEncoder:
 
 def _layer_types(config: Config) -> tuple[str, ...]:
     """The kind of each layer: `layer_types` or, before transformers 5, every n-th is global."""
-    count, every = config.size("num_hidden_layers"), config.size("global_attn_every_n_layers", 3)
+    count, every = config.layers("num_hidden_layers"), config.size("global_attn_every_n_layers", 3)
     names = config.texts("layer_types") or tuple(_LOCAL if number % every else _GLOBAL for number in range(count))
     if len(names) != count or not {_GLOBAL, _LOCAL}.issuperset(names):
         raise config.unsupported("layer_types", f"{count} times {_GLOBAL} or {_LOCAL} is needed")

@@ -74,7 +74,7 @@ def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> Encode
         heads=heads,
         head_size=hidden // heads,
         ffn=config.size("n_inner", 4 * hidden),
-        layers=(LayerSpec(rope),) * config.size("n_layer"),
+        layers=(LayerSpec(rope),) * config.layers("n_layer"),
         norm="post",
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         activation=activation,
@@ -98,14 +98,14 @@ def _positions(config: Config) -> int:
 
 def _transformers(config: Config) -> TextEncoder:
     hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
+    heads = config.heads("num_attention_heads")
     head_size = config.size("head_dim", hidden // heads)
     spec = EncoderSpec(
         hidden=hidden,
         heads=heads,
         head_size=head_size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope_of(config, head_size, theta=1000.0)),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(rope_of(config, head_size, theta=1000.0)),) * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),
         activation=config.activation("hidden_act"),

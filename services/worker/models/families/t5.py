@@ -69,14 +69,14 @@ _LONGEST = 1 << 15
 
 def build(config: Config) -> TextEncoder:
     """The encoder that config.json describes, without weights."""
-    heads = config.size("num_heads")
+    heads = config.heads("num_heads")
     gated, activation = _feed_forward(config)
     spec = EncoderSpec(
         hidden=config.size("d_model"),
         heads=heads,
         head_size=config.size("d_kv"),
         ffn=config.size("d_ff"),
-        layers=(LayerSpec(),) * config.size("num_layers"),
+        layers=(LayerSpec(),) * config.layers("num_layers"),
         norm="pre",
         norm_eps=config.number("layer_norm_epsilon", 1e-6),
         activation=activation,

@@ -69,7 +69,7 @@ def build(config: Config) -> TextEncoder:
         heads=heads,
         head_size=hidden // heads,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope),) * config.size("num_hidden_layers"),
+        layers=(LayerSpec(rope),) * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-5),
         activation=config.activation("hidden_act"),

@@ -22,7 +22,7 @@ def dense_layers(card: Card, directory: Path, state: Mapping[str, Tensor], devic
 def _layer(module: DenseModule, directory: Path, state: Mapping[str, Tensor], device: torch.device) -> HeadLinear:
     file = f"{module.folder}/model.safetensors" if module.folder else "model.safetensors"
     if module.folder:
-        state = _read(directory / module.folder, device)
+        state = _read(directory, module.folder, device)
     wanted: dict[str, tuple[int, ...]] = {"linear.weight": (module.out_features, module.in_features)}
     if module.bias:
         wanted["linear.bias"] = (module.out_features,)
@@ -36,6 +36,6 @@ def _layer(module: DenseModule, directory: Path, state: Mapping[str, Tensor], de
     return HeadLinear(state, "linear", module.activation, residual=module.residual)
 
 
-def _read(directory: Path, device: torch.device) -> dict[str, Tensor]:
-    tensors = TensorFile.open(directory)
+def _read(directory: Path, folder: str, device: torch.device) -> dict[str, Tensor]:
+    tensors = TensorFile.open(directory, folder)
     return {name: tensors.read(name).to(device=device, dtype=torch.float32) for name in tensors.names()}

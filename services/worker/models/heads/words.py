@@ -100,6 +100,10 @@ class WordLstm(nn.Module):
         self, state: Mapping[str, Tensor], stem: str, *, hidden: int, layers: int, device: torch.device, file: str
     ) -> None:
         super().__init__()
+        # Before memory is taken for what config.json describes: the last layer is in the file, so all are as large as it can be.
+        last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
+        if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
+            raise ModelBroken(f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them")
         self.lstm = nn.LSTM(hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device)
         for name, parameter in self.lstm.named_parameters():
             found = state.get(f"{stem}.{name}")

@@ -15,7 +15,7 @@ from services.worker.models.heads.gliclass import GliclassHead
 from services.worker.models.heads.linear import check_shape
 from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.processing.gliclass import GliclassProcessor
-from services.worker.models.processing.text import load_tokenizer
+from services.worker.models.processing.tokenizer import load_tokenizer
 from services.worker.models.spec import Config
 from services.worker.models.weights import HeadRule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tokenizers import Tokenizer
@@ -19,7 +20,8 @@ from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.kinds.state import HeadState, projection
 from services.worker.models.processing.gliner import GlinerProcessor, LabelTokens
 from services.worker.models.processing.relations import PairScorer, linking_of
-from services.worker.models.processing.text import load_tokenizer
+from services.worker.models.processing.tokenizer import FILE as TOKENIZER
+from services.worker.models.processing.tokenizer import largest_id, load_tokenizer
 from services.worker.models.processing.words import WordFrame
 from services.worker.models.registry import build_encoder
 from services.worker.models.weights import HeadRule, TensorFile
@@ -93,8 +95,11 @@ def _labels(
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
     said = read_config(parts.directory, name) or Config(name, {})
-    limit = min(said.number("model_max_length", encoder.max_positions), encoder.max_positions)
-    return LabelTokens(load_tokenizer(folder, lowercase=False), limit), LabelVectors(encoder, project)
+    limit = min(said.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
+    tokenizer = load_tokenizer(folder, lowercase=False)
+    if largest_id(tokenizer) >= encoder.token_weight.shape[0]:
+        raise ModelBroken(f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")
+    return LabelTokens(tokenizer, limit), LabelVectors(encoder, project)
 
 
 def _check_markers(settings: Gliner, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from services.worker.models.heads.words import WordLstm, WordReader
 from services.worker.models.kinds.kind import Built, Parts
 from services.worker.models.kinds.state import HeadState, projection
 from services.worker.models.processing.glirel import GlirelProcessor
-from services.worker.models.processing.text import load_tokenizer
+from services.worker.models.processing.tokenizer import load_tokenizer
 from services.worker.models.processing.words import WordFrame
 from services.worker.models.weights import HeadRule
 

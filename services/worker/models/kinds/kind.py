@@ -14,7 +14,8 @@ from libs.catalog.card import Card
 from libs.catalog.files import need_config
 from services.worker.models.encoder import TextEncoder
 from services.worker.models.heads.head import TextHead
-from services.worker.models.processing.text import TextProcessor, load_tokenizer, special_token
+from services.worker.models.processing.text import TextProcessor, special_token
+from services.worker.models.processing.tokenizer import load_tokenizer
 from services.worker.models.results import Result
 from services.worker.models.spec import Config
 from services.worker.models.weights import HeadRule, TensorFile

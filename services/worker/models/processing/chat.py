@@ -1,16 +1,22 @@
 """A query and a document as one text, by the checkpoint's chat template: what rerankers that are language models read.
 
-Templates are Jinja, and come with a checkpoint, so they run in Jinja's sandbox, as in transformers, and only when a model is
-loaded: rendered once with marks in place of the texts. A request puts its texts in their place.
+Templates are Jinja, and come with a checkpoint, so they run in Jinja's sandbox, as in transformers, in a process of its own with
+limits (`rendering.py`), and only when a model is loaded: rendered once with marks in place of the texts. A request puts its texts
+in their place.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +26,6 @@ from libs.errors import InvalidInput, ModelBroken
 from services.worker.models.processing.checks import document_path, query_path
 from services.worker.models.processing.text import TextProcessor, special_token, too_long
 from services.worker.models.work import Sequence, Truncation
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Ids = NDArray[np.int32]
 
@@ -39,6 +41,10 @@ _SAMPLES = {
 # Documents whose tokens differ from the first to the last: what they share is the template's.
 _PROBES = ("0", "1 2 3 4")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAME = "the chat template"
+_RENDERING = Path(__file__).with_name("rendering.py")
+_RENDER_SECONDS: Final = 30.0
+"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +54,14 @@ class Frame:
     pieces: tuple[str, ...]
 
     @staticmethod
-    def of(template: Template, values: Mapping[str, object], *, instructed: bool, parts: bool) -> Frame:
-        """Raises ModelBroken for a template that does not take a pair, or changes its texts."""
-        instruction = _INSTRUCTION if instructed else ""
-        rendered = _render(template, values, _QUERY, _DOCUMENT, instruction, parts=parts)
-        frame = Frame(tuple(_MARKS.split(rendered)))
+    def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
+        """From a pair of marks and from `samples`, rendered. Raises ModelBroken for a template without a place for a pair, or that
+        changes its texts."""
+        frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
                 raise ModelBroken(f"{_NAME}: it has no place for the message of the role {role!r}")
-        sample = _SAMPLES if instructed else _SAMPLES | {_INSTRUCTION: ""}
-        told = _render(template, values, sample[_QUERY], sample[_DOCUMENT], sample[_INSTRUCTION], parts=parts)
-        if told != frame.fill(sample):
+        if told != frame.fill(samples):
             raise ModelBroken(f"{_NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
         return frame
 
@@ -77,12 +80,15 @@ class ChatPairs:
     def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
         """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
         self._text, self._shares = text, shares
-        template = _compile(card.template)
         special = {role: token for role in _ROLES if (token := special_token(root, role))}
         values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **card.template_values}
-        self._plain = Frame.of(template, values, instructed=False, parts=card.message_parts)
+        marks = {mark: mark for mark in _SAMPLES}
+        no_marks, no_samples = marks | {_INSTRUCTION: ""}, _SAMPLES | {_INSTRUCTION: ""}
+        pairs = [values | _messages(texts, card.message_parts) for texts in (no_marks, no_samples, marks, _SAMPLES)]
+        marked, told, marked_too, told_too = _rendered(card.template, pairs)
+        self._plain = Frame.of(_text(marked), _text(told), no_samples)
         try:
-            self._instructed = Frame.of(template, values, instructed=True, parts=card.message_parts)
+            self._instructed = Frame.of(_text(marked_too), _text(told_too), _SAMPLES)
         except ModelBroken:  # some templates allow no message of the role system
             self._instructed = self._plain
 
@@ -91,7 +97,7 @@ class ChatPairs:
         """None for a model without a template, or with one that knows nothing of pairs, as it came with a language model."""
         if not card.template:
             return None
-        _environment()
+        _need_jinja()
         try:
             return ChatPairs(card, root, text, shares=shares)
         except ModelBroken:
@@ -134,53 +140,45 @@ class ChatPairs:
         return [Sequence(ids[shared:], before=before) for ids in found]
 
 
-_NAME = "the chat template"
+def _need_jinja() -> None:
+    """Raises ModelBroken where Jinja is not installed."""
+    if find_spec("jinja2") is None:
+        raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """With the settings of transformers, which templates are written for. Raises ModelBroken where Jinja is not installed."""
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed") from error
-
-    def raise_exception(message: str) -> Never:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.globals["raise_exception"] = raise_exception
-    return environment
-
-
-def _compile(source: str) -> Template:
-    """Raises ModelBroken for a template that is not Jinja."""
-    environment = _environment()
-    from jinja2 import TemplateError
-
-    try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise ModelBroken(f"{_NAME}: is not Jinja: {error}") from error
-
-
-def _render(template: Template, values: Mapping[str, object], query: str, document: str, instruction: str, *, parts: bool) -> str:
+def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
     """As sentence-transformers has a pair: messages of the roles query and document, an instruction before them as system.
 
     For templates of the catalog the texts are there by name, too.
     """
-    from jinja2 import TemplateError
-
+    query, document, instruction = (texts[mark] for mark in (_QUERY, _DOCUMENT, _INSTRUCTION))
     roles = {"system": instruction, "query": query, "document": document}
     messages = [
         {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
         for role, text in roles.items()
         if role != "system" or text
     ]
+    return {"messages": messages, "query": query, "document": document, "instruction": instruction}
+
+
+def _rendered(template: str, values: Many[Mapping[str, object]]) -> list[Mapping[str, str]]:
+    """What the template makes of each of the values: a `text`, or an `error`. Raises ModelBroken where it takes too much for it."""
+    _need_jinja()
+    asked = json.dumps({"template": template, "values": values}).encode()
     try:
-        return template.render(messages=messages, query=query, document=document, instruction=instruction, **values)
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ModelBroken(f"{_NAME}: it cannot be rendered for a pair of a query and a document: {error}") from error
+        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
+            [sys.executable, "-I", str(_RENDERING)], input=asked, capture_output=True, env={}, timeout=_RENDER_SECONDS, check=True
+        )
+        found: list[Mapping[str, str]] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise ModelBroken(f"{_NAME}: rendering it takes more time or memory than a template may have") from error
+    return found
+
+
+def _text(rendered: Mapping[str, str]) -> str:
+    if "error" in rendered:
+        raise ModelBroken(f"{_NAME}: {rendered['error']}")
+    return rendered["text"]
 
 
 def _common(first: Ids, second: Ids) -> int:

@@ -51,7 +51,7 @@ class LateFrame:
 
     def _expanded(self, sequence: Sequence, expansion: Expansion) -> Sequence:
         """Filled up to the expansion's length; every added token is answered, whether or not the others attend to it."""
-        missing = expansion.length - sequence.tokens
+        missing = min(expansion.length, self._text.limit) - sequence.tokens
         if missing <= 0:
             return sequence
         ids = np.pad(sequence.ids, (0, missing), constant_values=self._fill)

@@ -5,6 +5,7 @@ Between a job and its answer with no stop at the device; sentence-transformers' 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from tokenizers import Tokenizer, processors
 from libs.catalog.card import StaticQueries
 from libs.catalog.files import need_config, read_config
 from libs.errors import ModelBroken
-from services.worker.models.processing.text import TextProcessor, Where, load_tokenizer
+from services.worker.models.processing.text import TextProcessor, Where
+from services.worker.models.processing.tokenizer import largest_id, load_tokenizer
 from services.worker.models.weights import TensorFile
 from services.worker.models.work import SparseRow, Truncation
 
 _TENSOR = "weight"
+_MOST_TOKENS = 1 << 24
 
 
 class StaticLookup:
@@ -45,20 +48,21 @@ def load_lookup(directory: Path, queries: StaticQueries, *, columns: int, limit:
     tokenizer = load_tokenizer(folder, lowercase=lowercase)
     tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     weights = _stored(directory, queries, tokenizer)
-    if not tokenizer.get_vocab_size() <= weights.shape[0] <= columns:
+    tokens = largest_id(tokenizer) + 1
+    if not tokens <= weights.shape[0] <= columns:
         raise ModelBroken(
-            f"{queries.file}: has {weights.shape[0]} weights; the tokenizer beside it has {tokenizer.get_vocab_size()} tokens, and "
-            f"`vocab_size` of config.json is {columns}"
+            f"{queries.file}: has {weights.shape[0]} weights; the tokenizer beside it has {tokens} tokens, and `vocab_size` of "
+            f"config.json is {columns}"
         )
     settings = read_config(folder, "tokenizer_config.json")
-    own = 0 if settings is None else settings.number("model_max_length")
+    own = 0 if settings is None else settings.number("model_max_length", most=math.inf)
     return StaticLookup(TextProcessor(tokenizer, limit=own or limit, segments=False), weights)
 
 
 def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> NDArray[np.float32]:
     if queries.file.endswith(".json"):
         return _from_json(directory, queries, tokenizer)
-    tensors = TensorFile.open((directory / queries.file).parent)
+    tensors = TensorFile.open(directory, str(Path(queries.file).parent))
     if tensors.names() != [_TENSOR] or len(tensors.shape(_TENSOR)) != 1:
         raise ModelBroken(f"{queries.file}: must hold one list of numbers, `{_TENSOR}`, and holds {', '.join(tensors.names())}")
     return tensors.read(_TENSOR).to(torch.float32).numpy()
@@ -66,8 +70,10 @@ def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> ND
 
 def _from_json(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> NDArray[np.float32]:
     """Tokens that are not in the vocabulary are left out; those without a weight have 0."""
-    weights = np.zeros(tokenizer.get_vocab_size(), dtype=np.float32)
     vocabulary = tokenizer.get_vocab()
+    if largest_id(tokenizer) >= _MOST_TOKENS:
+        raise ModelBroken(f"tokenizer.json: has the id {largest_id(tokenizer)}; below {_MOST_TOKENS:,} are served")
+    weights = np.zeros(largest_id(tokenizer) + 1, dtype=np.float32)
     for token, weight in need_config(directory, queries.file).values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ModelBroken(f"{queries.file}: `{token}` is {weight!r}, which is no number")

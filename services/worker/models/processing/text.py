@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from libs.catalog.files import read_config
-from libs.errors import InputTooLong, InvalidInput, ModelBroken
+from libs.errors import InputTooLong, InvalidInput
 from services.worker.models.work import Sequence, Truncation
 
 Where = Callable[[int], str]
@@ -176,18 +176,6 @@ class TextProcessor:
         return start > 0 and " " not in text[start - 1 : start + 1]
 
 
-def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
-    """tokenizer.json of a directory. `lowercase`: lower case first, whatever its own normaliser does."""
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelBroken(f"tokenizer.json: cannot be read: {error}") from error
-    if lowercase:
-        own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-    return tokenizer
-
-
 def special_token(directory: Path, role: str) -> str:
     """The token of a role such as `mask_token`, from tokenizer_config.json or special_tokens_map.json; empty if there is none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -200,7 +188,10 @@ def special_token(directory: Path, role: str) -> str:
 
 
 def _int32(values: list[int]) -> NDArray[np.int32]:
-    return np.array(values, dtype=np.int32)
+    try:
+        return np.array(values, dtype=np.int32)
+    except OverflowError:
+        raise InvalidInput(f"the model's tokenizer makes the token {max(values)} of a text, which no model has") from None
 
 
 def run_of_ones(mask: Iterable[int]) -> int:

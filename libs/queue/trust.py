@@ -1,0 +1,127 @@
+"""How router and scheduler and Redis trust each other: TLS, and the password from a file. Files are read again at each connect.
+
+With `rediss://` the server's certificate and its name are always checked; nothing turns that off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError as RedisConnectionError
+from shoal.trust import Tls, Watched
+
+from libs.environment import check
+from libs.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTrust:
+    """What a process knows of Redis beside its URL. `ca` None: the system's authorities are trusted. Certificate and key are for a
+    Redis that asks for them."""
+
+    password_file: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @staticmethod
+    def from_env(environ: Mapping[str, str]) -> RedisTrust:
+        """Reads SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT and SHOAL_REDIS_KEY."""
+        paths = (environ.get(f"SHOAL_REDIS_{part}") for part in ("PASSWORD_FILE", "CA", "CERT", "KEY"))
+        return RedisTrust(*(Path(path) if path else None for path in paths))
+
+    def check(self, url: str) -> None:
+        """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, or a file cannot be used."""
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        is_tls = parts.scheme == "rediss"
+        has_files = self.ca is not None or self.certificate is not None
+        check((self.certificate is None) == (self.key is None), "SHOAL_REDIS_KEY", "set exactly where SHOAL_REDIS_CERT is")
+        check(is_tls or not has_files, "SHOAL_REDIS_URL", "rediss:// where SHOAL_REDIS_CA or SHOAL_REDIS_CERT is set")
+        check(
+            not any(name.startswith("ssl_") for name in query),
+            "SHOAL_REDIS_URL",
+            "without ssl_…: SHOAL_REDIS_CA, SHOAL_REDIS_CERT and SHOAL_REDIS_KEY say it, and certificates are always checked",
+        )
+        has_password = parts.password is not None or "password" in query
+        check(
+            not (self.password_file and has_password), "SHOAL_REDIS_URL", "without a password: SHOAL_REDIS_PASSWORD_FILE names one"
+        )
+        try:
+            self._tls.read()
+        except ValueError as error:
+            raise InvalidInput(f"SHOAL_REDIS_CA, _CERT, _KEY: {error}", field="SHOAL_REDIS_CA") from None
+        if self.password_file is not None:
+            try:
+                _password(self.password_file)
+            except OSError as error:
+                name = "SHOAL_REDIS_PASSWORD_FILE"
+                raise InvalidInput(f"{name}: {self.password_file} cannot be read: {error.strerror}", field=name) from None
+
+    def describe(self) -> str:
+        """For logs: names of files, nothing of what is in them."""
+        told = {"password": self.password_file, "ca": self.ca, "certificate": self.certificate}
+        return ", ".join(f"{what} {path}" for what, path in told.items() if path is not None)
+
+    def contexts(self) -> Callable[[], ssl.SSLContext]:
+        """What gives the TLS context for the next connection, by the files as they are then. Raises ValueError for those that are
+        there now."""
+        return Watched([path for path in (self.ca, self.certificate, self.key) if path is not None], self._context).get
+
+    @property
+    def _tls(self) -> Tls:
+        return Tls(self.ca, self.certificate, self.key)
+
+    def _context(self) -> ssl.SSLContext:
+        self._tls.read()  # whose errors name the file
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.ca is not None:
+            context.load_verify_locations(self.ca)
+        else:
+            context.load_default_certs()
+        if self.certificate is not None and self.key is not None:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+        return context
+
+
+class TlsConnection(SSLConnection):
+    """A connection that asks for its TLS context each time that it connects; redis-py's own keeps its first one for ever, and it
+    trusts the system's authorities beside the one that it is given."""
+
+    def __init__(self, *, context: Callable[[], ssl.SSLContext], **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**Connection._connection_arguments(self), "ssl": self._context()}
+
+
+class PasswordFile(CredentialProvider):
+    """User name, and the password that a file has when a connection is made."""
+
+    def __init__(self, user: str, path: Path) -> None:
+        self._user, self._path = user, path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = _password(self._path)
+        except OSError as error:
+            # As any other failure to connect: it may be there again the next time.
+            raise RedisConnectionError(f"the password file {self._path} cannot be read: {error.strerror}") from error
+        return (self._user, password) if self._user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return await asyncio.to_thread(self.get_credentials)
+
+
+def _password(path: Path) -> str:
+    return path.read_text("utf-8").strip()

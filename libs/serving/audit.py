@@ -1,0 +1,82 @@
+"""The audit log, `shoal.audit`: one line for each call that changes where models are, and for each that was refused.
+
+A flood of refused calls must not fill a disk: so many lines a second, and the number of those left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from libs.serving.identity import Identity
+from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
+
+log = logging.getLogger("shoal.audit")
+
+REFUSALS_A_SECOND: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is noted of a call: who called what from where, and how it ended (`OK`, or an error's reason)."""
+
+    caller: Identity
+    peer: str
+    method: str
+    outcome: str
+
+
+class Audit:
+    """Writes the lines. `clock`: seconds, of any beginning. `later(seconds, call)`: calls once, so much later."""
+
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
+        most_a_second: int = REFUSALS_A_SECOND,
+    ) -> None:
+        self._later = later
+        self._clock = clock
+        self._most = most_a_second
+        # The state: when the second under way began, the lines written in it, and how many were left out.
+        self._begun = -1.0
+        self._written = 0
+        self._left_out = 0
+
+    def changed(self, asked: Asked) -> None:
+        """A call that changes something, however it ended."""
+        log.info("change", extra=_said(asked))
+
+    def refused(self, asked: Asked) -> None:
+        """A call without a credential that allows it."""
+        now = self._clock()
+        if now >= self._begun + 1.0:
+            self._begun, self._written = now, 0
+        if self._written < self._most:
+            self._written += 1
+            log.warning("refused", extra=_said(asked))
+            return
+        if not self._left_out:
+            self._later(1.0, self._tell_left_out)
+        self._left_out += 1
+
+    def _tell_left_out(self) -> None:
+        count, self._left_out = self._left_out, 0
+        log.warning("refused, not written one by one", extra=fields({"count": count}))
+
+
+def _said(asked: Asked) -> dict[str, object]:
+    values: dict[str, Value] = {
+        "subject": asked.caller.subject,
+        "role": asked.caller.role,
+        "tenant": asked.caller.tenant,
+        "peer": asked.peer,
+        "method": asked.method,
+        "model": MODEL.get(),
+        "outcome": asked.outcome,
+        "request_id": REQUEST_ID.get(),
+    }
+    return dict(fields(values))

@@ -1,0 +1,128 @@
+"""Who asks: from a call's credential to an Identity, before anything else of the call is looked at.
+
+A bearer token says who asks: a static one of the file SHOAL_TOKENS, or a JWT that a key of SHOAL_JWKS has signed. Without one the
+caller's certificate does, where SHOAL_TLS_CLIENT_CA asks for certificates. Nothing here repeats a token, in errors or in logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+from libs.errors import Unauthenticated
+from libs.serving.identity import ANONYMOUS, Identity, Role, digest_of, is_printable, is_role
+from libs.serving.security import Security
+from libs.serving.watched import Watched
+
+if TYPE_CHECKING:
+    from libs.serving.jwks import Keys
+    from libs.serving.tokens import Tokens
+
+AUTHORIZATION: Final = "authorization"
+LOOK_SECONDS: Final = 1.0
+"""How often token and key files are looked at: a revoked token lives on so long at most."""
+MOST_REMEMBERED: Final = 10_000
+"""JWTs whose check is remembered: one takes a tenth of a millisecond of the event loop."""
+
+_BEARER: Final = re.compile(r"[Bb]earer ([\x21-\x7e]{1,8192})")
+_URIS: Final = "peer_uri"
+"""What gRPC calls the URIs among a certificate's subject alternative names."""
+
+Metadata = Sequence[tuple[str, str | bytes]]
+AuthContext = Mapping[str, Iterable[bytes]]
+
+
+class Authenticator:
+    """Knows callers by what `security` says. Raises InvalidInput for files that cannot be used."""
+
+    def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
+        self._security = security
+        self._clock = clock
+        self._tokens = _watched_tokens(security)
+        self._keys = _watched_keys(security)
+        # The state: JWTs that were checked, by their digests; and by which keys.
+        self._remembered: dict[bytes, tuple[Identity, float]] = {}
+        self._remembered_keys = self._keys.content if self._keys is not None else None
+
+    def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
+        """Whose call it is. `auth_context`: what TLS knows of the caller, asked only if that counts. Raises Unauthenticated."""
+        if not self._security.tells_callers_apart:
+            return ANONYMOUS
+        given = [value for key, value in metadata if key == AUTHORIZATION]
+        if given:
+            return self._of_bearer(given)
+        if self._security.client_ca is not None:
+            return certified(tuple(auth_context().get(_URIS, ())), self._security.trust_domain)
+        raise Unauthenticated("this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)")
+
+    def look(self) -> None:
+        """Reads files that have changed. Blocks: for a thread."""
+        for watched in (self._tokens, self._keys):
+            if watched is not None:
+                watched.look()
+
+    async def watch(self) -> None:
+        """Looks at the files every second, for ever."""
+        while self._security.takes_tokens:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.look)
+
+    def _of_bearer(self, given: Sequence[str | bytes]) -> Identity:
+        if not self._security.takes_tokens:
+            raise Unauthenticated("this server takes no tokens, certificates only: leave metadata `authorization` out")
+        found = _BEARER.fullmatch(str(given[0])) if len(given) == 1 else None
+        if found is None:
+            raise Unauthenticated("metadata `authorization` must be there once, as `Bearer <token>`")
+        token = found[1]
+        digest = digest_of(token)
+        if self._tokens is not None and (identity := self._tokens.content.get(digest)) is not None:
+            return identity
+        if self._keys is None or token.count(".") != 2:
+            raise Unauthenticated("the bearer token is not one that this mesh knows")
+        return self._of_jwt(token, digest, self._keys.content)
+
+    def _of_jwt(self, token: str, digest: bytes, keys: Keys) -> Identity:
+        if keys is not self._remembered_keys:
+            self._remembered.clear()
+            self._remembered_keys = keys
+        identity, expires = self._remembered.get(digest, (None, 0.0))
+        if identity is not None and self._clock() < expires:
+            return identity
+        self._remembered.pop(digest, None)
+        identity, expires = keys.verify(token)
+        if len(self._remembered) >= MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]  # the oldest
+        self._remembered[digest] = (identity, expires)
+        return identity
+
+
+def certified(uris: Sequence[bytes], trust_domain: str) -> Identity:
+    """The identity in a certificate's URIs: `spiffe://<trust domain>/<role>/<tenant or name>`, just one. Raises Unauthenticated."""
+    prefix = f"spiffe://{trust_domain}/"
+    subject = uris[0].decode("ascii", "replace") if len(uris) == 1 else ""
+    role, _, name = subject.removeprefix(prefix).partition("/")
+    if not subject.startswith(prefix) or not is_role(role) or not is_printable(name) or "/" in name or not is_printable(subject):
+        raise Unauthenticated(f"the client certificate names nobody: its one URI must be {prefix}<role>/<tenant or name>")
+    return Identity(subject, cast("Role", role), name)
+
+
+def _watched_tokens(security: Security) -> Watched[Tokens] | None:
+    path = security.tokens
+    if path is None:
+        return None
+    from libs.serving.tokens import read_tokens
+
+    return Watched([path], partial(read_tokens, path))
+
+
+def _watched_keys(security: Security) -> Watched[Keys] | None:
+    path = security.jwks
+    if path is None:
+        return None
+    from libs.serving.jwks import read_keys
+
+    return Watched([path], partial(read_keys, path, security.issuer, security.audience))

@@ -1,0 +1,155 @@
+"""What a server is told of trust: TLS, who may call, and whether it may listen beyond loopback. Read once at the start.
+
+Each serving process carries one `Security` in its settings. With nothing set, everybody may call everything, on loopback only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from libs.environment import check
+from libs.errors import InvalidInput
+from libs.serving.identity import is_printable
+from libs.serving.tls import TlsFiles
+
+DEFAULT_TRUST_DOMAIN: Final = "shoal"
+_TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
+_WAYS_OUT: Final = (
+    "set SHOAL_TLS_CERT and SHOAL_TLS_KEY together with SHOAL_TLS_CLIENT_CA (callers present certificates), or with SHOAL_TOKENS "
+    "or SHOAL_JWKS (callers send tokens), or SHOAL_ALLOW_INSECURE=1 if something else protects it; `shoal certs` makes "
+    "certificates for development"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Of one server process. Files are looked at by `check_files`, and read where they are used."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    """Set: every caller must present a certificate of one of these authorities."""
+    tokens: Path | None = None
+    jwks: Path | None = None
+    issuer: str = ""
+    audience: str = ""
+    trust_domain: str = DEFAULT_TRUST_DOMAIN
+    """Of the names in callers' certificates: spiffe://<trust domain>/<role>/<tenant or name>."""
+    allow_insecure: bool = False
+    health_address: str = ""
+    """Where health alone is answered, without TLS, for probes. Empty: nowhere else."""
+
+    def __post_init__(self) -> None:
+        check((self.cert is None) == (self.key is None), "SHOAL_TLS_KEY", "set exactly where SHOAL_TLS_CERT is")
+        check(self.client_ca is None or self.cert is not None, "SHOAL_TLS_CERT", "set where SHOAL_TLS_CLIENT_CA is: mTLS is TLS")
+        has_jwks = self.jwks is not None
+        check(bool(self.issuer) or not has_jwks, "SHOAL_JWT_ISSUER", "set where SHOAL_JWKS is: the `iss` that tokens must have")
+        check(bool(self.audience) or not has_jwks, "SHOAL_JWT_AUDIENCE", "set where SHOAL_JWKS is: the `aud` that tokens must have")
+        for value, name in ((self.issuer, "SHOAL_JWT_ISSUER"), (self.audience, "SHOAL_JWT_AUDIENCE")):
+            check(not value or is_printable(value), name, "1..128 printable ASCII characters without spaces")
+        check(bool(_TRUST_DOMAIN.fullmatch(self.trust_domain)), "SHOAL_TRUST_DOMAIN", "small letters, digits, '.', '_' or '-'")
+
+    @staticmethod
+    def from_env(environ: Mapping[str, str]) -> Security:
+        """Reads SHOAL_* variables and looks at the files; raises InvalidInput naming variable, file, line and key."""
+        allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
+        check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
+        security = Security(
+            cert=_path(environ, "SHOAL_TLS_CERT"),
+            key=_path(environ, "SHOAL_TLS_KEY"),
+            client_ca=_path(environ, "SHOAL_TLS_CLIENT_CA"),
+            tokens=_path(environ, "SHOAL_TOKENS"),
+            jwks=_path(environ, "SHOAL_JWKS"),
+            issuer=environ.get("SHOAL_JWT_ISSUER", ""),
+            audience=environ.get("SHOAL_JWT_AUDIENCE", ""),
+            trust_domain=environ.get("SHOAL_TRUST_DOMAIN") or DEFAULT_TRUST_DOMAIN,
+            allow_insecure=allow == "1",
+            health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
+        )
+        security.check_files()
+        return security
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: without TLS."""
+        if self.cert is None or self.key is None:
+            return None
+        return TlsFiles(self.cert, self.key, self.client_ca)
+
+    @property
+    def takes_tokens(self) -> bool:
+        return self.tokens is not None or self.jwks is not None
+
+    @property
+    def tells_callers_apart(self) -> bool:
+        """Whether callers need a credential; else everybody is anonymous and may call everything."""
+        return self.takes_tokens or self.client_ca is not None
+
+    def check_files(self) -> None:
+        """Raises InvalidInput for the first file that cannot be used."""
+        if self.tls is not None:
+            self.tls.read()
+        # Imported only where they are needed: a worker's health server takes no tokens.
+        if self.tokens is not None:
+            from libs.serving.tokens import read_tokens
+
+            read_tokens(self.tokens)
+        if self.jwks is not None:
+            from libs.serving.jwks import read_keys
+
+            read_keys(self.jwks, self.issuer, self.audience)
+
+    def describe(self) -> dict[str, str | float]:
+        """For the one log line at the start: names of files, nothing of what is in them."""
+        return {
+            "tls": "none" if self.cert is None else "callers present certificates" if self.client_ca else "on",
+            "tokens": str(self.tokens or ""),
+            "jwks": str(self.jwks or ""),
+            "trust_domain": self.trust_domain,
+            "allow_insecure": self.allow_insecure,
+            "health_address": self.health_address,
+        }
+
+
+def check_exposure(address: str, security: Security) -> None:
+    """Raises InvalidInput, with the ways out, for an address beyond loopback that is not protected and not said to be open."""
+    if problem := exposure(address, security):
+        raise InvalidInput(f"{problem}: {_WAYS_OUT}", field="SHOAL_ALLOW_INSECURE")
+
+
+def exposure(address: str, security: Security) -> str:
+    """Why a server must not listen there; empty if it may."""
+    if security.allow_insecure or is_loopback(address):
+        return ""
+    if security.cert is None and security.takes_tokens:
+        return f"refusing to listen on {address}, beyond this machine, without TLS: tokens would be sent in clear text"
+    if security.cert is None:
+        return f"refusing to listen on {address}, beyond this machine, without TLS and without knowing who calls"
+    if not security.tells_callers_apart:
+        return f"refusing to listen on {address}, beyond this machine, without knowing who calls: TLS alone lets everybody in"
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`. In doubt it is not so."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition(":")[0]
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name, "")
+    return Path(text) if text else None

@@ -1,0 +1,130 @@
+"""`shoal certs` and `shoal redis-acl`: what a mesh needs so that its parts trust each other and nobody else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from libs.errors import InvalidInput, ShoalError
+from libs.queue.acl import acl_file
+from services.local.certs import CALLERS, LEAF_DAYS, SERVERS, Issued, Party, caller_variables, issue_all, server_variables
+
+_HELP_NAME = "One more certificate: a role, or role/name, such as client/search (of the tenant `search`). May be repeated."
+_HELP_HOST = "A DNS name or IP address by which router and scheduler are reached, beside loopback. May be repeated."
+_HELP_FORCE = "Make another authority, even if there is one: whoever trusts that must be given the new one."
+_HELP_ADMIN = "File with a password for the user `default`, who then may do everything; else that user is off."
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where certificates and keys are kept.")],
+    name: Annotated[list[str] | None, typer.Option(help=_HELP_NAME)] = None,
+    host: Annotated[list[str] | None, typer.Option(help=_HELP_HOST)] = None,
+    days: Annotated[float, typer.Option(help="How long certificates are valid.")] = LEAF_DAYS,
+    trust_domain: Annotated[str, typer.Option(envvar="SHOAL_TRUST_DOMAIN", help="As SHOAL_TRUST_DOMAIN of the servers.")] = "shoal",
+    force: Annotated[bool, typer.Option("--force", help=_HELP_FORCE)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Make a development authority and certificates for all parts of a mesh; run again, renew the certificates."""
+    with _told():
+        directory = directory.absolute()
+        parties = [Party.parse(text) for text in name or []]
+        is_new, issued = issue_all(directory, parties, hosts=host or [], days=days, trust_domain=trust_domain, force=force)
+        if as_json:
+            typer.echo(json.dumps(_document(directory, is_new, issued), ensure_ascii=False))
+        else:
+            _show(directory, is_new, issued)
+
+
+def redis_acl(
+    password_file: Annotated[Path | None, typer.Option(help="File with the password of router and scheduler.")] = None,
+    scheduler_password_file: Annotated[
+        Path | None, typer.Option(help="File with the scheduler's password, if it is another.")
+    ] = None,
+    admin_password_file: Annotated[Path | None, typer.Option(help=_HELP_ADMIN)] = None,
+) -> None:
+    """Print the file for Redis' `aclfile`: the users shoal-router and shoal-scheduler, with no more rights than they need."""
+    with _told():
+        router = _password(password_file)
+        scheduler = _password(scheduler_password_file) or router
+        typer.echo(acl_file(router=router, scheduler=scheduler, admin=_password(admin_password_file)), nl=False)
+        notes = Console(stderr=True, soft_wrap=True, highlight=False)
+        if router is None:
+            notes.print("The users are off: give their password with --password-file.")
+        else:
+            notes.print("Of passwords only digests are printed. Set aclfile in redis.conf; routers and schedulers then take")
+            notes.print("  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)", markup=False)
+            notes.print("  SHOAL_REDIS_PASSWORD_FILE=FILE")
+
+
+def _document(directory: Path, is_new: bool, issued: Sequence[Issued]) -> dict[str, object]:
+    return {
+        "authority": str(directory / "ca.pem"),
+        "is_new": is_new,
+        "certificates": [
+            {
+                "role": one.party.role,
+                "name": one.party.name,
+                "uri": one.uri,
+                "certificate": str(one.certificate),
+                "key": str(one.key),
+                "ends": one.ends.isoformat(timespec="seconds"),
+                "environment": _variables(directory, one),
+            }
+            for one in issued
+        ],
+    }
+
+
+def _variables(directory: Path, one: Issued) -> dict[str, str]:
+    if one.party.role == "redis":
+        return {}  # redis.conf has tls-cert-file, tls-key-file and tls-ca-cert-file
+    make = server_variables if one.party.role in SERVERS else caller_variables
+    return make(directory, one.party.stem)
+
+
+def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, soft_wrap=True)
+    table = Table("for", "shows itself as", "certificate", "key")
+    for one in issued:
+        table.add_row(one.party.role, one.uri, one.certificate.name, one.key.name)
+    console.print(f"{'A new authority' if is_new else 'The authority that was there'}: {directory / 'ca.pem'}")
+    console.print(table)
+    ends = min(one.ends for one in issued)
+    console.print(f"The certificates end on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before that: running")
+    console.print("processes take the new ones by themselves. This is for development: who has ca.key can make any certificate.")
+    console.print("\nEnvironment")
+    for role in (*SERVERS, *CALLERS):
+        one = next(one for one in issued if one.party.role == role)
+        console.print(f"  {role}")
+        for variable, value in _variables(directory, one).items():
+            console.print(f"    {variable}={value}")
+
+
+def _password(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        password = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the password file {path} cannot be read: {error}") from None
+    if not password:
+        raise InvalidInput(f"the password file {path} is empty")
+    return password
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (ShoalError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(1) from None

@@ -1,0 +1,84 @@
+"""Asks how a busy lane stands, once for all requests that want to know at the same moment.
+
+On the way of a request before `admission.py`, for lanes whose work may make it late. While one call to Redis is under way for a
+lane, what comes in meanwhile waits for the next: under overload a call serves many requests, and none is decided on what is old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from libs.errors import InternalError, ShoalError
+from libs.queue import LaneKey
+from libs.queue.standing import Standing, Standings
+from services.router.background import Background
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """One answer, for all who asked together."""
+
+    tenants: dict[str, asyncio.Future[Standing]] = field(default_factory=dict)
+    let_in: Counter[str] = field(default_factory=Counter)
+    """Tokens of each tenant let in on this answer: they are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the lane stands for a tenant's next job."""
+
+    standing: Standing
+    round: Round
+    tenant: str
+
+    @property
+    def since(self) -> int:
+        """Tokens of the tenant let in on the same answer."""
+        return self.round.let_in[self.tenant]
+
+    def let_in(self, tokens: int) -> None:
+        self.round.let_in[self.tenant] += tokens
+
+
+class LaneAsker:
+    """The questions of one router. `of` raises NoCapacity while Redis is away."""
+
+    def __init__(self, standings: Standings, background: Background) -> None:
+        self._standings = standings
+        self._background = background
+        # The state: who waits for the next call, by lane; lanes with a call under way.
+        self._next: dict[LaneKey, Round] = {}
+        self._asking: set[LaneKey] = set()
+
+    async def of(self, lane: LaneKey, tenant: str) -> Answer:
+        current = self._next.setdefault(lane, Round())
+        future = current.tenants.get(tenant)
+        if future is None:
+            future = current.tenants[tenant] = asyncio.get_running_loop().create_future()
+        if lane not in self._asking:
+            self._asking.add(lane)
+            self._background.spawn(self._ask(lane))
+        return Answer(await asyncio.shield(future), current, tenant)
+
+    async def _ask(self, lane: LaneKey) -> None:
+        try:
+            while (current := self._next.pop(lane, None)) is not None:
+                await self._ask_for(lane, current)
+        finally:
+            self._asking.discard(lane)
+
+    async def _ask_for(self, lane: LaneKey, current: Round) -> None:
+        error: ShoalError = InternalError("a lane could not be asked how it stands")
+        try:
+            standings = await self._standings.of(lane, list(current.tenants))
+            for future, standing in zip(current.tenants.values(), standings, strict=True):
+                future.set_result(standing)
+        except ShoalError as refused:
+            error = refused
+        finally:
+            for future in current.tenants.values():
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # all who asked may have left

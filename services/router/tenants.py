@@ -1,0 +1,124 @@
+"""Who may ask how much: the file SHOAL_TENANTS, and what it says of each tenant.
+
+`TENANTS` is the only definition of what may stand in the file. `TenantsFile` is read again when it changes, by `upkeep.py`'s look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import yaml
+
+from libs.catalog.shapes import At, Count, Key, Named, Number, Record, Text
+from libs.errors import InvalidInput
+from libs.queue.rates import Rate
+from libs.serving.watched import Watched
+
+VARIABLE: Final = "SHOAL_TENANTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What one tenant may have; 0: as much as it likes.
+
+    weight: its share of a busy lane, beside those of others. rate: how fast it may ask, over all routers. queued_tokens: how many
+    estimated tokens of it may wait at each router, in all lanes together.
+    """
+
+    weight: float = 1.0
+    rate: Rate = field(default_factory=Rate)
+    queued_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """All tenants: those that the file names, and `default` for everybody else."""
+
+    default: Tenant = field(default_factory=Tenant)
+    by_name: Mapping[str, Tenant] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, name: str) -> Tenant:
+        return self.by_name.get(name, self.default)
+
+    def __str__(self) -> str:
+        return ", ".join(self.by_name) or "none by name"
+
+
+NOBODY: Final = Tenants()
+"""Without a file: the defaults for everybody."""
+_NAME = Text(r"[\x21-\x7e]{1,128}", "1..128 printable ASCII characters without spaces")
+_TENANT = Record(
+    lambda **values: values,
+    {
+        "weight": Key(Number(0.001, 1000), "share of a busy lane beside the weights of other tenants, default 1"),
+        "requests_per_second": Key(Number(), "requests a second over all routers, default 0: no limit"),
+        "tokens_per_second": Key(Number(), "estimated tokens a second over all routers, default 0: no limit"),
+        "burst_seconds": Key(Number(0.001, 3600), "how much of a rate that was not used may come at once, default 5"),
+        "queued_tokens": Key(Count(0), "estimated tokens that may wait at each router, default 0: no limit"),
+    },
+)
+TENANTS = Record(
+    lambda **values: values,
+    {
+        "default": Key(_TENANT, "what holds for tenants that are not named, and for keys that a named one leaves out"),
+        "tenants": Key(Named(_NAME, _TENANT), "tenants by name"),
+    },
+)
+
+
+def parse_tenants(text: str, path: str) -> Tenants:
+    """The tenants that the text of the file `path` describes. Raises InvalidInput naming file, line and key. Pure."""
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise InvalidInput(f"{path}:{line}: is not YAML: {error.problem}", field=VARIABLE) from error
+    except (RecursionError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{path}: is not YAML: {error}", field=VARIABLE) from error
+    if node is None:
+        raise InvalidInput(f"{path}:1: the file is empty", field=VARIABLE)
+    found = TENANTS.read(node, At(path, whole="the file"))
+    default = _tenant(Tenant(), found.get("default", {}))
+    by_name = {name: _tenant(default, values) for name, values in found.get("tenants", {}).items()}
+    return Tenants(default, MappingProxyType(by_name))
+
+
+def _tenant(base: Tenant, values: Mapping[str, float]) -> Tenant:
+    rates = {name: value for name, value in values.items() if name not in ("weight", "queued_tokens")}
+    return Tenant(
+        values.get("weight", base.weight), replace(base.rate, **rates), int(values.get("queued_tokens", base.queued_tokens))
+    )
+
+
+class TenantsFile:
+    """`tenants` as the file said when it was last read without fault. Without a path: the defaults, for ever.
+
+    Raises InvalidInput: a router does not start with a file that is wrong.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._watched = None if path is None else Watched([path], partial(read_tenants, path))
+
+    @property
+    def tenants(self) -> Tenants:
+        return NOBODY if self._watched is None else self._watched.content
+
+    async def look(self) -> None:
+        """Reads the file again if it has changed. One that is wrong or gone leaves what was known, and is a warning, once."""
+        if self._watched is not None:
+            await asyncio.to_thread(self._watched.look)
+
+
+def read_tenants(path: Path) -> Tenants:
+    """The tenants of a file. Raises InvalidInput."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}", field=VARIABLE) from error
+    return parse_tenants(text, str(path))

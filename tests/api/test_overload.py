@@ -1,0 +1,96 @@
+"""Clients of a mesh that has too much to do: they come back when they are told to, and together not too often."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import grpc
+import pytest
+import shoal
+from google.protobuf.message import Message
+from shoal.errors import CannotConnect, QueueFull, RateLimited
+from shoal.retry import RetryBudgets
+
+from tests.api.fake_router import MODEL, FakeRouter, Refusal, refuse, serving
+
+RETRY_SECONDS = 0.2
+
+
+@dataclass
+class FakeFullRouter(FakeRouter):
+    """Lets every fifth request in, and tells all others to come back soon."""
+
+    tries: Counter[str] = field(default_factory=Counter)
+    times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
+        name = str(dict(context.invocation_metadata())["x-request-id"])
+        with self.lock:
+            self.tries[name] += 1
+            self.times[name].append(time.monotonic())
+            number = self.tries.total()
+        if number % 5:
+            reason = "QUEUE_FULL" if number % 2 else "RATE_LIMITED"
+            refuse(context, Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, retry_after=RETRY_SECONDS))
+        return number
+
+
+@pytest.fixture
+def full() -> Iterator[FakeFullRouter]:
+    with serving(FakeFullRouter()) as running:
+        assert isinstance(running, FakeFullRouter)
+        yield running
+
+
+def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(full: FakeFullRouter) -> None:
+    """Four clients ask 60 times each at 20 a second, and each request might be tried for a minute."""
+
+    def one_client(seed: int) -> Counter[str]:
+        outcomes: Counter[str] = Counter()
+
+        def one_request() -> None:
+            try:
+                client.encode(MODEL, "text", timeout=2.0)
+            except shoal.ShoalError as error:
+                outcomes[error.reason] += 1
+            else:
+                outcomes["OK"] += 1
+
+        with shoal.Client(full.address) as client, ThreadPoolExecutor(60) as pool:
+            begin = time.monotonic()
+            for number in range(60):
+                time.sleep(max(0.0, begin + number / 20 - time.monotonic()))
+                pool.submit(one_request)
+        return outcomes
+
+    with ThreadPoolExecutor(4) as clients:
+        outcomes = sum(clients.map(one_client, range(4)), Counter[str]())
+    assert outcomes.total() == len(full.tries) == 240
+    assert outcomes["OK"] >= 240 / 5
+    assert set(outcomes) <= {"OK", "QUEUE_FULL", "RATE_LIMITED", "DEADLINE_PASSED"}
+    assert 1.0 < full.tries.total() / 240 <= 1.2
+    pauses = [later - earlier for times in full.times.values() for earlier, later in pairwise(times)]
+    assert min(pauses) >= RETRY_SECONDS, "nobody comes back earlier than told"
+
+
+def test_what_the_mesh_refuses_is_paid_from_a_small_budget_and_failing_over_is_not() -> None:
+    budgets = RetryBudgets()
+    overload, failover = budgets.of(QueueFull("full")), budgets.of(CannotConnect("gone"))
+    assert budgets.of(RateLimited("slower")) is overload is not failover
+    free = 0
+    while overload.wait(0.0) == 0:
+        overload.take()
+        free += 1
+    assert free == 5
+    assert overload.wait(0.0) == pytest.approx(2.0)
+    assert failover.wait(0.0) == 0
+    for _ in range(11):
+        budgets.succeeded()
+    assert overload.wait(0.0) == 0

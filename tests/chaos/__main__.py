@@ -1,0 +1,80 @@
+"""`python -m tests.chaos`, or `make chaos`: a run from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from tests.chaos import driver, report
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Of faults and requests; 0: one from the clock, which is printed")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.1)] = 1.0,
+    faults_per_minute: Annotated[float, typer.Option(min=0.1, max=120)] = 15.0,
+    requests_per_second: Annotated[float, typer.Option(min=1)] = 300.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at most")] = 64,
+    requests: Annotated[int, typer.Option(min=0, help="Go on until so many were sent")] = 0,
+    only: Annotated[str, typer.Option(help="Only kinds of faults whose names contain this, such as `kill` or `redis`")] = "",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the logs even if nothing was wrong")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A recovery above its limit fails the run, too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output")] = False,
+) -> None:
+    """Harms a mesh of processes under traffic, and says what came of it. Exit status 1 if anything was lost, answered twice or
+    wrongly, or an invariant was broken."""
+    settings = driver.Settings(
+        seed or int(time.time()), minutes * 60, faults_per_minute, concurrency, requests_per_second, requests, only=only, keep=keep
+    )
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
+    with _bar(console) as bar, suppress(asyncio.CancelledError):
+        found = asyncio.run(_interruptible(settings, _watcher(bar, settings)))
+        bar.stop()
+        report.show(found, console)
+        if as_json:
+            json.dump(found.to_json(), sys.stdout)
+        sys.exit(0 if found.is_clean and (found.is_in_time or not strict) else 1)
+    console.print(f"interrupted; seed {settings.seed}")
+    sys.exit(130)
+
+
+async def _interruptible(settings: driver.Settings, watch: driver.Watcher) -> report.Report:
+    """Ctrl-C and SIGTERM end the run: everything that was started is ended first."""
+    running = asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    return await driver.run(settings, watch=watch)
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("chaos"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[told]}"), console=console, transient=True
+    )
+
+
+def _watcher(bar: Bar, settings: driver.Settings) -> driver.Watcher:
+    task = bar.add_task("", total=settings.seconds, told="starting")
+
+    def watch(now: driver.Progress) -> None:
+        tally = now.tally
+        told = (
+            f"{tally.sent:,} requests, {now.in_flight} in flight, {now.begun} of {now.planned} faults, {len(tally.lost)} lost, "
+            f"{tally.duplicates} duplicate, {len(tally.wrong)} wrong, {now.problems} invariants broken"
+        )
+        bar.update(task, completed=now.elapsed, told=told)
+
+    return watch
+
+
+if __name__ == "__main__":
+    typer.run(main)

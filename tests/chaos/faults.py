@@ -1,0 +1,271 @@
+"""How each kind of fault is done and undone, and when the mesh has recovered from it.
+
+A fault is a coroutine: what comes before its `yield` harms the mesh, what comes after it puts right what does not get right by
+itself, and returns once it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import shoal
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from shoal.errors import Unavailable
+
+from libs.fleet import Fleet
+from tests.chaos.links import CUT, PASS, Way, narrow, silent, slow
+from tests.chaos.plan import EVERYBODY, LEADER, Planned
+from tests.chaos.stage import LEASE_SECONDS, Stage
+from tests.chaos.traffic import Traffic
+
+BACK_SECONDS: Final = 60.0
+"""A process that was started again and does not serve by then has failed the run."""
+NEW_MODEL_SECONDS: Final = 150.0
+"""A worker does not try a model again for a minute that it had no room for."""
+_POLL_SECONDS: Final = 0.02
+
+Count = str
+"""From when a recovery is counted: "begin", "back" (Redis answers again) or "end" of the fault."""
+
+
+@dataclass
+class Fault:
+    """One that happens. Monotonic seconds; `over`: when the last request in flight at the begin was answered, 0: not yet."""
+
+    planned: Planned
+    target: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    back: float = 0.0
+    over: float = 0.0
+    failure: str = ""
+
+    @property
+    def until(self) -> float:
+        """From `began` until then it disturbs others."""
+        return max(self.ended, self.back, self.over)
+
+    def recovery(self) -> float:
+        """Seconds, counted as `limit` says."""
+        since = {"begin": self.began, "back": self.back, "end": self.ended}[limit(self.planned.kind)[0]]
+        return max(0.0, self.over - since)
+
+
+def limit(kind: str) -> tuple[Count, float | None]:
+    """From when the recovery of a kind is counted, and how many seconds it may take (None: it is only reported)."""
+    return {
+        "kill worker": ("begin", LEASE_SECONDS + 1.0),
+        "kill router": ("begin", 3.0),
+        "kill redis": ("back", 3.0),
+    }.get(kind, ("end", None))
+
+
+class Faults:
+    """Does faults to a stage. `redis`: past all links. `expected`: what a new model of the store must answer to `text`."""
+
+    def __init__(self, stage: Stage, redis: Redis, client: shoal.AsyncClient, text: str, expected: object) -> None:
+        self._stage = stage
+        self._cluster = stage.cluster
+        self._redis = redis
+        self._client = client
+        self._text, self._expected = text, expected
+        self._later: list[asyncio.Future[None]] = []
+
+    async def do(self, fault: Fault, traffic: Traffic) -> None:
+        """Begins it, lets it last, ends it. Sets all times of `fault`; raises what went wrong in doing it."""
+        planned = fault.planned
+        fault.target = await self._leader() if planned.target == LEADER else planned.target
+        doing = self._kind(fault)
+        in_flight = traffic.watch()
+        fault.began = time.monotonic()
+        await anext(doing)
+        await asyncio.sleep(planned.seconds)
+        with suppress(StopAsyncIteration):
+            await anext(doing)
+        fault.ended = fault.ended or time.monotonic()
+        fault.over = await in_flight
+
+    async def finished(self) -> None:
+        """Until that has ended, too, which goes on after a fault without disturbing others."""
+        await asyncio.gather(*self._later)
+
+    def _kind(self, fault: Fault) -> AsyncGenerator[None, None]:
+        verb, _, what = fault.planned.kind.partition(" ")
+        doing: dict[str, Callable[[Fault], AsyncGenerator[None, None]]] = {
+            "kill": self._redis_killed if what == "redis" else self._killed,
+            "stop": self._stopped,
+            "freeze": self._frozen,
+            "redis": self._redis_full,
+            "flush": self._scripts_flushed,
+            "wrong": self._wrong_clock,
+            "full": self._disk_full,
+        }
+        return doing.get(verb, self._bad_link)(fault)
+
+    # Processes
+
+    async def _killed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        epoch = await self._epoch(fault.target)
+        await asyncio.to_thread(self._cluster.kill, fault.target)
+        yield
+        await self._start_again(fault, epoch)
+
+    async def _stopped(self, fault: Fault) -> AsyncGenerator[None, None]:
+        epoch = await self._epoch(fault.target)
+        status = await asyncio.to_thread(self._cluster.stop, fault.target, 40.0)
+        if status != 0:
+            fault.failure = f"{fault.target} ended with status {status} on SIGTERM"
+        yield
+        await self._start_again(fault, epoch)
+
+    async def _start_again(self, fault: Fault, epoch: str) -> None:
+        fault.ended = time.monotonic()
+        self._cluster.start(fault.target)
+        if fault.target in self._cluster.workers:
+            await self._until(lambda: self._is_another(fault.target, epoch), f"{fault.target} to report")
+        else:
+            await self._until(lambda: self._listens(fault.target), f"{fault.target} to listen")
+        fault.back = time.monotonic()
+
+    async def _redis_killed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        await asyncio.to_thread(self._cluster.kill, "redis")
+        yield
+        fault.ended = time.monotonic()
+        self._cluster.start("redis")
+        await self._until(self._redis_answers, "Redis to answer")
+        fault.back = time.monotonic()
+
+    async def _frozen(self, fault: Fault) -> AsyncGenerator[None, None]:
+        process = self._cluster.processes[fault.target]  # this one, even if another takes its place meanwhile
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    # Links
+
+    async def _bad_link(self, fault: Fault) -> AsyncGenerator[None, None]:
+        names = self._stage.links.matching(fault.target)
+        way, resets = _way(fault.planned)
+        await self._stage.links.set(names, way)
+        yield
+        if resets:  # the firewall on the way has forgotten its connections
+            await self._stage.links.set(names, CUT)
+        await self._stage.links.set(names, PASS)
+
+    # Redis
+
+    async def _redis_full(self, fault: Fault) -> AsyncGenerator[None, None]:
+        await self._redis.config_set("maxmemory", 1)  # it takes no writes that need memory, whatever it holds
+        try:
+            yield
+        finally:
+            await self._redis.config_set("maxmemory", 0)
+
+    async def _scripts_flushed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        await self._redis.script_flush()
+        yield
+
+    # Clocks and disks
+
+    async def _wrong_clock(self, fault: Fault) -> AsyncGenerator[None, None]:
+        minutes = 2.0 + 4.0 * fault.planned.dice
+        self._stage.set_clock(fault.target, minutes * 60 * (1 if fault.planned.number % 2 else -1))
+        yield
+        self._stage.set_clock(fault.target, 0.0)
+
+    async def _disk_full(self, fault: Fault) -> AsyncGenerator[None, None]:
+        workers = self._cluster.workers if fault.target == EVERYBODY else [fault.target]
+        for worker in workers:
+            await asyncio.to_thread(self._stage.fill_disk, worker)
+        asking = asyncio.ensure_future(self._ask_new_model(await self._stage.new_model()))
+        try:
+            yield
+        finally:
+            for worker in workers:
+                self._stage.free_disk(worker)
+        fault.ended = time.monotonic()
+        self._later.append(asyncio.ensure_future(self._note(fault, asking)))
+
+    @staticmethod
+    async def _note(fault: Fault, asking: Awaitable[str]) -> None:
+        fault.failure = await asking
+
+    async def _ask_new_model(self, model: str) -> str:
+        """Until it answers: empty, or what was wrong with that. Errors that say when to ask again are allowed meanwhile."""
+        end = time.monotonic() + NEW_MODEL_SECONDS
+        while True:
+            try:
+                found = (await self._client.encode(model, [self._text], timeout=max(1.0, end - time.monotonic()))).dense
+            except shoal.ShoalError as error:
+                if time.monotonic() > end or not (isinstance(error, Unavailable) and error.retry_after):
+                    return f"{model} with a full disk: {type(error).__name__}: {error}"
+            else:
+                return "" if np.allclose(found, self._expected, atol=1e-5) else f"{model}: a wrong answer"  # type: ignore[arg-type]
+
+    # Looking
+
+    async def _leader(self) -> str:
+        with suppress(RedisError, OSError):
+            name = cast(bytes | None, await self._redis.hget("v1:{fleet}:leader", "scheduler"))
+            if name:
+                return name.decode()
+        return self._cluster.schedulers[0]
+
+    async def _epoch(self, worker: str) -> str:
+        if worker not in self._cluster.workers:
+            return ""
+        with suppress(Exception):
+            record = (await Fleet(self._redis).refresh()).workers.get(worker)
+            return record.epoch if record is not None else ""
+        return ""
+
+    async def _is_another(self, worker: str, epoch: str) -> bool:
+        return (await self._epoch(worker)) not in ("", epoch)
+
+    async def _listens(self, name: str) -> bool:
+        host, port = self._stage.listens(name)
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def _redis_answers(self) -> bool:
+        try:
+            return bool(await self._redis.ping())
+        except (RedisError, OSError):
+            return False
+
+    async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
+        end = time.monotonic() + BACK_SECONDS
+        while not await is_so():
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited {BACK_SECONDS:g} s for {what}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _way(planned: Planned) -> tuple[Way, bool]:
+    """What becomes of the link, and whether its connections are reset in the end."""
+    dice = planned.dice
+    match planned.kind.split()[0]:
+        case "cut":
+            return CUT, False
+        case "silence":
+            return silent("both"), dice < 0.5
+        case "half":
+            return silent("up" if dice < 0.5 else "down"), planned.number % 2 == 0
+        case "slow":
+            return slow(0.01 + 0.2 * dice, 0.1 * dice), False
+        case _:
+            return narrow(20_000 + 200_000 * dice), False

@@ -1,0 +1,27 @@
+"""`python -m tests.chaos.models DIR`: the models of a run. A process of its own, so that the driver need not import torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+DENSE: Final = "random/bert-embed"
+OTHER_DENSE: Final = "random/distilbert-embed"
+RANKER: Final = "random/bert-rank"
+CLASSIFIER: Final = "random/bert-classes"
+CLASSES: Final = ("contradiction", "neutral", "entailment")
+
+
+def write(root: Path) -> None:
+    """Small random checkpoints `<root>/<model>`."""
+    from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+
+    write_checkpoint("bert", root / DENSE, sentence=SentenceFiles(prompts={"query": "find: "}))
+    write_checkpoint("distilbert", root / OTHER_DENSE, sentence=SentenceFiles())
+    write_checkpoint("bert", root / RANKER, head="sequence_classification")
+    write_checkpoint("bert", root / CLASSIFIER, head="sequence_classification", labels=CLASSES)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

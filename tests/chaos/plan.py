@@ -1,0 +1,132 @@
+"""Which faults happen, to whom and when: all of it from the seed. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+AT_ONCE: Final = 2
+"""Faults that may overlap."""
+ALONE: Final = 0.5
+"""Of the faults in a run that has time for it."""
+ALONE_GAP_SECONDS: Final = 2.5
+LEADER: Final = "leader"
+"""The scheduler that leads when the fault begins."""
+EVERYBODY: Final = "everybody"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault. `targets`: of what it chooses one. `shortest` to `longest`: seconds from its beginning to its end, or
+    until a killed process is started again. `core`: part of every run, however short."""
+
+    name: str
+    targets: Sequence[str]
+    shortest: float
+    longest: float
+    core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """`begin`: seconds from the start of the run; `seconds` until it ends. `alone`: no other goes on meanwhile, so its recovery is
+    its own. `dice`: 0..1, for what else a kind has to choose."""
+
+    number: int
+    kind: str
+    target: str
+    begin: float
+    seconds: float
+    alone: bool
+    dice: float
+
+
+def kinds(routers: Sequence[str], workers: Sequence[str], schedulers: Sequence[str], *, lease: float, is_long: bool) -> list[Kind]:
+    """All kinds. `lease` in seconds. `is_long`: the run has time for what takes a minute to be right again."""
+    frozen = (lease + 0.5, lease + 3.0)
+    client_links = [f"clients>{router}" for router in routers]
+    worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [f"{worker}>" for worker in workers]
+    redis_links = [f"{router}>redis" for router in routers]
+    scheduler_links = [f"{scheduler}>redis" for scheduler in schedulers]
+    found = [
+        Kind("kill worker", workers, 0.0, 1.0, core=True),
+        Kind("kill router", routers, 0.0, 1.0, core=True),
+        Kind("kill scheduler", schedulers, 0.0, 2.0),
+        Kind("kill redis", ["redis"], 0.0, 1.0, core=True),
+        Kind("stop worker", workers, 0.0, 0.5, core=True),
+        Kind("stop router", routers, 0.0, 0.5, core=True),
+        Kind("stop scheduler", schedulers, 0.0, 0.5),
+        Kind("freeze worker", workers, *frozen, core=True),
+        Kind("freeze router", routers, 1.0, 5.0, core=True),
+        Kind("freeze leader", [LEADER], 3.5, 5.0),
+        Kind("freeze redis", ["redis"], 0.8, 2.0, core=True),
+        Kind("redis is full", ["redis"], 0.5, 2.5, core=True),
+        Kind("flush scripts", ["redis"], 0.0, 0.0, core=True),
+        Kind("wrong clock of worker", workers, 2.0, 6.0, core=True),
+        Kind("wrong clock of router", routers, 2.0, 6.0),
+        Kind("full disk", [EVERYBODY, *workers] if is_long else workers, 2.0, 4.0, core=True),
+    ]
+    for ends, links, is_core in (
+        ("clients>router", client_links, True),
+        ("worker>router", worker_links, True),
+        ("router>redis", redis_links, True),
+        ("scheduler>redis", scheduler_links, False),
+    ):
+        found += [
+            Kind(f"silence {ends}", links, 1.0, 6.0, core=is_core),
+            Kind(f"half silence {ends}", links, 1.0, 6.0),
+            Kind(f"cut {ends}", links, 0.0, 1.5),
+            Kind(f"slow {ends}", links, 1.0, 5.0),
+            Kind(f"narrow {ends}", links, 1.0, 5.0),
+        ]
+    return found
+
+
+def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float) -> list[Planned]:
+    """As many faults of these kinds as a run of so many seconds has by `per_minute`, in the order of their beginnings: at most two
+    overlap, and never two on one target. Where they do not fit otherwise, the last begin after the run's end.
+
+    They may begin later than planned, where a process takes long to come back.
+    """
+    generator = random.Random(seed)
+    deck = _deck(found, generator)
+    gap = 60.0 / per_minute
+    faults: list[Planned] = []
+    begin = generator.uniform(0.2, 0.6) * gap
+    for number in range(round(seconds * per_minute / 60.0) if found else 0):
+        kind = next(deck)
+        target = generator.choice(kind.targets)
+        lasts = min(generator.uniform(kind.shortest, kind.longest), max(kind.shortest, 2 * gap))
+        begin = _free(faults, target, begin)
+        alone = generator.random() < ALONE and gap >= ALONE_GAP_SECONDS
+        faults.append(Planned(number, kind.name, target, round(begin, 3), round(lasts, 3), alone, generator.random()))
+        begin += generator.choice((0.3, 1.2, 1.4)) * gap
+    return faults
+
+
+def concerns(target: str) -> set[str]:
+    """The processes that a fault on `target` has to itself: no other fault is on them meanwhile."""
+    if target in (LEADER, EVERYBODY):
+        return {target}
+    return {end for end in target.split(">") if end and end != "clients"} - ({"redis"} if ">" in target else set())
+
+
+def _deck(found: Sequence[Kind], generator: random.Random) -> Iterator[Kind]:
+    """Every kind once, the core kinds first, and again: so a short run has as many kinds as it can."""
+    while True:
+        for is_core in (True, False):
+            part = [kind for kind in found if kind.core == is_core]
+            generator.shuffle(part)
+            yield from part
+
+
+def _free(faults: Sequence[Planned], target: str, begin: float) -> float:
+    """The first moment from `begin` on at which a fault may begin on `target`."""
+    while True:
+        going_on = [fault for fault in faults if fault.begin + fault.seconds > begin]
+        in_the_way = [fault for fault in going_on if concerns(fault.target) & concerns(target)]
+        if len(going_on) < AT_ONCE and not in_the_way:
+            return begin
+        begin = min(fault.begin + fault.seconds for fault in in_the_way or going_on) + 0.001

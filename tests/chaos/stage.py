@@ -1,0 +1,171 @@
+"""The mesh of a run: processes that all reach each other over links of ours, and models that only a store has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.chaos import machine, models
+from tests.chaos.links import Links
+from tests.support.cluster import Cluster, lasting_port
+
+ROUTERS, WORKERS, SCHEDULERS = 2, 3, 2
+DISK_BYTES: Final = 24 << 20
+"""Of each worker's disk for what it fetches: a few dozen small models."""
+LEASE_SECONDS: Final = 3.0
+PULL_SECONDS: Final = 2.0
+TENANTS: Final = {"nobody": 1.0, "acme": 2.0, "zoo": 0.5}
+"""Weights."""
+_TENANTS_FILE: Final = "tenants: {acme: {weight: 2}, zoo: {weight: 0.5}}\n"
+
+
+@dataclass
+class Stage:
+    """What is running, and where its things are."""
+
+    directory: Path
+    cluster: Cluster
+    links: Links
+    store: Path
+    stored: int = 0
+    """Models put into the store so far."""
+
+    @property
+    def clients_address(self) -> str:
+        return ",".join(self.links.address(f"clients>{router}") for router in self.cluster.routers)
+
+    def listens(self, name: str) -> tuple[str, int]:
+        """Where a router or a scheduler does, not by a link."""
+        names, addresses = (
+            (self.cluster.routers, self.cluster.addresses)
+            if name in self.cluster.routers
+            else (self.cluster.schedulers, self.cluster.scheduler_addresses)
+        )
+        host, _, port = addresses[names.index(name)].rpartition(":")
+        return host, int(port)
+
+    def set_clock(self, name: str, seconds: float) -> None:
+        """Makes the wall clock of a process wrong by so much, from now on."""
+        _clock(self.directory, name).write_bytes(struct.pack("d", seconds))
+
+    async def new_model(self) -> str:
+        """The id of a model that nobody has asked for yet; only the store has it. It answers as models.DENSE does."""
+        self.stored += 1
+        model = f"stored/model-{self.stored}"
+        original = Path(self.cluster.each[self.cluster.workers[0]]["SHOAL_MODELS"]) / models.DENSE
+        await asyncio.to_thread(shutil.copytree, original, self.store / model)
+        return model
+
+    def fill_disk(self, worker: str) -> None:
+        """Leaves nothing free on the worker's disk."""
+        pid, disk = self.cluster.processes[worker].pid, _disk(self.directory, worker)
+        seen = Path(f"/proc/{pid}/root{disk}")
+        if not seen.is_dir() or seen.stat().st_dev == disk.stat().st_dev:  # it could not be mounted
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            return
+        with suppress(OSError), (seen / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(1 << 16))
+
+    def free_disk(self, worker: str) -> None:
+        """Undoes it; nothing happens if the process is another one by now."""
+        pid = self.cluster.processes[worker].pid
+        with suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            Path(f"/proc/{pid}/root{_disk(self.directory, worker)}/filler").unlink()
+
+
+def _clock(directory: Path, name: str) -> Path:
+    return directory / f"clock-{name}"
+
+
+def _disk(directory: Path, worker: str) -> Path:
+    return directory / f"disk-{worker}"
+
+
+@asynccontextmanager
+async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
+    """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have short names: not too deep."""
+    redis_port = lasting_port()
+    cluster = Cluster(
+        directory,
+        models=str(checkpoints),
+        routers=ROUTERS,
+        workers=WORKERS,
+        schedulers=SCHEDULERS,
+        durable=True,
+        redis_port=redis_port,
+        starter="tests.chaos.machine",
+        environment=_environment(directory),
+    )
+    async with Links(_targets(cluster, redis_port)) as links:
+        _connect(cluster, links, directory, checkpoints)
+        stage = Stage(directory, cluster, links, directory / "origin")
+        for name in (*cluster.routers, *cluster.workers):
+            stage.set_clock(name, 0.0)
+        try:
+            await asyncio.to_thread(cluster.__enter__)
+            yield stage
+        except BaseException:
+            for name in cluster.processes:
+                cluster.kill(name)
+            raise
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    (directory / "origin").mkdir()
+    (directory / "tenants.yaml").write_text(_TENANTS_FILE)
+    return {
+        "SHOAL_LEASE_MS": str(int(LEASE_SECONDS * 1000)),
+        "SHOAL_HEARTBEAT_SECONDS": "0.5",
+        "SHOAL_PULL_WAIT_SECONDS": str(PULL_SECONDS),
+        "SHOAL_LOG_LEVEL": os.environ.get("SHOAL_LOG_LEVEL", "INFO"),
+        # A job is unlucky here, not poisonous: with the default of 3 an innocent one could be given up.
+        "SHOAL_MAX_ATTEMPTS": "100",
+        "SHOAL_TENANTS": str(directory / "tenants.yaml"),
+        "SHOAL_STORES": f"file://{directory / 'origin'}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _targets(cluster: Cluster, redis_port: int) -> dict[str, str]:
+    """Where each link leads."""
+    routers = dict(zip(cluster.routers, cluster.addresses, strict=True))
+    to_routers = {f"{who}>{router}": address for who in ("clients", *cluster.workers) for router, address in routers.items()}
+    return to_routers | {f"{who}>redis": f"127.0.0.1:{redis_port}" for who in (*cluster.routers, *cluster.schedulers)}
+
+
+def _connect(cluster: Cluster, links: Links, directory: Path, checkpoints: Path) -> None:
+    """Tells each process its links, its clock and its disk."""
+    for name in (*cluster.routers, *cluster.schedulers):
+        cluster.each[name] = {"SHOAL_REDIS_URL": f"redis://{links.address(f'{name}>redis')}/0"}
+    for worker in cluster.workers:
+        disk = _disk(directory, worker)
+        disk.mkdir()
+        cluster.each[worker] = {
+            "SHOAL_ROUTERS": ",".join(links.address(f"{worker}>{router}") for router in cluster.routers),
+            "SHOAL_MODELS": str(checkpoints),
+            "SHOAL_STORE_DIR": str(disk),
+            machine.DISK: str(disk),
+            machine.DISK_BYTES: str(DISK_BYTES),
+        }
+    for name in (*cluster.routers, *cluster.workers):
+        cluster.each[name] = {**cluster.each[name], machine.CLOCK: str(_clock(directory, name))}
+
+
+def new_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="shoal-chaos-"))
+
+
+def everybody(cluster: Cluster) -> Sequence[str]:
+    return (*cluster.routers, *cluster.workers, *cluster.schedulers)

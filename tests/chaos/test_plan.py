@@ -1,0 +1,53 @@
+"""Plans follow from their seed, and keep faults apart that must not meet."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tests.chaos.plan import AT_ONCE, Kind, Planned, concerns, kinds, plan
+
+ROUTERS, WORKERS, SCHEDULERS = ["router-0", "router-1"], ["worker-0", "worker-1", "worker-2"], ["scheduler-0", "scheduler-1"]
+
+
+def all_kinds(is_long: bool = True) -> list[Kind]:
+    return kinds(ROUTERS, WORKERS, SCHEDULERS, lease=2.0, is_long=is_long)
+
+
+def of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
+    return plan(all_kinds(), seed=seed, seconds=seconds, per_minute=per_minute)
+
+
+def test_the_seed_decides_everything() -> None:
+    assert of(1) == of(1)
+    assert of(1) != of(2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_overlap_and_never_on_one_process(seed: int) -> None:
+    faults = of(seed)
+    for fault in faults:
+        meanwhile = [other for other in faults if other.begin <= fault.begin < other.begin + other.seconds and other is not fault]
+        assert len(meanwhile) < AT_ONCE
+        assert not any(concerns(other.target) & concerns(fault.target) for other in meanwhile)
+    assert any(one.begin + one.seconds > other.begin for one, other in pairwise(faults))
+
+
+def test_a_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
+    assert {fault.kind for fault in of(3)} == {kind.name for kind in all_kinds()}
+    core = {kind.name for kind in all_kinds() if kind.core}
+    assert core <= {fault.kind for fault in of(3, seconds=40.0, per_minute=45.0)}
+
+
+def test_there_are_as_many_faults_as_asked_for() -> None:
+    faults = of(4)
+    assert len(faults) == 300
+    assert 500 < faults[-1].begin < 700
+
+
+def test_a_link_concerns_its_ends_but_not_redis() -> None:
+    assert concerns("worker-0>router-1") == {"worker-0", "router-1"}
+    assert concerns("clients>router-0") == {"router-0"}
+    assert concerns("router-0>redis") == {"router-0"}
+    assert concerns("redis") == {"redis"}

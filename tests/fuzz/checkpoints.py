@@ -1,0 +1,525 @@
+"""Checkpoints that somebody wrote to do harm: every file that a worker reads before it serves a model.
+
+Whatever they hold, they are served or refused as broken, within the memory that a process of a target may take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.numpy import save
+
+from libs.catalog import read_card
+from libs.catalog.adapter import read_adapter
+from libs.catalog.files import parse_json, tensor_entries
+from libs.errors import InvalidInput, ModelBroken
+from services.worker import codec, disk
+from services.worker.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
+from services.worker.models.processing.chat import _messages, _rendered, _text
+from services.worker.models.processing.text import TextProcessor
+from services.worker.models.processing.tokenizer import failing, load_tokenizer
+from services.worker.models.registry import empty_encoder, names_of
+from services.worker.models.spec import Config
+from services.worker.models.weights import TensorFile
+from tests.fuzz import mutate, tiny
+from tests.fuzz.target import Broken, Random, Target, Try, plain
+
+Folder = Mapping[str, bytes]
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _dumped(random: Random, value: object) -> bytes:
+    """As JSON, sometimes with bytes of it changed."""
+    try:
+        data = json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "replace")
+    except (RecursionError, ValueError):
+        return b"[" * 5000
+    return data if random.random() < 0.8 else mutate.mutated(random, data, _WORDS)
+
+
+_WORDS: Final = (
+    b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 50, b"9" * 5000,
+    b"\\ud800",
+    b"\\u0000", b"[" * 2000, b'{"a":' * 500, b"\xff\xfe", b"\xef\xbb\xbf", b"-1", b"0.5", b"1000000000", b"1000000000000",
+)  # fmt: skip
+
+
+# tensors: a safetensors file
+
+
+def _make_tensors(random: Random, known: Sequence[bytes]) -> bytes:
+    if known and random.random() < 0.3:
+        return mutate.mutated(random, random.choice(known), _WORDS, known)
+    header: dict[str, object] = {}
+    end = 0
+    for number in range(random.randrange(1, 5)):
+        shape = [random.randrange(4) for _ in range(random.randrange(4))]
+        dtype, width = random.choice((("F32", 4), ("BF16", 2), ("I64", 8), ("U8", 1), ("F8_E4M3", 1), ("BOOL", 1)))
+        size = width
+        for axis in shape:
+            size *= axis
+        header[random.choice(("a", "b", f"layer.{number}.weight"))] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [end, end + size],
+        }
+        end += size
+    made = mutate.changed(random, header, _TENSOR_WORDS) if random.random() < 0.8 else header
+    text = _dumped(random, made)
+    length = len(text) if random.random() < 0.9 else mutate.edge(random)
+    data = (length % (1 << 64)).to_bytes(8, "little") + text + random.randbytes(end)
+    return data if random.random() < 0.8 else mutate.mutated(random, data, _WORDS)
+
+
+_TENSOR_WORDS: Final = (
+    [0, 4],
+    [4, 0],
+    [0, 0],
+    [1 << 62, 1 << 62],
+    "F32",
+    "F64",
+    {"format": "pt"},
+    [-1, 4],
+    [True, 4],
+    [1 << 63] * 4,
+    [10**39] * 8,
+)
+
+
+@contextmanager
+def _tensors() -> Iterator[Try]:
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        directory = Path(folder)
+
+        def attempt(data: bytes) -> None:
+            (directory / "model.safetensors").write_bytes(data)
+            with suppress(ModelBroken):
+                for entry in tensor_entries(directory, "model.safetensors").values():
+                    if not 0 <= entry.begin <= entry.end <= len(data):
+                        raise Broken(f"a tensor lies at {entry.begin}..{entry.end} of {len(data)} bytes")
+                disk.weight_bytes(directory, 4)
+                tensors = TensorFile.open(directory)
+                for name in tensors.names():
+                    if tuple(tensors.read(name).shape) != tensors.shape(name):
+                        raise Broken(f"tensor {name!r} has another shape than its header says")
+
+        yield attempt
+
+
+# indexes: shards, and which of them holds what
+
+
+def _make_index(random: Random, known: Sequence[bytes]) -> bytes:
+    if known and random.random() < 0.3:
+        return mutate.mutated(random, random.choice(known), _WORDS, known)
+    index = {"metadata": {"total_size": 8}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    return _dumped(random, mutate.changed(random, index, _PATHS))
+
+
+_PATHS: Final = (
+    "../model-1.safetensors", "/etc/passwd", "model-1.safetensors", "model.safetensors.index.json", "model-2.safetensors", ".",
+    "..", "a\0b",
+    "x" * 300, "link.safetensors", "pipe.safetensors", "out.safetensors", "folder.safetensors", "loop.safetensors",
+    "gone.safetensors", "",
+)  # fmt: skip
+
+
+@contextmanager
+def _indexes() -> Iterator[Try]:
+    """Beside two shards lie a link to one, a link out, a loop, a pipe and a folder, all by names that an index may use."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        outside, directory = Path(folder) / "secret.safetensors", Path(folder) / "model"
+        directory.mkdir()
+        one = {name: value[:1] for name, value in list(tiny.weights().items())[:1]}
+        outside.write_bytes(save({"secret": next(iter(one.values()))}))
+        for number, name in enumerate("ab", 1):
+            (directory / f"model-{number}.safetensors").write_bytes(save({name: next(iter(one.values()))}))
+        (directory / "link.safetensors").symlink_to("model-1.safetensors")
+        (directory / "out.safetensors").symlink_to(outside)
+        (directory / "loop.safetensors").symlink_to("loop.safetensors")
+        (directory / "folder.safetensors").mkdir()
+        os.mkfifo(directory / "pipe.safetensors")
+
+        def attempt(data: bytes) -> None:
+            (directory / "model.safetensors.index.json").write_bytes(data)
+            with suppress(ModelBroken):
+                tensors = TensorFile.open(directory)
+                if "secret" in tensors.names():
+                    raise Broken("a tensor from outside of the checkpoint was read")
+
+        yield attempt
+
+
+# directories and models: some files of a whole checkpoint changed
+
+
+class Directory:
+    """A checkpoint in which an input replaces files, and which is then as before. An input is a JSON object by path: what a file
+    holds, or a text for what is no JSON, or `$link`, `$pipe` or `$gone`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = tiny.write(path)
+        self._files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    @contextmanager
+    def changed(self, data: bytes) -> Iterator[None]:
+        try:
+            said = json.loads(data)
+        except (ValueError, RecursionError):
+            said = {}
+        touched = [name for name in said if _is_plain(name)] if isinstance(said, dict) else []
+        try:
+            for name in touched:
+                self._put(self.path / name, said[name])
+            yield
+        finally:
+            for name in touched:
+                self._restore(name)
+
+    def _put(self, file: Path, content: Any) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        if isinstance(content, dict) and "$link" in content:
+            with suppress(OSError, ValueError, TypeError):
+                file.symlink_to(content["$link"])
+        elif isinstance(content, dict) and "$pipe" in content:
+            os.mkfifo(file)
+        elif not (isinstance(content, dict) and "$gone" in content):
+            file.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else _json(content))
+
+    def _restore(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+        if name in self._files:
+            (self.path / name).write_bytes(self._files[name])
+
+
+_NAMES: Final = frozenset(
+    {
+        *tiny.files(), "model.safetensors", "2_Dense/model.safetensors", "model.safetensors.index.json", "special_tokens_map.json",
+        "chat_template.jinja", "additional_chat_templates/rerank.jinja", "artifact.metadata", "router_config.json", "idf.json",
+        "gliner_config.json", "sparse_linear.safetensors", "2_Dense/config.json", "1_Pooling/config.json", "0/config.json",
+    }
+)  # fmt: skip
+
+
+def _is_plain(name: str) -> bool:
+    return name in _NAMES
+
+
+_CONFIG_WORDS: Final[Sequence[object]] = (
+    0, -1, 1, 2, 10**9, 10**12, 10**30, 1e30, 0.5, float("nan"), float("inf"), "", "x" * 5000, "\ud800", "../..", "/etc",
+    "1_Pooling", True,
+    None, [], {}, "BertForSequenceClassification", "BertForMaskedLM", "BertForTokenClassification", "HF_ColBERT",
+    "Qwen3ForCausalLM", "bert",
+    "qwen3", "gliclass", "GLiClass", "mpnet", "deberta-v2", "t5", "mean", "lasttoken", "MultiVectorEncoder", "SparseEncoder",
+    "CrossEncoder",
+    "sentence_transformers.models.Transformer", "sentence_transformers.models.Router", "sentence_transformers.models.LogitScore",
+    "sentence_transformers.models.MultiVectorMask", "sentence_transformers.models.SpladePooling", "evil.Module", "torch.nn.Tanh",
+    {"0": "a", "1": "b"}, {"0": "entailment", "1": "contradiction"}, {str(number): "x" for number in range(300)},
+    {"message": {"format": "flat"}},
+    {"strategy": "fixed", "length": 10**9}, {"$link": "/etc/passwd"}, {"$link": "config.json"}, {"$link": "../../x"}, {"$pipe": 1},
+    {"$gone": 1}, {"rope_type": "yarn", "factor": 0}, {"type": "linear", "factor": float("nan")}, "{{ messages }}",
+)  # fmt: skip
+
+
+def _make_directory(random: Random, known: Sequence[bytes]) -> bytes:
+    files: dict[str, object] = tiny.files()
+    extra: dict[str, object] = {
+        "chat_template.jinja": "{{ query }} and {{ document }}",
+        "router_config.json": {"types": {"0": "x.Transformer"}, "structure": {"query": ["0"], "document": ["0"]}, "parameters": {}},
+        "artifact.metadata": {"query_maxlen": 8, "doc_maxlen": 16, "attend_to_mask_tokens": False},
+        "idf.json": {"a": 1.0, "text": 2.5},
+        "gliner_config.json": {"encoder_config": dict(tiny.CONFIG), "hidden_size": 8, "span_mode": "markerV0", "max_width": 4},
+        "special_tokens_map.json": {"unk_token": "[UNK]", "mask_token": {"content": "[MASK]"}},
+        "model.safetensors.index.json": {"weight_map": {"a": "model.safetensors"}},
+    }
+    found: dict[str, object] = {}
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        name = random.choice([*files, "config.json", "config.json", *extra])
+        before = found.get(name, files.get(name, extra.get(name)))
+        way = random.random()
+        if way < 0.04:
+            found[name] = random.choice(
+                ({"$link": "/etc/passwd"}, {"$link": "tokenizer.json"}, {"$pipe": 1}, {"$gone": 1}, {"$link": name})
+            )
+        elif way < 0.12:
+            found[name] = _dumped(random, before).decode("utf-8", "replace")
+        else:
+            found[name] = mutate.changed(random, before, _CONFIG_WORDS)
+    try:
+        return _json(found)
+    except (RecursionError, ValueError):
+        return b"{}"
+
+
+@contextmanager
+def _in_directory(attempt: Callable[[Path], None]) -> Iterator[Try]:
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        directory = Directory(Path(folder) / "org" / "tiny")
+
+        def one(data: bytes) -> None:
+            with directory.changed(data), suppress(ModelBroken):
+                attempt(directory.path)
+
+        yield one
+
+
+def _try_card(directory: Path) -> None:
+    try:
+        card = read_card(directory, "org/tiny")
+        size = disk.weight_bytes(directory, 4)
+    except ModelBroken as broken:
+        codec.failed(broken)
+        if len(broken.message) > 2000:
+            raise Broken(f"a message of {len(broken.message):,} characters") from None
+        raise
+    codec.to_card(card, stored_bytes=size).SerializeToString()
+
+
+_WORK: Final[Sequence[Work]] = (
+    EncodeWork(texts=["a text", "\U0001f480 " * 20, ""]),
+    ScoreWork(query="a", documents=["text", "b " * 100]),
+    ClassifyWork(texts=["a text"], labels=("a", "b")),
+)
+
+
+def _try_model(directory: Path) -> None:
+    model = TextModel.load(directory, "org/tiny", torch.device("cpu"), torch.float32)
+    codec.to_card(model.card).SerializeToString()
+    for work in _WORK:
+        try:
+            prepared = model.prepare(work)
+        except InvalidInput as refused:
+            codec.failed(refused)
+        else:
+            if prepared.tokens > 10_000:
+                raise Broken(f"a few short texts became {prepared.tokens:,} tokens")
+            outputs = model.forward(prepared.head, prepared.sequences) if prepared.sequences else []
+            model.finish(prepared, outputs)
+
+
+# encoders: config.json of every family
+
+
+# Small ones, as transformers and the hub's own code write them.
+_FAMILIES: Final[Sequence[dict[str, object]]] = list(json.loads(Path(__file__).with_name("families.json").read_bytes()).values())
+
+
+def _make_encoder(random: Random, known: Sequence[bytes]) -> bytes:
+    if known and random.random() < 0.1:
+        return mutate.mutated(random, random.choice(known), _WORDS, known)
+    made: object = random.choice(_FAMILIES)
+    for _ in range(random.choice((1, 1, 2, 3))):
+        made = mutate.changed(random, made, _CONFIG_WORDS)
+    return _dumped(random, made)
+
+
+def _try_encoder(data: bytes) -> None:
+    with suppress(ModelBroken):
+        value = parse_json(data, "config.json")
+        if isinstance(value, dict):
+            encoder, _ = empty_encoder(Config(value))
+            names_of(value)
+            if sum(parameter.numel() for parameter in encoder.parameters()) < 1_000_000 and len(encoder.stack) < 8:
+                encoder.to_empty(device="cpu")
+                for module in encoder.modules():
+                    prepare = getattr(module, "prepare", None)
+                    if prepare is not None:
+                        prepare()
+
+
+# tokenizers: tokenizer.json, and texts through it
+
+
+def _models() -> list[dict[str, object]]:
+    base = dict(tiny.TOKENIZER)
+    unigram = {
+        "type": "Unigram",
+        "unk_id": 0,
+        "byte_fallback": False,
+        "vocab": [["[UNK]", 0.0], ["▁a", -1.0], ["t", -2.0], ["e", -2.5]],
+    }
+    pairs = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3}, "merges": [["a", "b"]], "unk_token": "a", "dropout": None}
+    words = {"type": "WordLevel", "vocab": {"a": 0, "text": 1}, "unk_token": "a"}
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return [
+        base,
+        base | {"model": unigram, "pre_tokenizer": space, "normalizer": {"type": "Prepend", "prepend": "▁"}},
+        base
+        | {
+            "model": pairs,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        },
+        base | {"model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "added_tokens": []},
+    ]
+
+
+_MODELS: Final = _models()
+_PARTS: Final[Sequence[object]] = (
+    {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+    {"type": "Split", "pattern": {"Regex": "(a|a)*b"}, "behavior": "Removed", "invert": True},
+    {"type": "Split", "pattern": {"Regex": "((a{1,1000}){1,1000}){1,1000}"}, "behavior": "Removed", "invert": False},
+    {"type": "Split", "pattern": {"Regex": "(?<x>a)\\g<x>*"}, "behavior": "MergedWithNext", "invert": False},
+    {"type": "Split", "pattern": {"String": ""}, "behavior": "Contiguous", "invert": False},
+    {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000},
+    {"type": "Replace", "pattern": {"Regex": "."}, "content": "ab" * 30},
+    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "ab" * 10}] * 6},
+    {"type": "Prepend", "prepend": "x" * 5000}, {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "NFKD"},
+    {"type": "Nmt"},
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAA="},
+    {"type": "FixedLength", "length": 0}, {"type": "Punctuation", "behavior": "Isolated"}, {"type": "Digits",
+    "individual_digits": True},
+    {"type": "UnicodeScripts"}, {"type": "CharDelimiterSplit", "delimiter": "a"}, {"type": "BertProcessing", "sep": ["x",
+    4 * 10**9], "cls": ["y", 7]},
+    {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 10**9], "trim_offsets": True, "add_prefix_space": False},
+    {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}},
+    {"Sequence": {"id": "A", "type_id": 4 * 10**9}}, {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
+    {"Regex": "\\"}, {"String": "a"},
+    {"max_length": 0, "strategy": "LongestFirst", "stride": 9, "direction": "Left"}, {"strategy": {"Fixed": 10**9},
+    "direction": "Right", "pad_id": 0},
+    4294967295, -1, 0, 10**12, 0.5, float("nan"), "", "a", "\ud800", None, True, [], {},
+)  # fmt: skip
+_TEXTS: Final = ["a text", "a" * 64 + "!", "", " \n\t", "\U0001f480é\u0300 \u200b ﷺ", "x " * 40, "[CLS] [MASK]", "\0"]
+
+
+def _make_tokenizer(random: Random, known: Sequence[bytes]) -> bytes:
+    if known and random.random() < 0.1:
+        return mutate.mutated(random, random.choice(known), _WORDS, known)
+    made: object = random.choice(_MODELS)
+    for _ in range(random.choice((1, 1, 2))):
+        made = mutate.changed(random, made, _PARTS)
+    return _dumped(random, made)
+
+
+@contextmanager
+def _tokenizers() -> Iterator[Try]:
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        directory = Path(folder)
+
+        def attempt(data: bytes) -> None:
+            (directory / "tokenizer.json").write_bytes(data)
+            with suppress(ModelBroken), failing(ModelBroken):
+                tokenizer = load_tokenizer(directory, lowercase=len(data) % 2 == 0)
+                text = TextProcessor(tokenizer, limit=16, segments=True, unknown="[UNK]")
+                _tokenise(text)
+
+        yield attempt
+
+
+def _tokenise(text: TextProcessor) -> None:
+    def where(number: int) -> str:
+        return f"items[{number}].text"
+
+    tries: list[Callable[[str], object]] = [
+        lambda one: text.encode([one], "end", where),
+        lambda one: text.encode([one], "none", where),
+        lambda one: text.encode_spans([one], "start", where),
+        lambda one: text.encode_pairs(one, ["a text", one], "end"),
+        lambda one: text.encode_crossed([one], ["a"], "end", where, where),
+        text.prompt_tokens,
+    ]
+    for one in _TEXTS:
+        for attempt in tries:
+            with suppress(InvalidInput), failing(InvalidInput):
+                attempt(one)
+
+
+# templates: Jinja of a checkpoint
+
+_TEMPLATES: Final = (
+    b"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    b"{{ bos_token }}{{ query }}{% set ns = namespace(found=false) %}{{ document }}"
+    b"{{ raise_exception('no') if instruction else '' }}",
+)
+_JINJA: Final = (
+    b"{% for i in range(100000) %}", b"{% endfor %}", b"{{ 'a' * 10**9 }}", b"{{ 'a' * 10**10 }}", b"{{ 10**10**8 }}",
+    b"{{ 'x'|center(10**9) }}",
+    b"{% set a = [0] * 10**9 %}", b"{{ ''.__class__.__mro__ }}", b"{{ self.__init__.__globals__ }}",
+    b"{{ cycler.__init__.__globals__.os }}",
+    b"{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", b"{% include '/etc/passwd' %}", b"{% extends 'x' %}",
+    b"{% import 'os' as o %}",
+    b"{{ lipsum(n=100) }}", b"{{ '%1000000000d' % 1 }}", b"{{ '{:>1000000000}'.format(1) }}", b"{{ messages|tojson }}",
+    b"{% set x = x ~ x %}",
+    b"{{ messages.append(1) }}", b"{% do messages %}", b"{% break %}", b"{{ messages|map(attribute='__class__')|list }}", b"{{",
+    b"}}", b"{%", b"%}",
+    b"{% raw %}", b"{# ", b"{{ (1,) * 10**9 }}", b"{{ range(10**9)|list }}", b"{{ query.encode }}", b"(" * 200,
+    b"{{ -" + b"-" * 500, b"{% if " * 100,
+    b"{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+    b"{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+)  # fmt: skip
+
+
+def _make_template(random: Random, known: Sequence[bytes]) -> bytes:
+    pool = [*_TEMPLATES, *known]
+    return mutate.mutated(random, random.choice(pool), _JINJA, pool)
+
+
+def _try_template(data: bytes) -> None:
+    values = _messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)
+    with suppress(ModelBroken):
+        (rendered,) = _rendered(data.decode("utf-8", "replace"), [values])
+        text = _text(rendered)
+        if "root:" in text or "environ(" in text:
+            raise Broken("a template has read what it was not given")
+
+
+# adapters: adapter_config.json
+
+
+def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
+    if known and random.random() < 0.2:
+        return mutate.mutated(random, random.choice(known), _WORDS, known)
+    made: object = dict(tiny.ADAPTER)
+    for _ in range(random.choice((1, 1, 2))):
+        made = mutate.changed(random, made, _ADAPTER_WORDS)
+    return _dumped(random, made)
+
+
+_ADAPTER_WORDS: Final[Sequence[object]] = (
+    0, -1, 10**30, float("nan"), float("inf"), True, "all-linear", {"(a+)+": 1}, {".*.*.*.*": 2}, {"(": 1}, {"a{1,99999}": 3},
+    {"\\": 1}, {"a|b": 0},
+    {"(.*)*": 1}, {"x" * 201: 1}, ["query"] * 100, [[1]], None, "gaussian", "pissa", "\ud800", {"layers.[0-9]+": 8}, {"(?R)": 1},
+    {"(?P<a>x)": 1},
+)  # fmt: skip
+
+
+@contextmanager
+def _adapters() -> Iterator[Try]:
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        directory = Path(folder)
+
+        def attempt(data: bytes) -> None:
+            (directory / "adapter_config.json").write_bytes(data)
+            with suppress(ModelBroken):
+                adapter = read_adapter(directory)
+                for module in ("base_model.model.encoder.layer.0.attention.self.query", "a" * 300, "x.y.z"):
+                    adapter.is_target(module)
+                    adapter.scale_of(module)
+
+        yield attempt
+
+
+TARGETS: Final = (
+    Target("tensors", _make_tensors, _tensors, guided=True, share=2.0),
+    Target("indexes", _make_index, _indexes, share=0.5),
+    Target("directories", _make_directory, lambda: _in_directory(_try_card)),
+    Target("models", _make_directory, lambda: _in_directory(_try_model), share=0.7, memory_bytes=2 << 30),
+    Target("encoders", _make_encoder, plain(_try_encoder), memory_bytes=2 << 30),
+    Target("tokenizers", _make_tokenizer, _tokenizers, memory_bytes=2 << 30),
+    Target("templates", _make_template, plain(_try_template), share=0.5, hang_seconds=60.0),
+    Target("adapters", _make_adapter, _adapters, share=0.5),
+)

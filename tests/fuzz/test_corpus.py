@@ -1,0 +1,32 @@
+"""Every input that was kept still does no harm, and each target still tries: a few hundred inputs of one seed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.fuzz.run import CORPUS
+from tests.fuzz.target import all_targets
+
+TARGETS = all_targets()
+INPUTS = {"models": 15, "templates": 2, "encoders": 60, "directories": 60, "calls": 150, "wire": 25}
+"""Of those that take long; of all others 200."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_kept_and_new_inputs_are_taken_or_refused(name: str) -> None:
+    """What a target raises is a finding: `python -m tests.fuzz --replay FILE --target NAME` tells more."""
+    chance = random.Random(20261122)
+    kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    with TARGETS[name].open() as attempt:
+        for data in kept:
+            attempt(data)
+        for _ in range(INPUTS.get(name, 200)):
+            attempt(TARGETS[name].make(chance, kept))
+
+
+def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:
+    files = [path for path in CORPUS.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} <= set(TARGETS)
+    assert sum(path.stat().st_size for path in files) <= 300_000

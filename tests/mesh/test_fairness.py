@@ -1,0 +1,166 @@
+"""A light client beside a heavy one, through a real router and a real Redis: how many batches of the heavy one go before its own.
+
+The worker is in this process, with models that run one batch whenever the test says so: the device is as slow as it can be, and
+what is counted does not depend on how fast this machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
+
+from services.worker.app import serve
+from services.worker.device import Device
+from services.worker.disk import Shelf
+from services.worker.models import Head, Output, Prepared, Sequence, Work
+from services.worker.settings import Settings
+from tests.support.cluster import Cluster
+from tests.worker.fakes import FakeModel, checkpoint, until
+
+HOT, LIGHT = "fake/hot", "fake/light"
+BATCH_TOKENS = 500
+HEAVY_TEXT, LIGHT_TEXT = "h" * 50, "light"
+HEAVY_REQUESTS = 200
+"""Twenty batches."""
+
+
+class SteppedModel(FakeModel):
+    """Waits for leave before each batch, and keeps what was prepared and what began."""
+
+    def __init__(self, name: str, device: SteppedDevice) -> None:
+        super().__init__(name)
+        self._device = device
+
+    def prepare(self, work: Work) -> Prepared:
+        prepared = super().prepare(work)
+        self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
+        return prepared
+
+    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]:
+        self._device.begun.append([sequence.tokens for sequence in sequences])
+        self._device.leave.acquire()
+        return super().forward(head, sequences)
+
+
+class SteppedDevice:
+    """`begun`: the lengths in each batch, in order; the last one runs, or has been the last."""
+
+    def __init__(self) -> None:
+        self.leave = threading.Semaphore(0)
+        self.prepared: list[int] = []
+        self.begun: list[list[int]] = []
+
+    def load(self, directory: Path, name: str) -> FakeModel:
+        return SteppedModel(name, self)
+
+    def let_all_go(self) -> None:
+        self.leave.release(10**6)
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("fair"), models="", workers=0) as cluster:
+        yield cluster
+
+
+class Clients:
+    """Of the mesh, by model and tenant."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        self._models: models_pb2_grpc.ModelServiceAsyncStub = models_pb2_grpc.ModelServiceStub(channel)  # type: ignore[assignment]
+        self._mesh: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
+
+    def ask(self, model: str, tenant: str, text: str) -> Awaitable[inference_pb2.EncodeResponse]:
+        """It is on its way when this returns."""
+        request = inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=text)])
+        return self._inference.Encode(request, timeout=60, metadata=(("x-shoal-tenant", tenant),))
+
+    async def enqueued(self, model: str, at_least: int = 0) -> int:
+        """Jobs ever, once there are so many."""
+        while True:
+            mesh = (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
+            jobs = sum(lane.enqueued_jobs for lane in mesh.lanes if lane.model == model)
+            if jobs >= at_least:
+                return jobs
+            await asyncio.sleep(0.05)
+
+    async def priced(self) -> None:
+        """The router knows that a token of these models is a letter."""
+        while True:
+            cards = [(await self._models.GetModel(models_pb2.GetModelRequest(model=model))).model.card for model in (HOT, LIGHT)]
+            if all(card.tokens_per_byte == 1.0 for card in cards):
+                return
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIterator[None]:
+    for name in (HOT, LIGHT):
+        checkpoint(root, name)
+    settings = Settings(
+        worker_id="stepped",
+        routers=tuple(router.addresses),
+        models=(Shelf(root),),
+        heartbeat_seconds=0.2,
+        grace_seconds=1.0,
+        batch_seconds=60.0,  # the time for which a batch waits is none that its model is slow by
+    )
+    stop = asyncio.Event()
+    described = Device(name="stepped", memory_bytes=1000, batch_tokens=BATCH_TOKENS, item_bytes=4, load=device.load)
+    running = asyncio.create_task(serve(settings, described, stop))
+    try:
+        yield
+    finally:
+        device.let_all_go()
+        stop.set()
+        await running
+
+
+@pytest.mark.parametrize(("model", "tenant", "most"), [(LIGHT, "a", 0), (LIGHT, "b", 0), (HOT, "b", 3)])
+async def test_a_light_client_is_served_after_the_batch_that_runs(
+    tmp_path: Path, router: Cluster, model: str, tenant: str, most: int
+) -> None:
+    """Of another model: right after it. Another tenant of the model: after what was fetched before, at most a batch and a half."""
+    device = SteppedDevice()
+    async with AsyncExitStack() as stack:
+        clients = Clients(await stack.enter_async_context(grpc.aio.insecure_channel(router.address)))
+        await stack.enter_async_context(worker(tmp_path, router, device))
+        device.leave.release(2)
+        for name in (HOT, LIGHT):
+            await clients.ask(name, "a", HEAVY_TEXT)
+        await asyncio.wait_for(clients.priced(), 20)
+        before = {name: await clients.enqueued(name, 1) for name in (HOT, LIGHT)}
+        heavy = [clients.ask(HOT, "a", HEAVY_TEXT) for _ in range(HEAVY_REQUESTS)]
+        await asyncio.wait_for(clients.enqueued(HOT, before[HOT] + HEAVY_REQUESTS), 20)
+        before[HOT] += HEAVY_REQUESTS
+        light = clients.ask(model, tenant, LIGHT_TEXT)
+        await asyncio.wait_for(clients.enqueued(model, before[model] + 1), 20)
+        waited = len(device.begun)
+        if model == LIGHT:  # it is fetched whatever waits
+            await until(lambda: len(LIGHT_TEXT) in device.prepared)
+        while len(LIGHT_TEXT) not in device.begun[-1]:
+            began = len(device.begun)
+            await _settled(device)
+            device.leave.release()
+            await until(lambda began=began: len(device.begun) > began)  # type: ignore[misc]
+        assert len(device.begun) - waited - 1 <= most, device.begun
+        assert device.begun[-1] == [len(LIGHT_TEXT)], "its batch is not filled with the work of others"
+        device.let_all_go()
+        await asyncio.gather(light, *heavy)
+
+
+async def _settled(device: SteppedDevice) -> None:
+    """Until the light client's text is here, or nothing more comes."""
+    seen = -1
+    while len(LIGHT_TEXT) not in device.prepared and len(device.prepared) > seen:
+        seen = len(device.prepared)
+        await asyncio.sleep(0.3)
+    await asyncio.sleep(0.1)  # what was prepared waits for the device now

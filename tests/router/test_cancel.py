@@ -1,0 +1,158 @@
+"""Cancellation as far as the worker, drains of workers and routers, and versions that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+
+import grpc
+import pytest
+from shoal.v1 import worker_pb2
+
+from libs.fleet.versions import WIRE_VERSION, check_worker
+from services.router import pull
+from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector, worker_stub
+
+
+def asking(worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION) -> worker_pb2.PullRequest:
+    return worker_pb2.PullRequest(
+        worker_id=worker_id, epoch="e", pool="cpu", lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)],
+        budget_tokens=1000, budget_jobs=10, wait_seconds=wait_seconds, wire_version=wire_version,
+    )  # fmt: skip
+
+
+def beating(worker_id: str = "w1", *, draining: bool = False, wire_version: int = WIRE_VERSION) -> worker_pb2.HeartbeatRequest:
+    return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch="e", pool="cpu", draining=draining, wire_version=wire_version)
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_worker_hears_of_a_cancellation_without_a_heartbeat_of_its_own(redis_url: str, routers: int) -> None:
+    """Also if its pull waits at another router than the client's."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(router(redis_url, router_id=f"r{number}")) for number in range(routers)]
+        worker = await stack.enter_async_context(FakeWorker(clients[-1].address, models=[card()]).working())
+        worker.hold_beats()
+        worker.hold()
+        leaving = asyncio.create_task(clients[0].encode("leaves", timeout=30))
+        await until(lambda: worker.jobs, "the worker to hold the job")
+        asking_again = asyncio.ensure_future(worker_stub(clients[-1].channel).Pull(asking()))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        assert (await asking_again).beat
+        await worker.beat()
+        assert worker.cancelled == {worker.jobs[0].job_id}
+        worker.resume()
+
+
+async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis_url: str) -> None:
+    """I6: nothing else wakes them, no heartbeat and no new work."""
+    async with router(redis_url, lease_ms=1000) as client:
+        stub = worker_stub(client.channel)
+        asking_again = asyncio.create_task(client.encode("kept", timeout=30))
+        leased = await stub.Pull(asking("dead"))
+        began = time.monotonic()
+        taken = await stub.Pull(asking("alive", wait_seconds=10))
+        print(f"back {time.monotonic() - began:.2f} s after the lease of 1 s began")
+        assert list(taken.jobs) == list(leased.jobs)
+        assert taken.batch_id != leased.batch_id
+        asking_again.cancel()
+
+
+async def test_pulls_bring_the_time(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        answer = await worker_stub(client.channel).Pull(asking(wait_seconds=0.0))
+        assert abs(answer.now_unix_ms / 1000 - time.time()) < 60
+
+
+async def test_a_waiting_pull_of_a_worker_that_drains_ends_at_once(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        stub = worker_stub(client.channel)
+        waiting = [asyncio.ensure_future(stub.Pull(asking(wait_seconds=10))) for _ in range(2)]
+        other = asyncio.ensure_future(stub.Pull(asking("w2", wait_seconds=10)))
+        await asyncio.sleep(0.2)
+        await stub.Heartbeat(beating(draining=True))
+        async with asyncio.timeout(5):
+            assert [answer.batch_id for answer in await asyncio.gather(*waiting)] == ["", ""]
+        assert not other.done()
+        leaving = asyncio.create_task(client.encode("for the other", timeout=30))
+        async with asyncio.timeout(5):
+            assert len((await other).jobs) == 1
+        leaving.cancel()
+
+
+async def test_a_router_at_the_end_of_its_grace_sends_clients_to_another_one(redis_url: str) -> None:
+    async with router(redis_url, router_id="r1") as staying:
+        async with router(redis_url, router_id="r2", grace_seconds=0.2) as going:
+            client = Client(going.address)  # `going` is closed before its router ends
+            waiting = asyncio.create_task(refused(client.encode("in flight", request_id="same", timeout=30)))
+
+            async def is_queued() -> bool:
+                return (await staying.lane()).queued_jobs == 1
+
+            await until(is_queued, "the job")
+        refusal = await waiting
+        await client.close()
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert refusal.retry_seconds > 0
+        assert (await staying.lane()).cancelled_jobs == 0
+        # Its job is where it was: who asks again waits for that, and not for a second one.
+        async with FakeWorker(staying.address, models=[card()]).working():
+            answer = await staying.encode("in flight", request_id="same", timeout=30)
+            assert answer.dense.data == vector("in flight")
+            lane = await staying.lane()
+            assert lane.enqueued_jobs == 1
+
+
+async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(redis_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        address = (await stack.enter_async_context(router(redis_url, grace_seconds=20.0))).address
+        client = Client(address)
+        calling = asyncio.create_task(client.encode("in flight", timeout=30))
+
+        async def is_queued() -> bool:
+            return (await client.lane()).queued_jobs == 1
+
+        await until(is_queued, "the job")
+        stub = worker_stub(client.channel)
+        pulled = worker_pb2.PullRequest.FromString(asking(wait_seconds=10).SerializeToString())
+        del pulled.lanes[:]
+        waiting = asyncio.ensure_future(stub.Pull(pulled))
+        await asyncio.sleep(0.1)
+        leaving = asyncio.create_task(stack.aclose())
+        async with asyncio.timeout(5):
+            assert not (await waiting).batch_id
+        assert not calling.done()
+        # It still hands out what its calls in flight need.
+        batch = await stub.Pull(asking())
+        jobs = [worker_pb2.Job.FromString(data) for data in batch.jobs]
+        assert [job.encode.items[0].text for job in jobs] == ["in flight"]
+        failure = worker_pb2.JobResult(failure=worker_pb2.Failure(reason="INVALID_INPUT", message="as good as any"))
+        done = [worker_pb2.CompletedJob(job_id=job.job_id, result=failure.SerializeToString()) for job in jobs]
+        await stub.Complete(
+            worker_pb2.CompleteRequest(worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=done, release=True)
+        )
+        assert (await refused(calling)).message == "as good as any"
+        await leaving
+        await client.close()
+
+
+async def test_workers_that_are_too_old_are_told_what_to_upgrade(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "check_worker", partial(check_worker, oldest=WIRE_VERSION + 3))
+    async with router(redis_url) as client:
+        stub = worker_stub(client.channel)
+        for call in (stub.Pull(asking()), stub.Heartbeat(beating())):
+            refusal = await refused(call)
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "OUTDATED")
+            wanted = (f"wire version {WIRE_VERSION}", f"needs {WIRE_VERSION + 3} or newer", "upgrade the worker", "w1")
+            assert all(words in refusal.message for words in wanted)
+
+
+@pytest.mark.parametrize("wire_version", [0, WIRE_VERSION, WIRE_VERSION + 1000])
+async def test_workers_of_other_versions_work(redis_url: str, wire_version: int) -> None:
+    async with router(redis_url) as client:
+        stub = worker_stub(client.channel)
+        told = await stub.Heartbeat(beating(wire_version=wire_version))
+        assert told.wire_version == WIRE_VERSION
+        await stub.Pull(asking(wait_seconds=0.0, wire_version=wire_version))

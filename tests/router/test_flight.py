@@ -1,0 +1,219 @@
+"""What requests in flight may take of a router's memory, and that nothing else grows with what clients make up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import cast
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
+
+from libs.errors import QueueFull
+from services.router.admission import MOST_UNKNOWN, MOST_UNKNOWN_OF_TENANT
+from services.router.flight import COPIES, LEAST_BYTES, Flight, Rpc
+from services.router.mesh import MOST_WATCHERS
+from tests.router.parts import MODEL, Client, FakeWorker, Refusal, card, encode_request, refused, router, until
+
+EMPTY = LEAST_BYTES
+
+
+class FakeRpc:
+    """A call that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Rpc], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Rpc], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(cast(Rpc, self))
+
+
+def enter(flight: Flight, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
+    rpc = FakeRpc()
+    return rpc, flight.enter(size, tenant, cast(Rpc, rpc))
+
+
+def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
+    flight, rpc = Flight(limit_bytes=10**9), FakeRpc()
+    held = flight.enter(1000, "t", cast(Rpc, rpc))
+    assert flight.held_bytes == COPIES * 1000 + EMPTY
+    held.answered(500)
+    held.answered(500)
+    assert flight.held_bytes == COPIES * 2000 + EMPTY
+    held.sending(900)
+    assert flight.held_bytes == 900 + EMPTY, "only the answer is left"
+    rpc.end()
+    assert flight.held_bytes == 0
+    held.answered(500)
+    assert flight.held_bytes == 0, "an answer that came too late is not kept"
+
+
+def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
+    flight = Flight(limit_bytes=100_000)
+    large, _ = enter(flight, 10**6)
+    with pytest.raises(QueueFull) as refusal:
+        enter(flight, 1, "u")
+    assert refusal.value.retry_after > 0
+    large.end()
+    enter(flight, 1, "u")
+
+
+def test_one_tenant_cannot_keep_all_others_out() -> None:
+    flight = Flight(limit_bytes=10 * EMPTY)
+    for _ in range(5):
+        enter(flight, 0, "greedy")
+    with pytest.raises(QueueFull, match="of this tenant"):
+        enter(flight, 0, "greedy")
+    for _ in range(5):
+        enter(flight, 0, "other")
+
+
+def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:
+    return FakeWorker(client.address, models=[card()]).working()
+
+
+async def test_a_router_with_full_hands_says_when_to_come_again_and_recovers(redis_url: str) -> None:
+    text = "word " * 20_000
+    async with router(redis_url, in_flight_bytes=1 << 21) as client, working(client) as worker:
+        worker.hold()
+        first = [asyncio.create_task(client.encode(text)) for _ in range(2)]
+        await until(lambda: worker.jobs, "a job to arrive")
+        refusal = await refused(client.encode(text))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert refusal.retry_seconds > 0
+        worker.resume()
+        await asyncio.gather(*first)
+        await client.encode(text)
+
+
+SLOW_CLIENT = """
+import sys, threading, grpc
+from shoal.v1 import inference_pb2 as pb, inference_pb2_grpc
+channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.max_receive_message_length", -1)])
+stub = inference_pb2_grpc.InferenceServiceStub(channel)
+request = pb.EncodeRequest(model=sys.argv[2], items=[pb.Item(text="text")])
+calls = [stub.Encode.future(request, metadata=(("x-shoal-tenant", "slow"),)) for _ in range(4)]
+for call in calls:
+    print(len(call.result().dense.data), flush=True)
+"""
+ANSWER_BYTES = 24 << 20
+
+
+def large_answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
+    """For the slow tenant."""
+    size = ANSWER_BYTES if job.tenant == "slow" else 16
+    dense = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, size // 4], data=bytes(size))
+    return worker_pb2.JobResult(encode=pb.EncodeResponse(dense=dense, model_revision="r1"))
+
+
+async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(redis_url: str) -> None:
+    async with router(redis_url, in_flight_bytes=64 << 20) as client, working(client) as worker:
+        worker.answer = large_answer
+        worker.hold()
+        command = (sys.executable, "-c", SLOW_CLIENT, client.address, MODEL)
+        slow = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert slow.stdout is not None
+        try:
+
+            async def have_come() -> bool:
+                return (await client.lane()).enqueued_jobs == 4
+
+            await until(have_come, "the slow client's requests", 30.0)
+            slow.send_signal(signal.SIGSTOP)
+            worker.resume()
+
+            async def is_refused() -> bool:
+                try:
+                    await client.encode("text")
+                except grpc.aio.AioRpcError as error:
+                    return Refusal(error).reason == "QUEUE_FULL"
+                return False
+
+            await until(is_refused, "the answers to fill the router", 20.0)
+            slow.send_signal(signal.SIGCONT)
+            lines = [await slow.stdout.readline() for _ in range(4)]
+            assert [int(line) for line in lines] == [ANSWER_BYTES] * 4, "nothing of what was promised is lost"
+
+            async def is_served() -> bool:
+                return not await is_refused()
+
+            await until(is_served, "the router to have room again", 20.0)
+        finally:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                slow.kill()
+            await slow.wait()
+
+
+def ask_for(client: Client, model: str, tenant: str) -> asyncio.Task[Refusal]:
+    """Of a model that nobody has."""
+
+    async def ask() -> Refusal:
+        request = encode_request("text", model=model)
+        return await refused(client.inference.Encode(request, timeout=30.0, metadata=(("x-shoal-tenant", tenant),)))
+
+    return asyncio.create_task(ask())
+
+
+async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> list[Refusal]:
+    """Once all calls but `waiting` were refused; those are then given up."""
+    await until(lambda: sum(call.done() for call in calls) == len(calls) - waiting, "the others to be refused", 20.0)
+    await asyncio.sleep(0)
+    ended = [await call for call in calls if call.done()]
+    for call in calls:
+        call.cancel()
+    return ended
+
+
+async def test_made_up_models_open_few_lanes_and_leave_none_behind(redis_url: str, redis: Redis) -> None:
+    async with router(redis_url) as client, working(client):
+        await client.sees("w1")
+        for again in "ab":
+            calls = [ask_for(client, f"made/up-{again}-{number}", f"t{number % 16}") for number in range(600)]
+            refusals = await refusals_of(calls, MOST_UNKNOWN)
+            assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {("QUEUE_FULL", True)}
+        await client.encode("a model that is there is served meanwhile")
+
+        async def is_tidy() -> bool:
+            return await redis.zcard("v1:{0}:lanes") <= MOST_UNKNOWN + 1
+
+        await until(is_tidy, "idle lanes to be forgotten", 20.0)
+
+
+async def test_one_tenant_opens_only_so_many(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        calls = [ask_for(client, f"made/up-{number}", "t") for number in range(100)]
+        refusals = await refusals_of(calls, MOST_UNKNOWN_OF_TENANT)
+        assert {refusal.reason for refusal in refusals} == {"QUEUE_FULL"}
+
+
+async def test_only_so_many_watch_a_router(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        streams = [client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60)) for _ in range(MOST_WATCHERS)]
+        for stream in streams:
+            await stream.read()
+        refusal = await refused(client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60)).read())
+        assert (refusal.reason, refusal.retry_seconds) == ("QUEUE_FULL", 10.0)
+        streams[0].cancel()
+
+        async def watches() -> bool:
+            stream = client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60))
+            try:
+                await stream.read()
+            except grpc.aio.AioRpcError:
+                return False
+            stream.cancel()
+            return True
+
+        await until(watches, "a place that has become free")
+        for stream in streams[1:]:
+            stream.cancel()

@@ -1,0 +1,143 @@
+"""What workers send is checked before anybody else hears of it: garbage is refused with the field's path, or cut to size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from redis.asyncio import Redis
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
+
+from libs.errors import InternalError, InvalidInput
+from libs.fleet import Fleet
+from services.router import codec, reports
+from tests.router.parts import MODEL, FakeWorker, card, router, vector, worker_stub
+
+LANE = worker_pb2.Lane(pool="cpu", model=MODEL)
+
+
+def heartbeat(**model: object) -> worker_pb2.HeartbeatRequest:
+    entry = worker_pb2.WorkerModel(**{"model": MODEL, **model})  # type: ignore[arg-type]
+    return worker_pb2.HeartbeatRequest(worker_id="w1", pool="cpu", models=[entry])
+
+
+CASES: dict[str, tuple[Callable[..., None], Message, str]] = {
+    "no name": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(pool="cpu"), "worker_id"),
+    "a name with a space": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(worker_id="a b", pool="cpu"), "worker_id"),
+    "a pool of no form": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(worker_id="w", pool="a/b"), "pool"),
+    "no number": (reports.check_heartbeat, heartbeat(tokens_per_second=math.nan), "models[0].tokens_per_second"),
+    "too large": (reports.check_heartbeat, heartbeat(activation_bytes_per_token=math.inf), "models[0].activation_bytes_per_token"),
+    "a model with a space": (reports.check_heartbeat, heartbeat(model="org/name x"), "models[0].model"),
+    "a rate that is none": (
+        reports.check_heartbeat, heartbeat(card=models_pb2.ModelCard(tokens_per_byte=math.nan)), "models[0].card.tokens_per_byte"
+    ),
+    "a negative rate": (reports.check_heartbeat, heartbeat(card=models_pb2.ModelCard(tokens_per_byte=-1.0)), "models[0].card"),
+    "a lease without a lane": (
+        reports.check_heartbeat,
+        worker_pb2.HeartbeatRequest(worker_id="w", pool="cpu", batches=[worker_pb2.HeldBatch(batch_id="b")]),
+        "batches[0].lane.pool",
+    ),
+    "a pull for nothing": (reports.check_pull, worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1), "budget_jobs"),
+    "a pull of a nameless lane": (
+        reports.check_pull,
+        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1, lanes=[worker_pb2.Lane(pool="cpu")]),
+        "lanes[0].model",
+    ),
+    "an answer to nothing": (
+        reports.check_complete,
+        worker_pb2.CompleteRequest(lane=LANE, batch_id="b", jobs=[worker_pb2.CompletedJob()]),
+        "jobs[0].job_id",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_garbage_is_refused_with_its_place(name: str) -> None:
+    check, request, field = CASES[name]
+    with pytest.raises(InvalidInput) as caught:
+        check(request)
+    assert caught.value.field == field
+
+
+def test_too_many_entries_are_refused() -> None:
+    request = worker_pb2.HeartbeatRequest(
+        worker_id="w", pool="cpu", models=[worker_pb2.WorkerModel(model=MODEL)] * (reports.MOST + 1)
+    )
+    with pytest.raises(InvalidInput, match="10,001 entries"):
+        reports.check_heartbeat(request)
+
+
+def test_the_words_of_a_failure_are_cut_to_what_travels() -> None:
+    failure = worker_pb2.Failure(reason="R" * 1000, message="m" * 100_000, field="f" * 1000, retry_after_seconds=math.inf)
+    request = heartbeat(failure=failure, failed_adapters={"org/adapter": failure})
+    reports.check_heartbeat(request)
+    for told in (request.models[0].failure, request.models[0].failed_adapters["org/adapter"]):
+        assert (len(told.reason), len(told.message), len(told.field), told.retry_after_seconds) == (100, 1000, 300, 3600)
+    failure.retry_after_seconds = math.nan
+    assert codec.from_failure(failure).retry_after == 0.0
+
+
+async def test_a_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:
+    """Its heartbeats never reach the registry, its answers end no job but those whose names it knows."""
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            stub = worker_stub(channel)
+            for number in range(3):
+                bad = heartbeat(state=models_pb2.MODEL_STATE_RESIDENT, tokens_per_second=math.nan)
+                bad.worker_id = f"bad{number}"
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Heartbeat(bad)
+                assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            answers = [worker_pb2.CompletedJob(job_id=f"no-such-{number}", result=b"\xff\xff") for number in range(100)]
+            accepted = await stub.Complete(worker_pb2.CompleteRequest(worker_id="bad", lane=LANE, batch_id="none", jobs=answers))
+            assert accepted.accepted == 0
+        assert (await client.encode("a text")).dense.data == vector("a text")
+        assert set((await Fleet(redis).refresh()).workers) == {"w1"}
+
+
+# Answers
+
+
+def tensor(**changes: object) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(**{"data_type": 1, "shape": [1, 2], "data": bytes(8), **changes})  # type: ignore[arg-type]
+
+
+def encoded(**forms: object) -> worker_pb2.JobResult:
+    return worker_pb2.JobResult(encode=pb.EncodeResponse(**forms))  # type: ignore[arg-type]
+
+
+BROKEN: dict[str, worker_pb2.JobResult] = {
+    "no shape": encoded(dense=tensor(shape=[])),
+    "one axis": encoded(dense=tensor(shape=[2])),
+    "negative": encoded(dense=tensor(shape=[-1, -2])),
+    "other bytes": encoded(dense=tensor(data=bytes(7))),
+    "unknown type": encoded(dense=tensor(data_type=99)),
+    "scales of other rows": encoded(dense=tensor(scale=bytes(8))),
+    "offsets that fall": encoded(multi_vector=tensor_pb2.Ragged(values=tensor(), offsets=[0, 2, 1])),
+    "no offsets": encoded(multi_vector=tensor_pb2.Ragged(values=tensor())),
+    "a column too far": encoded(
+        sparse=tensor_pb2.SparseMatrix(columns=2, offsets=[0, 1], indices=b"\2\0\0\0", values=tensor(shape=[1], data=bytes(4)))
+    ),
+    "scores of two axes": worker_pb2.JobResult(score=pb.ScoreResponse(scores=tensor())),
+    "nothing": worker_pb2.JobResult(),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_answers_that_do_not_fit_together_are_the_workers_fault(name: str) -> None:
+    with pytest.raises(InternalError):
+        codec.job_result(BROKEN[name].SerializeToString())
+
+
+def test_what_is_no_answer_at_all_is_the_workers_fault() -> None:
+    with pytest.raises(InternalError, match="no JobResult"):
+        codec.job_result(b"\xff\xff")
+
+
+def test_tokens_of_many_parts_stay_countable() -> None:
+    parts: list[codec.Response] = [pb.ExtractResponse(usage=pb.Usage(input_tokens=(1 << 64) - 1)) for _ in range(2)]
+    assert codec.merge_extract(parts).usage.input_tokens == (1 << 64) - 1

@@ -1,0 +1,131 @@
+"""What the file of tenants says, and what a router then does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+
+from libs.errors import InvalidInput
+from libs.queue.rates import Rate
+from services.router.tenants import Tenant, Tenants, TenantsFile, parse_tenants
+from tests.router.parts import Client, FakeWorker, Refusal, card, encode_request, router, until
+
+FILE = """\
+default: {requests_per_second: 100, burst_seconds: 2}
+tenants:
+  search:
+    weight: 4
+    requests_per_second: 0
+    queued_tokens: 5000
+  crawler: {tokens_per_second: 1.5}
+"""
+
+
+def test_named_tenants_have_what_they_say_and_else_the_default() -> None:
+    tenants = parse_tenants(FILE, "t.yaml")
+    assert tenants.of("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
+    assert tenants.of("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
+    assert tenants.of("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
+    assert Tenants().of("anybody") == Tenant()
+    assert not Tenants().of("anybody").rate.is_limited
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "t.yaml:1: the file is empty"),
+        ("- a", "t.yaml:1: the file must be keys with values, not a list"),
+        ("tenant:\n  a: {}", "t.yaml:1: the file has no key 'tenant': did you mean 'tenants'?"),
+        ("tenants:\n  a: {weigth: 1}", "t.yaml:2: `tenants.a` has no key 'weigth': did you mean 'weight'?"),
+        ("tenants:\n  a: {weight: 0}", "t.yaml:2: `tenants.a.weight` is 0, which is not a number in 0.001..1000"),
+        ("tenants:\n  a:\n    requests_per_second: -1", "t.yaml:3: `tenants.a.requests_per_second` is -1"),
+        ("tenants:\n  a: {requests_per_second: .inf}", "t.yaml:2: `tenants.a.requests_per_second` is .inf"),
+        ("default: {burst_seconds: 0}", "t.yaml:1: `default.burst_seconds` is 0, which is not a number in 0.001..3600"),
+        ("default: {queued_tokens: 1.5}", "t.yaml:1: `default.queued_tokens` must be a whole number"),
+        ("tenants:\n  a: {}\n  a: {}", "t.yaml:3: `tenants` has the key 'a' twice, first in line 2"),
+        ("tenants:\n  'a b': {}", "t.yaml:2: `tenants` is 'a b', which is not 1..128 printable ASCII"),
+        ("tenants: {a: {weight: 1}", "t.yaml:1: is not YAML"),
+    ],
+)
+def test_what_cannot_be_names_file_and_line(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        parse_tenants(text, "t.yaml")
+    assert refusal.value.message.startswith(words)
+
+
+async def test_a_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants: {a: {weight: 2}}\n")
+    known = TenantsFile(path)
+    for text, weight in (("tenants: {a: {weight: 33}}\n", 33.0), ("tenants: {a: {weight:", 33.0), ("default: {weight: 7}\n", 7.0)):
+        replace(path, text)
+        await known.look()
+        assert known.tenants.of("a").weight == weight
+    path.unlink()
+    await known.look()
+    assert known.tenants.of("a").weight == 7.0
+
+
+def replace(path: Path, text: str) -> None:
+    """As Kubernetes does it: another file takes the place."""
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    os.replace(other, path)
+
+
+async def ask(client: Client, tenant: str, text: str = "a text", timeout: float = 10.0) -> Refusal | None:
+    """The refusal, or None: it was answered."""
+    try:
+        await client.inference.Encode(encode_request(text), timeout=timeout, metadata=(("x-shoal-tenant", tenant),))
+    except grpc.aio.AioRpcError as error:
+        return Refusal(error)
+    return None
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(text)
+    return path
+
+
+async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(redis_url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "tenants: {crawler: {requests_per_second: 0.01, burst_seconds: 400}}\n")
+    async with (
+        router(redis_url, "a", tenants=file) as one,
+        router(redis_url, "b", tenants=file) as two,
+        FakeWorker(one.address, models=[card()]).working(),
+    ):
+        outcomes = [await ask(client, "crawler") for client in (one, two, one, two, one, two)]
+        assert outcomes[:4] == [None] * 4
+        for refusal in outcomes[4:]:
+            assert refusal is not None
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+            assert refusal.retry_seconds == pytest.approx(100.0, abs=15.0)
+        assert await ask(one, "somebody") is None
+
+
+async def test_a_job_says_whose_it_is_and_what_that_weighs(redis_url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "tenants: {search: {weight: 4}}\n")
+    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+        assert [await ask(client, "search"), await ask(client, "other")] == [None, None]
+        assert [(job.tenant, job.weight) for job in worker.jobs] == [("search", 4.0), ("other", 1.0)]
+
+
+async def test_a_tenants_queued_work_is_bounded_and_another_is_served(redis_url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "tenants: {crawler: {queued_tokens: 60}}\n")
+    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+        worker.hold()
+        asked = [asyncio.create_task(ask(client, "crawler", f"{number} " + "word " * 15)) for number in range(6)]
+        other = asyncio.create_task(ask(client, "other"))
+
+        await until(lambda: sum(task.done() for task in asked) >= 3, "the work above the quota to be refused")
+        worker.resume()
+        outcomes = [await task for task in asked]
+        assert await other is None
+    refusals = [outcome for outcome in outcomes if outcome is not None]
+    assert 0 < len(refusals) < len(outcomes)
+    assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {("QUEUE_FULL", True)}

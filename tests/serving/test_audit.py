@@ -1,0 +1,86 @@
+"""What is written about calls that change something, and about those that were refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from shoal.v1 import models_pb2
+
+from libs.serving import Identity, Security
+from libs.serving.audit import Asked, Audit
+from tests.router.parts import until
+from tests.serving.parts import ADMIN, CLIENT, LIST, LOAD, Calls, connected, server_of, write_tokens
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens.yaml")
+
+
+async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    request = models_pb2.LoadModelRequest(model="org/name")
+    async with server_of(Calls(), Security(tokens=tokens)) as server:
+        async with connected(server.address, token=ADMIN) as admin:
+            admin.metadata.append(("x-request-id", "r-1"))
+            await admin.call(LOAD, request)
+            await admin.call(LIST)
+        async with connected(server.address, token=CLIENT) as client:
+            assert await client.code(LOAD, request) == grpc.StatusCode.PERMISSION_DENIED
+        async with connected(server.address, token="wrong-token-0123456789") as stranger:
+            assert await stranger.code(LIST) == grpc.StatusCode.UNAUTHENTICATED
+        await until(lambda: caplog.text.count("refused") >= 2)
+    lines = [record for record in caplog.records if record.name == "shoal.audit"]
+    said = [record.shoal_fields for record in lines]  # type: ignore[attr-defined]
+    peers = [fields.pop("peer") for fields in said]
+    ids = [fields.pop("request_id") for fields in said]
+    assert [record.message for record in lines] == ["change", "refused", "refused"]
+    assert said == [
+        {"subject": "ops", "role": "admin", "tenant": "acme", "method": LOAD, "model": "org/name", "outcome": "OK"},
+        {"subject": "frontend", "role": "client", "tenant": "acme", "method": LOAD, "model": "", "outcome": "PERMISSION_DENIED"},
+        {"subject": "", "role": "anonymous", "tenant": "", "method": LIST, "model": "", "outcome": "UNAUTHENTICATED"},
+    ]
+    assert all(peer.startswith("ipv4:127.0.0.1:") for peer in peers)
+    assert ids[0] == "r-1"
+    assert all(ids)
+    text = caplog.text + str([vars(record) for record in caplog.records])
+    assert not any(token in text for token in (ADMIN, CLIENT, "wrong-token"))
+
+
+async def test_a_flood_without_credentials_is_counted_and_not_written(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with server_of(Calls(), Security(tokens=tokens)) as server, connected(server.address) as stranger:
+        stranger.metadata.append(("x-request-id", "not an id"))
+        codes = await asyncio.gather(*(stranger.code(LIST) for _ in range(300)))
+        await until(lambda: "not written one by one" in caplog.text)
+    assert set(codes) == {grpc.StatusCode.UNAUTHENTICATED}
+    lines = [record for record in caplog.records if record.name == "shoal.audit"]
+    others = [record for record in caplog.records if record.message == "call"]
+    left_out = sum(record.shoal_fields["count"] for record in lines if record.message != "refused")  # type: ignore[attr-defined]
+    written = sum(record.message == "refused" for record in lines)
+    assert others == []
+    assert 0 < written <= 200
+    assert written + left_out == 300
+
+
+def test_the_audit_log_has_a_rate_and_loses_no_count(caplog: pytest.LogCaptureFixture) -> None:
+    now = 5.0
+    due: list[tuple[float, Any]] = []
+    audit = Audit(lambda seconds, call: due.append((now + seconds, call)), clock=lambda: now, most_a_second=3)
+    asked = Asked(Identity("s", "client", "t"), "peer", LIST, "PERMISSION_DENIED")
+    for _ in range(10):
+        audit.refused(asked)
+    assert [record.message for record in caplog.records] == ["refused"] * 3
+    now = 6.0
+    audit.refused(asked)
+    assert len(caplog.records) == 4
+    assert [at for at, _ in due] == [6.0]
+    due.pop()[1]()
+    assert caplog.records[-1].shoal_fields == {"count": 7}  # type: ignore[attr-defined]
+    audit.refused(asked)
+    assert due == []

@@ -1,0 +1,271 @@
+"""Token files, JWTs and certificates: whom they name, and what is said of those that are not taken."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libs.errors import InvalidInput, Unauthenticated
+from libs.serving import Identity, Security
+from libs.serving.auth import Authenticator, certified
+from libs.serving.jwks import read_keys
+from libs.serving.tokens import read_tokens
+from tests.serving.parts import CLIENT, write_tokens
+from tests.support.certificates import AUDIENCE, ISSUER, Issuer, forged, write_jwks
+
+
+def authenticator(tmp_path: Path, *issuers: Issuer) -> Authenticator:
+    jwks = write_jwks(tmp_path / "keys.json", *issuers)
+    return Authenticator(Security(jwks=jwks, issuer=ISSUER, audience=AUDIENCE))
+
+
+def identify(known: Authenticator, token: str) -> Identity:
+    return known.identify([("authorization", f"Bearer {token}")], dict)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Authenticator:
+    return authenticator(tmp_path, Issuer.make())
+
+
+@pytest.mark.parametrize("kind", ["ES256", "RS256", "EdDSA"])
+def test_a_jwt_of_a_known_key_names_its_holder(kind: str, tmp_path: Path) -> None:
+    issuer = Issuer.make(kind)
+    known = authenticator(tmp_path, issuer, Issuer.make(kid="k2"))
+    assert identify(known, issuer.token(sub="u", role="worker", tenant="t")) == Identity("u", "worker", "t")
+    assert identify(known, issuer.token(aud=["others", AUDIENCE])) == Identity("somebody", "client", "acme")
+
+
+def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
+    """Tokens that are not taken, and what is said of them."""
+    stranger = Issuer.make()
+    secret = json.dumps(issuer.jwk()).encode()
+    claims = {"sub": "s", "role": "admin", "tenant": "*", "iss": ISSUER, "aud": AUDIENCE, "exp": 9_999_999_999}
+    head, body, signature = issuer.token().split(".")
+    richer = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return [
+        (issuer.token(seconds=-60), "has expired"),
+        (issuer.token(nbf=9_999_999_999), "not valid yet"),
+        (issuer.token(exp=None), "no claim exp"),
+        (issuer.token(sub=None), "no claim sub"),
+        (issuer.token(aud=None), "no claim aud"),
+        (issuer.token(iss=None), "no claim iss"),
+        (issuer.token(aud="others"), "SHOAL_JWT_AUDIENCE"),
+        (issuer.token(iss="others"), "SHOAL_JWT_ISSUER"),
+        (issuer.token(role="root"), "claim role"),
+        (issuer.token(role="anonymous"), "claim role"),
+        (issuer.token(role=["admin"]), "claim role"),
+        (issuer.token(role=None), "claim role"),
+        (issuer.token(tenant=None), "claim tenant"),
+        (issuer.token(tenant="a b"), "claim tenant"),
+        (issuer.token(tenant=7), "claim tenant"),
+        (issuer.token(sub="two\nlines"), "claim sub"),
+        (stranger.token(), "not signed with the key"),
+        (issuer.token(headers={"kid": "k9"}), r"key \(kid\) that this mesh does not know"),
+        (forged({"alg": "ES256"}, claims, b"x"), r"key \(kid\) that this mesh does not know"),
+        (f"{head}.{richer}.{signature}", "not signed with the key"),
+        (f"{head}.{body}.", "not signed with the key"),
+        (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|no valid JWT"),
+        (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|no valid JWT"),
+        (forged({"alg": "HS256", "kid": "k1"}, claims, hashlib.sha256(secret).digest()), "algorithm|no valid JWT"),
+        (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|no valid JWT"),
+        (forged({"kid": "k1"}, claims), "no valid JWT|algorithm"),
+        ("a.b.c", "no valid JWT"),
+        ("..", "no valid JWT"),
+        (base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.", "no valid JWT"),
+        (base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.", "no valid JWT"),
+        ("wrong-token-0123456789", "not one that this mesh knows"),
+    ]
+
+
+def test_jwts_that_are_not_taken_say_why_and_are_not_repeated(tmp_path: Path) -> None:
+    issuer = Issuer.make()
+    known = authenticator(tmp_path, issuer, Issuer.make(kid="k2"))
+    for token, words in bad_jwts(issuer):
+        with pytest.raises(Unauthenticated, match=words) as raised:
+            identify(known, token)
+        assert all(part not in str(raised.value) for part in token.split(".") if len(part) > 3)
+        assert raised.value.__cause__ is None
+
+
+HEADERS = st.dictionaries(
+    st.sampled_from(["alg", "kid", "typ", "crit", "b64", "zip"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["k1", "ES256", "none", "b64"])
+    | st.lists(st.just("b64"), max_size=2),
+)
+
+
+@given(HEADERS.map(lambda said: json.dumps(said).encode()) | st.binary(max_size=30), st.binary(max_size=30), st.binary(max_size=70))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_looks_like_a_jwt_is_unauthenticated(known: Authenticator, header: bytes, claims: bytes, signature: bytes) -> None:
+    token = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (header, claims, signature))
+    with pytest.raises(Unauthenticated):
+        identify(known, token)
+
+
+def test_a_jwt_is_checked_once_until_it_ends_or_the_keys_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    issuer = Issuer.make()
+    jwks = write_jwks(tmp_path / "keys.json", issuer)
+    known = Authenticator(Security(jwks=jwks, issuer=ISSUER, audience=AUDIENCE), clock=lambda: now)
+    monkeypatch.setattr("libs.serving.auth.MOST_REMEMBERED", 2)
+    checked: list[str] = []
+    decode = jwt.decode
+
+    def noting(token: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        checked.append(token)
+        return decode(token, *arguments, **options)
+
+    monkeypatch.setattr(jwt, "decode", noting)
+    tokens = [issuer.token(sub=f"s{number}") for number in range(3)]
+    for token in (tokens[0], tokens[0], tokens[1], tokens[0]):
+        identify(known, token)
+    assert checked == tokens[:2]
+    identify(known, tokens[2])  # the first is forgotten
+    identify(known, tokens[0])
+    assert checked == [*tokens, tokens[0]]
+    now += 3600.0  # by the authenticator's clock it has ended, so that it is checked again
+    identify(known, tokens[0])
+    assert len(checked) == 5
+    write_jwks(jwks, Issuer.make())
+    known.look()
+    with pytest.raises(Unauthenticated):
+        identify(known, tokens[0])
+
+
+def test_tokens_and_jwts_side_by_side(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.yaml")
+    issuer = Issuer.make()
+    jwks = write_jwks(tmp_path / "keys.json", issuer)
+    known = Authenticator(Security(tokens=tokens, jwks=jwks, issuer=ISSUER, audience=AUDIENCE))
+    assert identify(known, CLIENT).subject == "frontend"
+    assert identify(known, issuer.token()).subject == "somebody"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"keys\.json:1: is not JSON"),
+        ('{"keys": [\n{]}', r"keys\.json:2: is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "`keys` must be a list"),
+        ('{"keys": []}', "`keys` must be a list"),
+        ('{"keys": [7]}', r"`keys\[0\]` is not a JWK"),
+        ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', r"`keys\[0\]` is a secret"),
+        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB"}]}', r"`keys\[0\]` is a secret"),
+        ('{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}', r"`keys\[0\]` is not a JWK that can be used"),
+        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a JWK that can be used"),
+        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "alg": "HS256"}]}', r"`keys\[0\]`"),
+        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}', "only keys for signatures"),
+    ],
+)
+def test_a_broken_jwks_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=words) as raised:
+        read_keys(path, ISSUER, AUDIENCE)
+    assert raised.value.field == "SHOAL_JWKS"
+    assert "c2VjcmV0" not in raised.value.message
+
+
+def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    one, two = Issuer.make().jwk(), Issuer.make().jwk()
+    short = Issuer(rsa.generate_private_key(65537, 1024), "k1", "RS256").jwk()
+    for keys, words in (
+        ([one, two], r"`keys\[1\]` has the kid of another"),
+        ([one, {name: value for name, value in two.items() if name != "kid"}], r"`keys\[1\]` has no kid"),
+        ([short], "1024 bits"),
+        ([one | {"alg": "ES384"}], r"`keys\[0\]`"),
+    ):
+        path.write_text(json.dumps({"keys": keys}))
+        with pytest.raises(InvalidInput, match=words):
+            read_keys(path, ISSUER, AUDIENCE)
+    path.write_text(json.dumps({"keys": [{name: value for name, value in one.items() if name not in ("kid", "alg", "use")}]}))
+    assert len(read_keys(path, ISSUER, AUDIENCE).by_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ":1: the file is empty"),
+        ("tokens: [", ": is not YAML"),
+        ("[" * 10_000, "cannot be read: RecursionError"),
+        ("tokens: []", ":1: `tokens` must be a list of at least one token"),
+        ("token: []", ":1: the file has no key 'token': did you mean 'tokens'"),
+        ("tokens:\n- {subject: s, role: client}", r":2: `tokens\[0\]` needs either `token` or `sha256`"),
+        (
+            "tokens:\n- {token: secret-secret-secret, subject: s, role: client, tenants: t}",
+            r":2: `tokens\[0\]` has no key 'tenants'",
+        ),
+        ("tokens:\n- {token: secret-secret-secret, subject: s, role: root}", r"`tokens\[0\].role` is 'root', which is not one of"),
+        ("tokens:\n- {token: secret-secret-secret, subject: s, role: anonymous}", "not one of client, admin, worker, scaler"),
+        ("tokens:\n- {token: secret, subject: s, role: client}", r"`tokens\[0\].token` must be 16..8192 printable"),
+        ("tokens:\n- {token: 12345678901234567890, subject: s, role: client}", r"put it in quotes"),
+        ("tokens:\n- {sha256: secret, subject: s, role: client}", r"`tokens\[0\].sha256` must be 64 hex digits"),
+        ("tokens:\n- {token: secret-secret-secret, role: client}", "has no key 'subject'"),
+        ("tokens:\n- {token: secret-secret-secret, subject: a b, role: client}", "which is not 1..128 printable"),
+        (
+            "tokens:\n- {token: secret-secret-secret, subject: s, role: client}\n"
+            "- {token: secret-secret-secret, subject: t, role: client}",
+            r":3: `tokens\[1\]` is the same token as that of 's'",
+        ),
+        ("tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, role: client}", "put it in quotes"),
+    ],
+)
+def test_a_broken_token_file_is_named_and_no_token_repeated(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=words) as raised:
+        read_tokens(path)
+    assert raised.value.field == "SHOAL_TOKENS"
+    assert not any(secret in raised.value.message for secret in ("secret-", "1234567890"))
+    assert "tokens.yaml" in raised.value.message
+
+
+def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    digest = hashlib.sha256(CLIENT.encode()).hexdigest()
+    path.write_text(f"tokens: [{{sha256: '{digest.upper()}', subject: s, role: client}}]")
+    assert identify(Authenticator(Security(tokens=path)), CLIENT) == Identity("s", "client", "default")
+
+
+@pytest.mark.parametrize(
+    ("uris", "expected"),
+    [
+        ([b"spiffe://shoal/client/acme"], Identity("spiffe://shoal/client/acme", "client", "acme")),
+        ([b"spiffe://shoal/worker/w-1"], Identity("spiffe://shoal/worker/w-1", "worker", "w-1")),
+        ([b"spiffe://shoal/admin/*"], Identity("spiffe://shoal/admin/*", "admin", "*")),
+        ([], None),
+        ([b"spiffe://shoal/client/acme", b"spiffe://shoal/admin/acme"], None),
+        ([b"spiffe://others/client/acme"], None),
+        ([b"spiffe://shoal/router/r"], None),
+        ([b"spiffe://shoal/anonymous/a"], None),
+        ([b"spiffe://shoal/client"], None),
+        ([b"spiffe://shoal/client/"], None),
+        ([b"spiffe://shoal/client/a/b"], None),
+        ([b"https://shoal/client/a"], None),
+        ([b"x spiffe://shoal/client/a"], None),
+        ([b"spiffe://shoal/client/\xff"], None),
+    ],
+)
+def test_a_certificate_names_its_holder_by_one_uri(uris: Sequence[bytes], expected: Identity | None) -> None:
+    if expected is not None:
+        assert certified(uris, "shoal") == expected
+        return
+    with pytest.raises(Unauthenticated, match="spiffe://shoal/<role>/<tenant or name>"):
+        certified(uris, "shoal")

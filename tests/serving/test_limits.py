@@ -1,0 +1,201 @@
+"""What clients may do to a server without a call: many connections, connections that say nothing, and old ones that are ended.
+
+SHOAL_CONNECTIONS=10000 opens so many instead of 2,000 (each needs two open files: `ulimit -n` above twice as many).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+
+import grpc
+import pytest
+
+from libs.serving import Security, interceptor
+from libs.serving import server as serving_module
+from libs.serving.process import _allow_connections
+from tests.router.parts import refused, until
+from tests.serving.parts import GET_MESH, HEALTH, PULL, WATCH, Calls, connected, server_of
+
+CONNECTIONS = int(os.environ.get("SHOAL_CONNECTIONS", "2000"))
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a client of HTTP/2 says first, with an empty SETTINGS frame."""
+
+
+GOAWAY = 7
+
+
+@contextmanager
+def opened(address: str, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Connections that say this and then nothing."""
+    host, _, port = address.rpartition(":")
+    made: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            connection = socket.create_connection((host, int(port)), 30)
+            made.append(connection)
+            connection.sendall(said)
+            connection.setblocking(False)
+        yield made
+    finally:
+        for connection in made:
+            connection.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the server has not hung up; what it has said is thrown away."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def frames(said: bytearray, connection: socket.socket) -> list[int]:
+    """Types of the whole HTTP/2 frames that have come. `said`: what has been received before, and now."""
+    with suppress(BlockingIOError):
+        said += connection.recv(65_536)
+    found, at = [], 0
+    while at + 9 <= len(said):
+        found.append(said[at + 3])
+        at += 9 + int.from_bytes(said[at : at + 3])
+    return found
+
+
+@pytest.fixture
+def files() -> Iterator[None]:
+    """As many open files as a serving process asks for."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _allow_connections()
+    allowed, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * CONNECTIONS + 1000
+    if allowed < wanted:
+        pytest.skip(f"{CONNECTIONS} connections with both their ends here need {wanted} open files; {allowed} are allowed")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("files")
+async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        await caller.call(GET_MESH)
+        with opened(server.address, CONNECTIONS, PREFACE) as idle, opened(server.address, 200) as silent:
+            # Each has been greeted: the server knows it, and keeps it.
+            greeted = 0
+            for connection in idle:
+                await asyncio.get_running_loop().sock_recv(connection, 9)
+                greeted += 1
+            assert greeted == CONNECTIONS
+            for _ in range(20):
+                await caller.call(GET_MESH)
+                async with connected(server.address) as late:
+                    await late.call(HEALTH)
+            assert all(is_open(connection) for connection in idle)
+            assert len(silent) == 200
+
+
+async def test_connections_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = [(name, 500 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in serving_module.OPTIONS]
+    monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        await caller.call(GET_MESH)
+        for said in (b"", PREFACE[:10], PREFACE[:24]):
+            with opened(server.address, 20, said) as silent:
+                await until(lambda silent=silent: not any(is_open(connection) for connection in silent))  # type: ignore[misc]
+        await caller.call(GET_MESH)
+
+
+async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "_KEPT_FILES", 1 << 40)  # so that the least number counts, 64
+    async with server_of(Calls(), Security(health_address="127.0.0.1:0")) as server, connected(server.address) as caller:
+        await caller.call(GET_MESH)
+        with opened(server.address, 100, PREFACE) as idle:
+            await until(lambda: sum(not is_open(connection) for connection in idle) == 100 - 63)
+            await caller.call(GET_MESH)
+            async with connected(server.health_address) as probe:
+                await probe.call(HEALTH)
+            async with connected(server.address) as late:
+                assert await late.code(GET_MESH) == grpc.StatusCode.UNAVAILABLE
+        async with connected(server.address) as late:
+
+            async def served() -> bool:
+                return await late.code(GET_MESH) == grpc.StatusCode.OK
+
+            await until(served)
+
+
+async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "MOST_CALLS", 10)
+    calls = Calls()
+    async with server_of(calls) as server, connected(server.address) as caller:
+        for _ in range(3):
+            watches = [caller.stream(WATCH) for _ in range(10)]
+            await asyncio.gather(*(watch.read() for watch in watches))
+            for _ in range(20):
+                refusal = await refused(caller.call(GET_MESH))
+                assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY")
+                assert refusal.retry_seconds > 0
+            assert await caller.call(HEALTH) == b"\x08\x01"
+            pull = caller.start(PULL)
+            await until(lambda: calls.waiting == 11)
+            calls.go.set()
+            await pull
+            for watch in watches:
+                assert [await watch.read(), await watch.read()] == [b"", grpc.aio.EOF]
+            await caller.call(GET_MESH)
+            calls.waiting = 0
+            calls.go.clear()
+
+
+async def test_watches_of_health_have_a_bound_that_checks_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptor, "MOST_WATCHES", 3)
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        watches = [caller.stream("/grpc.health.v1.Health/Watch") for _ in range(3)]
+        assert [await watch.read() for watch in watches] == [b"\x08\x01"] * 3
+        late = caller.stream("/grpc.health.v1.Health/Watch")
+        assert await late.code() == grpc.StatusCode.UNAVAILABLE
+        assert await caller.call(HEALTH) == b"\x08\x01"
+        await server.set_health(False)
+        assert [await watch.read() for watch in watches] == [b"\x08\x02"] * 3
+        for watch in watches:
+            watch.cancel()
+
+        async def has_room() -> bool:
+            return bool(await caller.stream("/grpc.health.v1.Health/Watch", timeout=1.0).read() == b"\x08\x02")
+
+        await until(has_room)
+
+
+async def test_an_old_connection_ends_without_breaking_what_goes_on_in_it() -> None:
+    calls = Calls()
+    async with server_of(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
+        caller = await stack.enter_async_context(connected(server.address))
+        pull = caller.start(PULL)
+        watch = caller.stream(WATCH)
+        await watch.read()
+        await until(lambda: calls.waiting == 2)
+        with opened(server.address, 1, PREFACE) as other:
+            # By the time that a younger connection is told to end, that of the pull has been told so, too.
+            said = bytearray()
+            await until(lambda: GOAWAY in frames(said, other[0]))
+        for _ in range(200):  # while connections come and go
+            await caller.call(GET_MESH)
+        calls.go.set()
+        await pull
+        assert await watch.read() is not grpc.aio.EOF
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_headers_have_a_limit() -> None:
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        caller.metadata.append(("x-other", "x" * 8_000))
+        assert await caller.code(GET_MESH) == grpc.StatusCode.OK
+        caller.metadata.append(("x-more", "x" * 30_000))
+        assert await caller.code(GET_MESH) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await caller.code(HEALTH) == grpc.StatusCode.RESOURCE_EXHAUSTED

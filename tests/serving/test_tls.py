@@ -1,0 +1,173 @@
+"""TLS and mTLS of a running server whose files change under it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import ssl
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+
+from libs.errors import InvalidInput
+from libs.serving import Security
+from libs.serving.tls import TlsFiles
+from tests.serving.parts import GET_MESH, HEALTH, PULL, Calls, connected, server_of
+from tests.support.certificates import Certificates
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path / "certs")
+
+
+def shown(address: str) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as connection:
+        der = connection.getpeercert(binary_form=True)
+    assert der is not None
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+def serial(path: Path) -> int:
+    return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
+
+
+async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(certificates: Certificates) -> None:
+    calls = Calls()
+    security = certificates.security()
+    assert security.cert is not None
+    async with server_of(calls, security) as server, connected(server.address, certificates.channel_credentials()) as old:
+        await old.call(GET_MESH)
+        waiting = old.start(PULL)
+        first = serial(security.cert)
+        assert shown(server.address) == first
+        certificates.issue("router")
+        second = serial(security.cert)
+        assert second != first
+        assert shown(server.address) == second
+        await old.call(GET_MESH)
+        calls.go.set()
+        await waiting
+
+
+@pytest.mark.parametrize("breakage", ["not PEM", "gone", "of another key", "ended"])
+async def test_broken_new_files_harm_nothing(breakage: str, certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+    security = certificates.security()
+    assert security.cert is not None
+    async with server_of(Calls(), security) as server:
+        first = serial(security.cert)
+        match breakage:
+            case "not PEM":
+                security.cert.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+            case "gone":
+                security.cert.unlink()
+            case "of another key":
+                shutil.copy(certificates.issue("scheduler").certificate, security.cert)
+            case "ended":
+                certificates.now -= timedelta(days=10)
+                certificates.issue("router")
+                certificates.now += timedelta(days=10)
+        with caplog.at_level(logging.WARNING):
+            assert [shown(server.address) for _ in range(3)] == [first] * 3
+        assert [record.message for record in caplog.records] == ["changed files are not usable; what was read before holds"]
+        certificates.issue("router")
+        assert shown(server.address) == serial(security.cert) != first
+
+
+async def test_callers_must_show_a_certificate_of_the_authority(certificates: Certificates, tmp_path: Path) -> None:
+    stranger = Certificates(tmp_path / "others")
+    security = certificates.security(asks_callers=True)
+    async with server_of(Calls(), security) as server:
+        for caller, expected in (
+            (certificates.issue("admin"), grpc.StatusCode.OK),
+            (stranger.issue("admin"), grpc.StatusCode.UNAVAILABLE),
+            (None, grpc.StatusCode.UNAVAILABLE),
+        ):
+            async with connected(server.address, certificates.channel_credentials(caller)) as known:
+                assert await known.code(GET_MESH) == expected
+                # Health needs no credential, but the connection does.
+                assert await known.code(HEALTH) == expected
+        async with connected(server.address) as plain:
+            assert await plain.code(HEALTH) == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_new_authority_counts_for_new_connections(certificates: Certificates, tmp_path: Path) -> None:
+    others = Certificates(tmp_path / "others")
+    security = certificates.security(asks_callers=True)
+    assert security.client_ca is not None
+    before, after = certificates.issue("admin"), others.issue("admin")
+    own = certificates.channel_credentials(before), certificates.channel_credentials(after)
+    async with server_of(Calls(), security) as server, connected(server.address, own[0]) as known:
+        assert await known.code(GET_MESH) == grpc.StatusCode.OK
+        # The server's own certificate stays one of the first authority.
+        security.client_ca.write_bytes(others.ca.read_bytes())
+        async with connected(server.address, own[1]) as new, connected(server.address, own[0]) as late:
+            assert await new.code(GET_MESH) == grpc.StatusCode.OK
+            assert await late.code(GET_MESH) == grpc.StatusCode.UNAVAILABLE
+        assert await known.code(GET_MESH) == grpc.StatusCode.OK
+
+
+async def test_health_has_a_plain_address_of_its_own(certificates: Certificates) -> None:
+    security = certificates.security(asks_callers=True, health_address="127.0.0.1:0")
+    async with server_of(Calls(), security) as server, connected(server.health_address) as probe:
+        assert await probe.call(HEALTH) == b"\x08\x01"
+        assert await probe.code(GET_MESH) == grpc.StatusCode.UNIMPLEMENTED
+        await server.set_health(False)
+        assert await probe.call(HEALTH) == b"\x08\x02"
+
+
+def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+    router, scheduler = certificates.issue("router"), certificates.issue("scheduler")
+    nothing = tmp_path / "nothing.pem"
+    text = tmp_path / "text.pem"
+    text.write_text("hello")
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    old = certificates.issue("router/old", days=-1)
+    for files, variable, words in (
+        (TlsFiles(nothing, router.key), "SHOAL_TLS_CERT", "nothing.pem cannot be read"),
+        (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not hold certificates"),
+        (TlsFiles(router.certificate, text), "SHOAL_TLS_KEY", "text.pem does not hold a private key"),
+        (
+            TlsFiles(router.certificate, scheduler.key),
+            "SHOAL_TLS_KEY",
+            r"scheduler.key \(SHOAL_TLS_KEY\) is not the key of .*router.pem",
+        ),
+        (TlsFiles(router.certificate, router.key, text), "SHOAL_TLS_CLIENT_CA", "text.pem does not hold certificates"),
+        (TlsFiles(old.certificate, old.key), "SHOAL_TLS_CERT", "has expired"),
+    ):
+        with pytest.raises(InvalidInput, match=words) as raised:
+            files.read()
+        assert raised.value.field == variable
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        ({"SHOAL_TLS_CERT": "a.pem"}, "SHOAL_TLS_KEY"),
+        ({"SHOAL_TLS_KEY": "a.key"}, "SHOAL_TLS_KEY"),
+        ({"SHOAL_TLS_CLIENT_CA": "ca.pem"}, "SHOAL_TLS_CERT"),
+        ({"SHOAL_JWKS": "keys.json", "SHOAL_JWT_AUDIENCE": "a"}, "SHOAL_JWT_ISSUER"),
+        ({"SHOAL_JWKS": "keys.json", "SHOAL_JWT_ISSUER": "i"}, "SHOAL_JWT_AUDIENCE"),
+        ({"SHOAL_JWT_ISSUER": "a b"}, "SHOAL_JWT_ISSUER"),
+        ({"SHOAL_TRUST_DOMAIN": "Not/this"}, "SHOAL_TRUST_DOMAIN"),
+        ({"SHOAL_ALLOW_INSECURE": "yes"}, "SHOAL_ALLOW_INSECURE"),
+        ({"SHOAL_TLS_CERT": "/nowhere/a.pem", "SHOAL_TLS_KEY": "/nowhere/a.key"}, "SHOAL_TLS_CERT"),
+        ({"SHOAL_TOKENS": "/nowhere/tokens.yaml"}, "SHOAL_TOKENS"),
+        ({"SHOAL_JWKS": "/nowhere/keys.json", "SHOAL_JWT_ISSUER": "i", "SHOAL_JWT_AUDIENCE": "a"}, "SHOAL_JWKS"),
+    ],
+)
+def test_what_the_environment_leaves_out_is_named(environ: dict[str, str], variable: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        Security.from_env(environ)
+    assert raised.value.field == variable

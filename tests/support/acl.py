@@ -1,0 +1,30 @@
+"""The mesh's Redis users on a test's redis-server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from libs.queue import connect
+from libs.queue.acl import User
+
+PASSWORD = "a password of the tests"
+
+
+async def add_user(admin: Redis, user: User) -> None:
+    """As `shoal redis-acl` has it in its file. Nothing happens if it is there already."""
+    await admin.execute_command("ACL", "SETUSER", *user.line(PASSWORD).split()[1:])
+
+
+def connect_as(user: User, url: str) -> Redis:
+    """A client of the server at a unix:// `url`, for the user."""
+    return connect(f"{url.replace('unix://', f'unix://{user.name}@')}?password={PASSWORD.replace(' ', '%20')}")
+
+
+async def refusals(admin: Redis) -> list[str]:
+    """What the server has refused since the last look: user, reason and command, key or channel."""
+    entries: list[Any] = await admin.execute_command("ACL", "LOG", 128)
+    await admin.execute_command("ACL", "LOG", "RESET")
+    told = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
+    return [" ".join(one[part].decode() for part in (b"username", b"reason", b"object")) for one in told]

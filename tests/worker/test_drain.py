@@ -1,0 +1,100 @@
+"""From the signal on no work comes in, and what comes late goes back at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from shoal.v1 import worker_pb2
+
+from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
+from tests.worker.running import MODEL, Bay, worker
+
+
+class EndedLanes(FakeLanes):
+    """`is_ended`: pulls end with nothing."""
+
+    is_ended = False
+
+    def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
+        return worker_pb2.PullResponse() if self.is_ended else super().lease(request)
+
+
+class CountingRouter(FakeRouter):
+    """Counts pulls that wait. `ends_pulls`: a worker's that drains, as routers do from wire version 1 on."""
+
+    def __init__(self, lanes: EndedLanes, *, ends_pulls: bool) -> None:
+        super().__init__(lanes)
+        self.waiting = 0
+        self._own_lanes = lanes
+        self._ends_pulls = ends_pulls
+
+    async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+        self.waiting += 1
+        try:
+            return await super().Pull(request, context)
+        finally:
+            self.waiting -= 1
+
+    async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
+        if request.draining and self._ends_pulls:
+            self._own_lanes.is_ended = True
+            self.lanes.rung.set()
+        return await super().Heartbeat(request, context)
+
+
+@asynccontextmanager
+async def resting(root: Path, *, ends_pulls: bool) -> AsyncIterator[tuple[Bay, EndedLanes, CountingRouter]]:
+    """A worker that holds its model and has nothing to do but wait."""
+    lanes = EndedLanes()
+    router = CountingRouter(lanes, ends_pulls=ends_pulls)
+    await router.start()
+    try:
+        async with worker(root, [router], heartbeat_seconds=5.0) as bay:
+            lanes.put(MODEL, encode_job("first", "a"))
+            await until(lambda: "first" in lanes.answers and router.waiting == 2)
+            await until(lambda: any(one.model == MODEL for one in lanes.heartbeats[-1].models))
+            yield bay, lanes, router
+    finally:
+        await router.stop()
+
+
+@pytest.mark.parametrize("ends_pulls", [True, False])
+async def test_no_pull_is_sent_once_the_worker_stops(tmp_path: Path, ends_pulls: bool) -> None:
+    async with resting(tmp_path, ends_pulls=ends_pulls) as (bay, lanes, router):
+        sent = len(lanes.pulls)
+        bay.stop.set()
+        assert bay.done is not None
+        await bay.done
+        assert len(lanes.pulls) == sent
+        assert router.waiting == 0
+        assert lanes.heartbeats[-1].leaving
+
+
+async def test_a_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Path) -> None:
+    async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
+        bay.stop.set()  # from now on the worker lets its pulls go on for a moment only
+        lanes.put(MODEL, encode_job("late", SLOW))
+        await until(lambda: lanes.handed_back == ["late"])
+        assert bay.done is not None
+        await bay.done
+        assert len(bay.model.batches) == 1
+        assert "late" not in lanes.answers
+        assert [request.release for request in lanes.completes if not request.jobs] == [True]
+
+
+async def test_a_pull_that_was_planned_before_the_stop_is_not_sent(tmp_path: Path) -> None:
+    async with resting(tmp_path, ends_pulls=True) as (bay, lanes, _):
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
+        await until(lambda: len(bay.model.batches) == 2)
+        bay.stop.set()
+        await until(lambda: lanes.heartbeats[-1].draining)
+        sent = len(lanes.pulls)
+        bay.model.gate.set()  # the end of a forward pass wakes whoever plans pulls
+        assert bay.done is not None
+        await bay.done
+        assert "slow" in lanes.answers
+        assert len(lanes.pulls) == sent

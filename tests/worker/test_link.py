@@ -1,0 +1,181 @@
+"""The worker's way to routers that ask who it is: certificates and tokens that change while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal.trust import Tls, TokenFile, Trust
+from shoal.v1 import worker_pb2, worker_pb2_grpc
+
+from libs.errors import InvalidInput, NoCapacity
+from libs.serving import Security, Service, serving
+from services.worker.link import Link
+from services.worker.settings import Settings
+from tests.support.certificates import Certificates
+from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until, vector, vectors
+from tests.worker.running import MODEL, worker
+
+SECRET = "s3cret-of-the-worker"
+OTHER = "another-s3cret-of-the-worker"
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.trust.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("libs.serving.auth.LOOK_SECONDS", 0.01)
+
+
+class WatchingRouter(FakeRouter):
+    """Keeps what certificates were shown with pulls, PEM."""
+
+    def __init__(self, lanes: FakeLanes) -> None:
+        super().__init__(lanes)
+        self.shown: list[bytes] = []
+
+    async def Pull(self, request: worker_pb2.PullRequest, context: Any) -> worker_pb2.PullResponse:
+        self.shown += context.auth_context().get("x509_pem_cert", [])
+        return await super().Pull(request, context)
+
+
+@asynccontextmanager
+async def guarded(lanes: FakeLanes, security: Security) -> AsyncIterator[WatchingRouter]:
+    """A FakeRouter behind the real server, which asks who calls."""
+    router = WatchingRouter(lanes)
+    service = Service("shoal.v1.WorkerService", partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router))
+    async with serving("127.0.0.1:0", [service], security=security, grace_seconds=0.0) as server:
+        router.address = server.address
+        yield router
+
+
+def write_tokens(path: Path, token: str, role: str = "worker") -> None:
+    path.write_text(f"tokens:\n- {{token: {token}, subject: w1, role: {role}, tenant: w1}}\n")
+
+
+async def test_a_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    lanes = FakeLanes()
+    mine = certificates.issue("worker")
+    trust: Any = Trust(Tls(certificates.ca, mine.certificate, mine.key))
+    async with (
+        guarded(lanes, certificates.security(asks_callers=True)) as router,
+        worker(tmp_path / "models", [router], trust=trust) as bay,
+    ):
+        lanes.put(MODEL, encode_job("before", "a"))
+        await until(lambda: "before" in lanes.answers)
+        lanes.put(MODEL, encode_job("across", SLOW))
+        await asyncio.to_thread(bay.model.started.wait, 10)
+        for file in certificates.directory.iterdir():
+            file.unlink()
+        # Another authority: what still relied on the old files could not connect any more.
+        renewed = Certificates(certificates.directory)
+        shown_now = renewed.issue("worker").certificate.read_bytes().strip()
+        renewed.security(asks_callers=True)
+        bay.model.gate.set()
+        await until(lambda: "across" in lanes.answers)
+        names = [f"after {number}" for number in range(20)]
+        for name in names:
+            lanes.put(MODEL, encode_job(name, name))
+        await until(lambda: all(name in lanes.answers for name in names))
+        assert [vectors(lanes.answer(name)) for name in names] == [[vector(name)] for name in names]
+        await until(lambda: router.shown[-1].strip() == shown_now)
+        assert router.shown[0].strip() != shown_now
+        assert all(len(answers) == 1 for answers in lanes.answers.values())
+        assert not lanes.handed_back
+
+
+async def test_a_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
+    write_tokens(tokens, OTHER)
+    mine.write_text(SECRET)
+    lanes = FakeLanes()
+    trust: Any = Trust(token=TokenFile(mine))
+    caplog.set_level(logging.DEBUG)
+    async with guarded(lanes, Security(tokens=tokens)) as router, worker(tmp_path / "models", [router], trust=trust) as bay:
+        lanes.put(MODEL, encode_job("j1", "a"))
+        refused = "a router does not take our token or certificate"
+        await until(lambda: refused in caplog.text)
+        write_tokens(tokens, SECRET, role="client")  # known by now, and not as a worker
+        await asyncio.sleep(0.3)
+        assert "j1" not in lanes.answers
+        write_tokens(tokens, SECRET)
+        await until(lambda: "j1" in lanes.answers)
+        write_tokens(tokens, OTHER)
+        await asyncio.sleep(0.3)
+        mine.write_text(OTHER)
+        lanes.put(MODEL, encode_job("j2", "b"))
+        await until(lambda: "j2" in lanes.answers)
+        assert bay.done is not None
+        assert not bay.done.done()
+    assert caplog.text.count(refused) == 1
+    assert SECRET not in caplog.text
+
+
+async def test_answers_wait_for_a_token_that_is_taken_again(tmp_path: Path) -> None:
+    tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
+    write_tokens(tokens, SECRET)
+    mine.write_text(SECRET)
+    lanes = FakeLanes()
+    trust: Any = Trust(token=TokenFile(mine))
+    async with guarded(lanes, Security(tokens=tokens)) as router, worker(tmp_path / "models", [router], trust=trust) as bay:
+        lanes.put(MODEL, encode_job("j1", SLOW))
+        await asyncio.to_thread(_started, bay)
+        write_tokens(tokens, OTHER)
+        await asyncio.sleep(0.1)
+        bay.model.gate.set()
+        await asyncio.sleep(0.3)
+        assert "j1" not in lanes.answers
+        mine.write_text(OTHER)
+        await until(lambda: "j1" in lanes.answers)
+        assert len(lanes.answers["j1"]) == 1
+
+
+def _started(bay: Any) -> None:
+    while MODEL not in bay.models or not bay.model.started.wait(0.01):
+        pass
+
+
+async def test_every_router_is_asked_before_a_worker_gives_up(tmp_path: Path) -> None:
+    refusing, taking = tmp_path / "refusing.yaml", tmp_path / "taking.yaml"
+    write_tokens(refusing, OTHER)
+    write_tokens(taking, SECRET)
+    lanes = FakeLanes()
+    async with (
+        guarded(lanes, Security(tokens=refusing)) as first,
+        guarded(lanes, Security(tokens=taking)) as second,
+        Link([first.address, second.address], "w1", Trust(token=SECRET)) as link,
+        Link([first.address], "w1", Trust(token=SECRET)) as lost,
+    ):
+        await link.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
+        assert len(lanes.heartbeats) == 1
+        with pytest.raises(NoCapacity, match="UNAUTHENTICATED"):
+            await lost.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
+
+
+def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    mine = certificates.issue("worker")
+    (tmp_path / "token").write_text(SECRET)
+    files = {"SHOAL_TLS_CA": certificates.ca, "SHOAL_TLS_CERT": mine.certificate, "SHOAL_TLS_KEY": mine.key}
+    environ = {name: str(path) for name, path in files.items()} | {"SHOAL_TOKEN": SECRET, "SHOAL_ROUTERS": "10.0.0.1:50051"}
+    settings = Settings.from_env(environ)
+    assert settings.trust.metadata() == (("authorization", f"Bearer {SECRET}"),)
+    told = f"{settings.describe()} {settings!r}"
+    assert "mutual TLS, a token" in told
+    assert SECRET not in told
+    beyond = {"SHOAL_ROUTERS": "10.0.0.1:50051", "SHOAL_TOKEN_FILE": str(tmp_path / "token")}
+    with pytest.raises(InvalidInput, match="unencrypted"):
+        Settings.from_env(beyond)
+    Settings.from_env(beyond | {"SHOAL_TLS": "1"})
+    Settings.from_env(beyond | {"SHOAL_TOKEN_WITHOUT_TLS": "1"})
+    for wrong in ({"SHOAL_TLS_CA": "/nowhere"}, {"SHOAL_TLS_CERT": "/nowhere"}, {"SHOAL_TOKEN_FILE": "/nowhere"}):
+        with pytest.raises(InvalidInput, match=r"/nowhere|SHOAL_TLS_KEY"):
+            Settings.from_env(wrong)
