@@ -7,8 +7,8 @@ A real mesh: two routers and one single-threaded worker with a random BERT of Mi
 - recovery: from when the load stops until three requests in a row take at most twice their time in the idle mesh
 
 A request is one text of about 60 tokens. Goodput counts answers within their deadline that came while the load lasted. Clients do
-not retry: what the client library adds is tested in `tests/api/test_overload.py`. The machine's cores are shared by all processes,
-so the model is heavy enough for the worker to need most of one.
+not retry: what the client library adds is tested in `tests/api/test_overload.py`. A worker has a machine of its own in production;
+here each has a core of its own, and all else shares the others (`--no-pin`: everything shares everything).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
@@ -30,12 +31,14 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+import psutil
 from google.rpc import error_details_pb2, status_pb2
 from rich.console import Console
 from rich.progress import Progress
 from shoal.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.report import percentile
+from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "random/overload"
@@ -218,8 +221,8 @@ class Result:
     idle_seconds: float
     recovery_seconds: float
     peak_rss_bytes: dict[str, int]
-    worker_cpu: tuple[float, float]
-    """Cores that workers had while capacity was first measured, and during the overload: other work on the machine shows here."""
+    cores: tuple[dict[str, float], dict[str, float]]
+    """That each process used while capacity was first measured, and during the overload: whoever wants for one shows here."""
 
 
 async def _together(clients: Sequence[ClientProcess], orders: Sequence[dict[str, object]]) -> Tally:
@@ -259,11 +262,21 @@ async def _recovery(asker: Asker, idle: float, since: float, patience: float) ->
     return quick[0] - since if len(quick) == 3 else patience
 
 
-async def measure(wanted: argparse.Namespace, directory: Path, progress: Progress) -> Result:
-    import psutil
+def _pin(cluster: Cluster) -> None:
+    """A core for each worker; the others for this process and all that it has started."""
+    cores = sorted(os.sched_getaffinity(0))
+    own, others = cores[: len(cluster.workers)], cores[len(cluster.workers) :]
+    if not others:
+        raise SystemExit(f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: --no-pin")
+    cores_of = {cluster.processes[name].pid: {core} for name, core in zip(cluster.workers, own, strict=True)}
+    myself = psutil.Process()
+    for process in (myself, *myself.children(recursive=True)):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, cores_of.get(process.pid, set(others)))
 
+
+async def measure(wanted: argparse.Namespace, directory: Path, progress: Progress) -> Result:
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
-    from tests.support.cluster import Cluster
     from tests.support.texts import texts
 
     task = progress.add_task("model", total=5)
@@ -282,6 +295,8 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
             await ClientProcess.start(address, wanted.deadline, wanted.seed + number)
             for number, address in enumerate(cluster.addresses)
         ]
+        if wanted.pin:
+            _pin(cluster)
         peaks: Counter[str] = Counter()
 
         async def watch() -> None:
@@ -291,27 +306,35 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
                     peaks[name] = max(peaks[name], process.memory_info().rss)
                 await asyncio.sleep(0.5)
 
-        def worker_seconds() -> float:
-            times = [psutil.Process(cluster.processes[name].pid).cpu_times() for name in cluster.workers]
-            return sum(one.user + one.system for one in times)
+        def cpu_seconds() -> dict[str, float]:
+            """By process; the clients together."""
+            names = {process.pid: name for name, process in cluster.processes.items()}
+            used: defaultdict[str, float] = defaultdict(float)
+            for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+                times = process.cpu_times()
+                used[names.get(process.pid, "clients")] += times.user + times.system
+            return used
+
+        def cores_since(before: dict[str, float], began: float) -> dict[str, float]:
+            return {name: (now - before[name]) / (time.monotonic() - began) for name, now in cpu_seconds().items()}
 
         watching = asyncio.create_task(watch())
         await asker.ask(Tally(), 60.0)
         idle = await _idle(asker)
         progress.update(task, advance=1, description="capacity")
-        used, began = worker_seconds(), time.monotonic()
+        used, began = cpu_seconds(), time.monotonic()
         before = await _capacity(clients, wanted.capacity_seconds)
-        cores = (worker_seconds() - used) / (time.monotonic() - began)
+        cores = cores_since(used, began)
         progress.update(task, advance=1, description=f"overload, {wanted.factor:g} x {before:.0f} requests/s")
         await _idle(asker)
-        used, began = worker_seconds(), time.monotonic()
+        used, began = cpu_seconds(), time.monotonic()
         orders = [
             {"kind": "open", "seconds": wanted.seconds, "rate": wanted.factor * before / routers, "seed": wanted.seed + number}
             for number in range(routers)
         ]
         loading = asyncio.create_task(_together(clients, orders))
         await asyncio.sleep(max(0.0, began + wanted.seconds - time.monotonic()))
-        loaded_cores = (worker_seconds() - used) / wanted.seconds
+        loaded_cores = cores_since(used, began)
         recovery = await _recovery(asker, idle, began + wanted.seconds, 30.0)
         tally = await loading
         progress.update(task, advance=1, description="capacity again")
@@ -330,6 +353,10 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
     )  # fmt: skip
 
 
+def _listed(cores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {used:.2f}" for name, used in sorted(cores.items()) if used >= 0.005)
+
+
 def show(result: Result, console: Console) -> None:
     refused = sum(result.refused.values())
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.refused.items())) or "none"
@@ -343,7 +370,8 @@ def show(result: Result, console: Console) -> None:
         f"refused             {refused:,}: {reasons}",
         f"with RetryInfo      {result.retry_info_share:.1%}, median {result.retry_median:.2f} s",
         f"answered in time    p50 {result.p50:.3f} s, p99 {result.p99:.3f} s (idle {result.idle_seconds * 1e3:.0f} ms)",
-        f"worker's cores      {result.worker_cpu[0]:.2f} while capacity was measured, {result.worker_cpu[1]:.2f} under overload",
+        f"cores, at capacity  {_listed(result.cores[0])}",
+        f"cores, overloaded   {_listed(result.cores[1])}",
         f"recovery            {result.recovery_seconds:.2f} s (target {RECOVERY_TARGET:g})",
         f"peak memory, MiB    {memory}",
     )
@@ -361,18 +389,19 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384, help="width of the model: a request takes tens of ms with 384")
     parser.add_argument("--batch-tokens", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="a core of its own for each worker")
+    parser.add_argument("--json", action="store_true", help="one object on stdout; the table goes to stderr")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.client:
         asyncio.run(client(wanted.client, wanted.deadline, wanted.seed))
         return
-    console = Console()
+    console = Console(stderr=wanted.json)
     with tempfile.TemporaryDirectory(prefix="shoal-overload-") as directory, Progress(console=console, transient=True) as progress:
         result = asyncio.run(measure(wanted, Path(directory), progress))
     show(result, console)
     if wanted.json:
-        wanted.json.write_text(json.dumps(asdict(result), indent=2))
+        print(json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":

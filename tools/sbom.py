@@ -32,12 +32,9 @@ def of_environment(python: str = sys.executable) -> dict[str, Any]:
 
 def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]:
     """Only the distributions of `needed`, under a component that is the image. Raises SupplyError if one is missing."""
-    kept = [one for one in bill["components"] if canonicalize_name(one["name"]) in needed]
+    kept = [_anywhere(one) for one in bill["components"] if canonicalize_name(one["name"]) in needed]
     if lacking := needed - {canonicalize_name(one["name"]) for one in kept}:
         raise SupplyError(f"the bill of {role} lacks {', '.join(sorted(lacking))}")
-    for one in kept:
-        if canonicalize_name(one["name"]) in OURS:
-            one.pop("externalReferences", None)  # The folder on this machine from which it was installed.
     refs = {one["bom-ref"] for one in kept}
     roots = [one["bom-ref"] for one in kept if canonicalize_name(one["name"]) in OURS]
     edges = [
@@ -53,6 +50,13 @@ def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]
         "dependencies": [{"ref": image["bom-ref"], "dependsOn": roots}, *edges],
         "metadata": {**bill.get("metadata", {}), "component": image},
     }
+
+
+def _anywhere(component: dict[str, Any]) -> dict[str, Any]:
+    """Without the folder on this machine from which one of ours was installed."""
+    if canonicalize_name(component["name"]) not in OURS:
+        return component
+    return {key: value for key, value in component.items() if key != "externalReferences"}
 
 
 def validate(bill: dict[str, Any]) -> None:

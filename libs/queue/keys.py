@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote
 LAYOUT = "v1:layout"
 """STRING: the LAYOUT_VERSION of who wrote first. `v1` in names is no version any more: it keeps our keys from those of others."""
 BELL = "v1:bell"
-_MOST_LANES = 65_536
-"""Whose keys are kept: clients can make up any number of models."""
+_MOST_LANES = 8192
+"""Whose names and keys are kept, about 12 MB: clients can make up any number of models."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LaneKey:
         return "|".join(quote(part, safe="/@") for part in (self.pool, self.model, self.adapter))
 
     @staticmethod
-    @lru_cache(maxsize=65536)
+    @lru_cache(maxsize=_MOST_LANES)
     def parse(name: str) -> LaneKey:
         """The lane of that name. ValueError if it is not one."""
         pool, model, adapter = name.split("|")

@@ -19,6 +19,7 @@ from libs.queue import connection, operations, upkeep
 from libs.queue.connection import UnsuitableRedis, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import BELL, LAYOUT, Keys, LaneKey, WorkerBell, parse_bell
+from libs.queue.library import KEYS
 from libs.versions import LAYOUT_VERSION
 
 CALL_JOBS = 256
@@ -29,6 +30,7 @@ LONGEST_WAIT_SECONDS = 2.0
 REPLIES_AT_ONCE = 256
 SWEPT_JOBS = 4_000
 DAY_MS = 86_400_000
+_OWNER, _LEASES = KEYS.index("owner"), KEYS.index("leases")
 _COUNTERS = ("queued", "leased", "enqueued", "done", "expired", "dead", "cancelled", "enqueued_tokens")
 """Fields of a lane's `meta`, in the order of LaneGauges."""
 
@@ -145,15 +147,23 @@ class Lanes:
         return [flag == 1 for flag in admitted]
 
     async def pull(
-        self, lane: LaneKey, *, budget_tokens: int, budget_jobs: int, worker_id: str = "", ring: bool = False
+        self,
+        lane: LaneKey,
+        *,
+        budget_tokens: int,
+        budget_jobs: int,
+        worker_id: str = "",
+        batch_id: str = "",
+        ring: bool = False,
     ) -> Pulled | Idle:
         """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
 
         Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
         attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: for whom `cancel` rings if it
-        ends one of the jobs (empty: nobody). `ring` wakes other routers' waiting pulls if jobs are left.
+        ends one of the jobs (empty: nobody). `batch_id` names the lease (empty: a new name); if the lane has leased a batch of that
+        name, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left.
         """
-        batch_id = f"{self._batch_prefix}-{next(self._batch_numbers)}"
+        batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
             reply = await operations.pull(
                 self._redis,
@@ -181,6 +191,15 @@ class Lanes:
             if reply[1] == 0:
                 return Idle(reply[2] if reply[2] >= 0 else None)
             # else a thousand expired jobs were dropped and there are more: look again
+
+    async def leasing(self, lanes: Sequence[LaneKey], batch_id: str) -> LaneKey | None:
+        """Which of the lanes has leased a batch of that name, if any."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for lane in lanes:
+                    pipeline.zscore(self._keys.of(lane)[_LEASES], batch_id)
+                scores = await pipeline.execute()
+        return next((lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None)
 
     async def complete(self, lane: LaneKey, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool) -> Completed:
         """Answers jobs, whether or not the lease still holds: the first answer to a job is its only one.
@@ -232,7 +251,7 @@ class Lanes:
 
     async def missing(self, lane: LaneKey, job_ids: Sequence[str]) -> list[str]:
         """Those of `job_ids` that the lane does not have. Take all replies first: answered jobs are not in the lane either."""
-        owners = self._keys.of(lane)[3]
+        owners = self._keys.of(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
             asked = list(job_ids[start : start + CALL_JOBS])

@@ -111,6 +111,7 @@ async def pull(
 
     local packed = call('HGET', batches, batch_id)
     if packed then                     -- the answer to this very call was lost on its way; it is asked again
+      call('ZADD', leases, 'XX', now + lease_ms, batch_id)
       jobs = cmsgpack.unpack(packed)
       for i = 2, #jobs, 2 do
         local id, tokens = parse(jobs[i])

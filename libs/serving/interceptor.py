@@ -55,6 +55,9 @@ _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 REQUEST_SECONDS: Final = 60.0
 """How long a request may take to arrive; who sends a byte now and then holds a call no longer."""
 
+LARGE_BYTES: Final = 64 * 1024
+"""A request of more is parsed in a thread; for one of less, handing it over takes longer than parsing it."""
+
 
 class _Handler(Protocol):
     """What of grpc.RpcMethodHandler is read here; its own types know only the synchronous server."""
@@ -200,7 +203,11 @@ class _Behaviour:
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
-        request = parse(self._kind, body, self._limit)
+        # Looking through a large one, or for its fault, takes up to a tenth of a second, in which others are served.
+        if len(body) > LARGE_BYTES:
+            request = await asyncio.to_thread(parse, self._kind, body, self._limit)
+        else:
+            request = parse(self._kind, body, self._limit)
         MODEL.set(str(getattr(request, "model", ""))[:256])
         return request
 

@@ -17,8 +17,10 @@ DOMAIN: Final = "shoal"
 DETAILS_HEADER: Final = "grpc-status-details-bin"
 
 # A status travels in HTTP/2 headers, of which gRPC peers take 8 KiB: what a client sent must not make its error undeliverable.
+# In bytes: the message is in it up to three times, once percent-encoded.
 _MAX_MESSAGE: Final = 1000
 _MAX_FIELD: Final = 300
+_CUT: Final = "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +68,6 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 
 
 def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """At most `limit` bytes of UTF-8."""
+    whole = text.encode(errors="replace")
+    return whole.decode() if len(whole) <= limit else whole[: limit - len(_CUT.encode())].decode(errors="ignore") + _CUT

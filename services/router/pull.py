@@ -62,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._waiters.add(waiter)
         claimed = None
         try:
-            response = await self._answer(waiter, request, end)
+            response = await self._answer_again(request, lanes) or await self._answer(waiter, request, end)
             claimed = response.load_model
             response.now_unix_ms = self._lanes.clock_ms()
             return response
@@ -129,13 +129,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 has_looked = True
                 pulled = await self._look(waiter, lane, request)
                 if pulled is not None:
-                    return worker_pb2.PullResponse(
-                        lane=codec.from_lane(lane),
-                        batch_id=pulled.batch_id,
-                        jobs=[job.payload for job in pulled.jobs],
-                        lease_ms=self._lanes.lease_ms,
-                        beat=waiter.must_beat,
-                    )
+                    return self._batch(lane, pulled, beat=waiter.must_beat)
             if waiter.is_ended:
                 return worker_pb2.PullResponse()
             if (claimed := waiter.load_lane) is not None:
@@ -149,6 +143,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             waiter.event.clear()
             if self._waiters.is_closed or not await _happens(waiter.event, end):
                 return worker_pb2.PullResponse()
+
+    async def _answer_again(self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]) -> worker_pb2.PullResponse | None:
+        """The batch that the same pull was given before, by a router that has died since, or on a link that has."""
+        if not request.asked_again:
+            return None
+        lane = await self._lanes.leasing(lanes, request.batch_id)
+        found = await self._pull(lane, request, request.budget_jobs, ring=False) if lane is not None else None
+        if lane is None or not isinstance(found, Pulled):
+            return None
+        log.info("batch given again", extra=fields({"lane": lane.name, "worker": request.worker_id, "jobs": len(found.jobs)}))
+        return self._batch(lane, found)
+
+    def _batch(self, lane: LaneKey, pulled: Pulled, *, beat: bool = False) -> worker_pb2.PullResponse:
+        payloads = [job.payload for job in pulled.jobs]
+        return worker_pb2.PullResponse(
+            lane=codec.from_lane(lane), batch_id=pulled.batch_id, jobs=payloads, lease_ms=self._lanes.lease_ms, beat=beat
+        )
 
     async def _look(self, waiter: Waiter, lane: LaneKey, request: worker_pb2.PullRequest) -> Pulled | None:
         share = waiter.rung.pop(lane, 0)
@@ -173,7 +184,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _pull(self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
         """Leases a batch. Should the worker go away meanwhile, the batch goes back to the lane, no fault counted."""
         work = self._lanes.pull(
-            lane, worker_id=request.worker_id, budget_tokens=request.budget_tokens, budget_jobs=budget_jobs, ring=ring
+            lane,
+            worker_id=request.worker_id,
+            batch_id=request.batch_id,
+            budget_tokens=request.budget_tokens,
+            budget_jobs=budget_jobs,
+            ring=ring,
         )
         pulling = asyncio.ensure_future(work)
         try:

@@ -42,6 +42,8 @@ def check_pull(request: worker_pb2.PullRequest) -> None:
         raise InvalidInput("budget_jobs must be in 1..256", field="budget_jobs")
     if math.isnan(request.wait_seconds) or request.wait_seconds < 0:
         raise InvalidInput("wait_seconds must be in 0..10", field="wait_seconds")
+    if request.batch_id or request.asked_again:
+        _check_name(request.batch_id, "batch_id")
     _check_count(request.lanes, "lanes")
     for index, lane in enumerate(request.lanes):
         _check_lane(lane, f"lanes[{index}]")

@@ -100,12 +100,14 @@ class Intake:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
+        self._batch_numbers = itertools.count(1)
         self._backoff = Backoff()
         # Mutable state, of the event loop.
         self._flying: dict[asyncio.Task[bool], Pull] = {}
         self._lead = Lead()
         self._preparing: Counter[LaneName] = Counter()  # estimated tokens
         self._pause_until = 0.0
+        self._unanswered: list[str] = []  # batch ids of pulls of which no router's answer came
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -171,6 +173,7 @@ class Intake:
         wait_seconds = self._pull_wait_seconds
         if len(lanes) < of:
             wait_seconds = min(wait_seconds, _PARTIAL_WAIT_SECONDS)
+        is_again = bool(self._unanswered)
         request = worker_pb2.PullRequest(
             worker_id=self._identity.worker_id,
             epoch=self._identity.epoch,
@@ -181,6 +184,8 @@ class Intake:
             wait_seconds=wait_seconds,
             can_load=pull.can_load,
             wire_version=WIRE_VERSION,
+            batch_id=self._unanswered.pop() if is_again else f"{self._identity.epoch}-{next(self._batch_numbers)}",
+            asked_again=is_again,
         )
         if self._stop.is_set():  # since this task was made
             return False
@@ -189,6 +194,7 @@ class Intake:
             response = await self._link.pull(request)
         except ShoalError as error:
             log.debug("pull failed", extra=fields({"reason": error.message}))
+            self._unanswered.append(request.batch_id)
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
         self._clock.hear(response.now_unix_ms, started, time.monotonic())

@@ -170,6 +170,8 @@ class Link:
                     raise InternalError(f"{address}: {error.details()}") from error
                 reasons.append(f"{address}: {error.code().name} {error.details()}")
                 self._leave(index, error)
+                if isinstance(request, worker_pb2.PullRequest):
+                    request.asked_again = True  # what was lost may have been a batch
             else:
                 self._answered.set()
                 self._down.discard(index)

@@ -14,15 +14,18 @@ class Meter:
         self._forward_tokens = 0.0
         self._forward_squares = 0.0
         self._forward_seconds = 0.0
+        self._off_seconds = 0.0
         self._text_tokens = 0.0
         self._text_bytes = 0.0
 
     def add_forward(self, tokens: int, seconds: float) -> None:
+        off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
         kept = 0.0 if self._forwards == 2 else _KEPT  # the first one pays for warming up: it counts until there is another
         self._forward_tokens = self._forward_tokens * kept + tokens
         self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
+        self._off_seconds = self._off_seconds * kept + off
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
         self._text_tokens = self._text_tokens * _KEPT + tokens
@@ -48,3 +51,8 @@ class Meter:
     def expected_seconds(self, tokens: int) -> float:
         """How long a forward pass over `tokens` will take; 0 if nothing was measured yet."""
         return tokens / self.tokens_per_second if self._forward_seconds else 0.0
+
+    def least_seconds(self, tokens: int) -> float:
+        """What it will hardly take less than: twice as far below what is expected as passes were off it, at most half of it."""
+        off = self._off_seconds / self._forward_seconds if self._forward_seconds else 0.0
+        return self.expected_seconds(tokens) * max(0.5, 1 - 2 * off)

@@ -25,8 +25,8 @@ from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)
 
-ALONE: Final = 6
-"""How many times as long a batch may take while nobody else wants the device."""
+ALONE: Final = 4
+"""How many times as long a batch may take while nobody else wants the device. What is cancelled meanwhile is computed in vain."""
 
 SLOW: Final = 3
 """How many times as long a batch may take of a model that else would not get EFFICIENT_TOKENS done."""
@@ -122,7 +122,10 @@ class Runner:
 
     @property
     def busy_seconds(self) -> float:
-        """How much longer the forward pass in progress is expected to take; 0 if none is, or nobody can tell."""
+        """How much longer the forward pass in progress will hardly take less than; 0 if none is, or nobody can tell.
+
+        Below what is expected, because who learns too late that the device is free has missed a whole batch.
+        """
         return max(0.0, self._free_at - self._clock())
 
     def add(self, jobs: Collection[HeldJob]) -> None:
@@ -155,7 +158,7 @@ class Runner:
                 batch = self._room.take(self._limits, self._clock(), self._cap)
                 if batch is not None:
                     meter = self._jobs[batch.chosen[0].job].resident.meter
-                    self._free_at = self._clock() + meter.expected_seconds(batch.tokens)
+                    self._free_at = self._clock() + meter.least_seconds(batch.tokens)
                     self._outcomes.device_changed()
                     return batch
                 self._free_at = 0.0

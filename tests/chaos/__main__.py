@@ -26,6 +26,7 @@ def main(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at most")] = 64,
     requests: Annotated[int, typer.Option(min=0, help="Go on until so many were sent")] = 0,
     only: Annotated[str, typer.Option(help="Only kinds of faults whose names contain this, such as `kill` or `redis`")] = "",
+    away: Annotated[float, typer.Option(min=1, help="Start a killed worker or router after at most so many seconds")] = 1.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the logs even if nothing was wrong")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A recovery above its limit fails the run, too")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output")] = False,
@@ -33,7 +34,15 @@ def main(
     """Harms a mesh of processes under traffic, and says what came of it. Exit status 1 if anything was lost, answered twice or
     wrongly, or an invariant was broken."""
     settings = driver.Settings(
-        seed or int(time.time()), minutes * 60, faults_per_minute, concurrency, requests_per_second, requests, only=only, keep=keep
+        seed or int(time.time()),
+        minutes * 60,
+        faults_per_minute,
+        concurrency,
+        requests_per_second,
+        requests,
+        only=only,
+        away=away,
+        keep=keep,
     )
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
     with _bar(console) as bar, suppress(asyncio.CancelledError):

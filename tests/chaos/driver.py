@@ -50,6 +50,8 @@ class Settings:
     """Of each tenant."""
     only: str = ""
     """Kinds of faults whose names contain this."""
+    away: float = 1.0
+    """At most so many seconds pass until a killed worker or router is started again, and no more than one less."""
     keep: bool = False
     """The directory with the logs, even if the run was clean."""
 
@@ -151,7 +153,12 @@ class Harm:
     def __init__(self, settings: Settings, stage: Stage, faults: Faults, traffic: Traffic) -> None:
         cluster = stage.cluster
         found = kinds(
-            cluster.routers, cluster.workers, cluster.schedulers, lease=LEASE_SECONDS, is_long=settings.seconds >= LONG_SECONDS
+            cluster.routers,
+            cluster.workers,
+            cluster.schedulers,
+            lease=LEASE_SECONDS,
+            away=settings.away,
+            is_long=settings.seconds >= LONG_SECONDS,
         )
         found = [kind for kind in found if settings.only in kind.name]
         self.planned = plan(found, seed=settings.seed, seconds=settings.seconds, per_minute=settings.per_minute)

@@ -43,16 +43,19 @@ class Planned:
     dice: float
 
 
-def kinds(routers: Sequence[str], workers: Sequence[str], schedulers: Sequence[str], *, lease: float, is_long: bool) -> list[Kind]:
-    """All kinds. `lease` in seconds. `is_long`: the run has time for what takes a minute to be right again."""
+def kinds(
+    routers: Sequence[str], workers: Sequence[str], schedulers: Sequence[str], *, lease: float, is_long: bool, away: float = 1.0
+) -> list[Kind]:
+    """All kinds. `lease` in seconds. `away`: at most so many of them a killed worker or router is gone. `is_long`: the run has time
+    for what takes a minute to be right again."""
     frozen = (lease + 0.5, lease + 3.0)
     client_links = [f"clients>{router}" for router in routers]
     worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [f"{worker}>" for worker in workers]
     redis_links = [f"{router}>redis" for router in routers]
     scheduler_links = [f"{scheduler}>redis" for scheduler in schedulers]
     found = [
-        Kind("kill worker", workers, 0.0, 1.0, core=True),
-        Kind("kill router", routers, 0.0, 1.0, core=True),
+        Kind("kill worker", workers, max(0.0, away - 1.0), away, core=True),
+        Kind("kill router", routers, max(0.0, away - 1.0), away, core=True),
         Kind("kill scheduler", schedulers, 0.0, 2.0),
         Kind("kill redis", ["redis"], 0.0, 1.0, core=True),
         Kind("stop worker", workers, 0.0, 0.5, core=True),

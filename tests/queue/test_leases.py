@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from libs.queue import Idle, Lanes, RenewedBatch, WorkerBell
+from libs.queue import Idle, LaneKey, Lanes, Pulled, RenewedBatch, WorkerBell
 from libs.queue.keys import Keys
 from tests.queue.parts import DEAD, FAR_MS, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside
 
@@ -139,6 +139,27 @@ async def test_a_pull_whose_answer_was_lost_is_answered_again(lanes: Lanes, monk
     first = await lease(lanes, 10)
     monkeypatch.setattr(lanes, "_batch_numbers", iter([1]))  # what redis-py does when the connection broke: the same command again
     assert await lease(lanes, 10) == first
+
+
+async def test_a_batch_that_its_worker_named_is_found_and_given_again(lanes: Lanes, other: Lanes, clock: Clock) -> None:
+    """By another router, with what is left of it, and its lease lasts anew."""
+    elsewhere = LaneKey(LANE.pool, "org/elsewhere")
+    await add(lanes, *(job(name) for name in "abc"))
+    first = await lanes.pull(LANE, batch_id="w1-7", budget_tokens=100, budget_jobs=2)
+    assert isinstance(first, Pulled)
+    assert (first.batch_id, [one.job_id for one in first.jobs]) == ("w1-7", ["a", "b"])
+    assert await other.leasing([elsewhere, LANE], "w1-7") == LANE
+    assert await other.leasing([elsewhere], "w1-7") is None
+    assert await other.leasing([], "w1-7") is None
+    await lanes.complete(LANE, "w1-7", [("a", b"1")], release=False)
+    clock.ms += LEASE_MS - 1
+    again = await other.pull(LANE, batch_id="w1-7", budget_tokens=100, budget_jobs=2)
+    assert isinstance(again, Pulled)
+    assert [one.job_id for one in again.jobs] == ["b"]
+    clock.ms += LEASE_MS - 1
+    assert [one.job_id for one in (await lease(lanes)).jobs] == ["c"], "b is still leased"
+    await lanes.complete(LANE, "w1-7", [("b", b"2")], release=True)
+    assert await other.leasing([elsewhere, LANE], "w1-7") is None
 
 
 @pytest.mark.parametrize("leased", [False, True])

@@ -13,7 +13,7 @@ from shoal.v1 import worker_pb2
 
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from services.router import pull
-from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector, worker_stub
+from tests.router.parts import MODEL, Client, FakeWorker, card, encode_answer, refused, router, until, vector, worker_stub
 
 
 def asking(worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION) -> worker_pb2.PullRequest:
@@ -58,6 +58,31 @@ async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis
         assert list(taken.jobs) == list(leased.jobs)
         assert taken.batch_id != leased.batch_id
         asking_again.cancel()
+
+
+async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(redis_url: str) -> None:
+    """At once, not when the lease has run out."""
+    async with router(redis_url, router_id="r1", lease_ms=600_000) as client:
+        waiting = asyncio.create_task(client.encode("kept", timeout=30))
+        named = asking()
+        named.batch_id = "e-1"
+        async with router(redis_url, router_id="r2", lease_ms=600_000) as dies:
+            lost = await worker_stub(dies.channel).Pull(named)
+        assert lost.batch_id == "e-1"
+        stub = worker_stub(client.channel)
+        unasked = asking(wait_seconds=0.0)
+        unasked.batch_id = "e-2"
+        assert not (await stub.Pull(unasked)).batch_id
+        named.asked_again = True
+        found = await stub.Pull(named)
+        assert (found.batch_id, found.lane, list(found.jobs)) == ("e-1", lost.lane, list(lost.jobs))
+        answer = worker_pb2.JobResult(encode=encode_answer(worker_pb2.Job.FromString(found.jobs[0]).encode))
+        job_id = worker_pb2.Job.FromString(found.jobs[0]).job_id
+        done = worker_pb2.CompletedJob(job_id=job_id, result=answer.SerializeToString())
+        await stub.Complete(worker_pb2.CompleteRequest(worker_id="w1", lane=found.lane, batch_id="e-1", jobs=[done], release=True))
+        assert (await waiting).dense.data == vector("kept")
+        named.wait_seconds = 0.0
+        assert not (await stub.Pull(named)).batch_id, "it is over"
 
 
 async def test_pulls_bring_the_time(redis_url: str) -> None:

@@ -33,7 +33,9 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> None:
     assert {"aside", "Used"} <= {one["name"] for one in bill["components"]}
     assert "file://" in json.dumps(bill)
+    before = json.dumps(bill)
     made = sbom.of_role(bill, "router", {"shoal-mesh", "used", "below"})
+    assert json.dumps(bill) == before, "the next role is taken from it, too"
     assert {(one["name"], one["version"]) for one in made["components"]} == {
         ("shoal-mesh", "1.0"),
         ("Used", "2.0"),

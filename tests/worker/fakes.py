@@ -146,6 +146,8 @@ class FakeLanes:
     queued: dict[str, deque[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(deque))
     """Job ids and payloads."""
     leased: dict[str, set[str]] = field(default_factory=dict)
+    given: dict[str, worker_pb2.PullResponse] = field(default_factory=dict)
+    """Batches by their ids, which workers choose."""
     answers: dict[str, list[worker_pb2.JobResult]] = field(default_factory=lambda: defaultdict(list))
     heartbeats: list[worker_pb2.HeartbeatRequest] = field(default_factory=list)
     completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
@@ -179,15 +181,18 @@ class FakeLanes:
         if self.must_beat:
             self.must_beat = False
             return worker_pb2.PullResponse(beat=True)
+        if request.asked_again and self.leased.get(request.batch_id):
+            return self.given[request.batch_id]
         for asked in request.lanes:
             jobs = self.queued[_lane(asked.model, asked.adapter)]
             if jobs:
                 taken = [jobs.popleft() for _ in range(min(len(jobs), request.budget_jobs))]
-                batch_id = f"batch-{len(self.leased)}"
-                self.leased[batch_id] = {job_id for job_id, _ in taken}
-                return worker_pb2.PullResponse(
-                    lane=asked, batch_id=batch_id, jobs=[payload for _, payload in taken], lease_ms=15000
+                assert request.batch_id not in self.leased
+                self.leased[request.batch_id] = {job_id for job_id, _ in taken}
+                self.given[request.batch_id] = worker_pb2.PullResponse(
+                    lane=asked, batch_id=request.batch_id, jobs=[payload for _, payload in taken], lease_ms=15000
                 )
+                return self.given[request.batch_id]
         held = {asked.model for asked in request.lanes}
         cold = [lane for lane, jobs in self.queued.items() if jobs and lane not in self.claimed]
         for lane in cold:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
+from services.worker.link import Link
 from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
 from tests.worker.running import MODEL, Bay, worker
 
@@ -61,14 +62,29 @@ async def resting(root: Path, *, ends_pulls: bool) -> AsyncIterator[tuple[Bay, E
         await router.stop()
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[worker_pb2.PullRequest]:
+    """Pulls as they are sent: a router sees some of them only after the worker was told to stop."""
+    pulls: list[worker_pb2.PullRequest] = []
+    pull = Link.pull
+
+    async def counted(link: Link, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
+        pulls.append(request)
+        return await pull(link, request)
+
+    monkeypatch.setattr(Link, "pull", counted)
+    return pulls
+
+
 @pytest.mark.parametrize("ends_pulls", [True, False])
-async def test_no_pull_is_sent_once_the_worker_stops(tmp_path: Path, ends_pulls: bool) -> None:
+async def test_no_pull_is_sent_once_the_worker_stops(tmp_path: Path, sent: list[worker_pb2.PullRequest], ends_pulls: bool) -> None:
     async with resting(tmp_path, ends_pulls=ends_pulls) as (bay, lanes, router):
-        sent = len(lanes.pulls)
+        before = len(sent)
+        assert before
         bay.stop.set()
         assert bay.done is not None
         await bay.done
-        assert len(lanes.pulls) == sent
+        assert len(sent) == before
         assert router.waiting == 0
         assert lanes.heartbeats[-1].leaving
 
@@ -85,16 +101,16 @@ async def test_a_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Pat
         assert [request.release for request in lanes.completes if not request.jobs] == [True]
 
 
-async def test_a_pull_that_was_planned_before_the_stop_is_not_sent(tmp_path: Path) -> None:
+async def test_a_pull_that_was_planned_before_the_stop_is_not_sent(tmp_path: Path, sent: list[worker_pb2.PullRequest]) -> None:
     async with resting(tmp_path, ends_pulls=True) as (bay, lanes, _):
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
         await until(lambda: len(bay.model.batches) == 2)
         bay.stop.set()
         await until(lambda: lanes.heartbeats[-1].draining)
-        sent = len(lanes.pulls)
+        before = len(sent)
         bay.model.gate.set()  # the end of a forward pass wakes whoever plans pulls
         assert bay.done is not None
         await bay.done
         assert "slow" in lanes.answers
-        assert len(lanes.pulls) == sent
+        assert len(sent) == before

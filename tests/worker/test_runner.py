@@ -262,7 +262,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # nothing is known of it
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 300}
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 200}
     other = b.held("a")
     other.job.tenant = "other"
     b.runner.add([other])

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
-from tests.worker.fakes import ENDLESS, MAX_TOKENS, POISON, SLOW, FakeLanes, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import ENDLESS, MAX_TOKENS, POISON, SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, worker
 
 
@@ -104,8 +104,9 @@ async def test_a_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> 
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
-        await until(lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == ["batch-0"])
-        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id="batch-0", lost=True)])
+        await until(lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == list(lanes.leased))
+        (lost,) = lanes.leased
+        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=lost, lost=True)])
         await until(lambda: not lanes.heartbeats[-1].batches)
         bay.model.gate.set()
         lanes.put(MODEL, encode_job("next", "next"))
@@ -144,6 +145,41 @@ async def test_the_other_router_takes_over(tmp_path: Path) -> None:
         await until(lambda: "slow" in lanes.answers)
         lanes.put(MODEL, encode_job("next", "next"))
         await until(lambda: "next" in lanes.answers)
+
+
+class DyingRouter(FakeRouter):
+    """Leases one batch whose answer never leaves."""
+
+    is_well = False
+
+    async def Pull(  # type: ignore[override]
+        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
+    ) -> worker_pb2.PullResponse:
+        response = await super().Pull(request, context)
+        if response.batch_id and not self.is_well:
+            self.is_well = True
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return response
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_batch_that_was_lost_with_its_router_is_asked_for_again(tmp_path: Path, others: int) -> None:
+    """Of the other router, or of the same one when it is back."""
+    lanes = FakeLanes()
+    dying = DyingRouter(lanes)
+    await dying.start()
+    async with routers(lanes, others) as running, worker(tmp_path, [dying, *running]):
+        for router in running:
+            router.is_stopping = True  # so that the worker asks the other one
+        lanes.put(MODEL, *(encode_job(f"j{number}", "a") for number in range(3)))
+        await until(lambda: dying.is_well)
+        for router in running:
+            router.is_stopping = False
+        await until(lambda: set(lanes.answers) == {"j0", "j1", "j2"})
+        assert all(len(answers) == 1 for answers in lanes.answers.values())
+        await until(lambda: not any(lanes.leased.values()))
+        assert {request.batch_id for request in lanes.pulls if request.asked_again} & set(lanes.leased)
+    await dying.stop()
 
 
 @pytest.mark.parametrize("stopping", [0, 1])

@@ -44,7 +44,7 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version")
+    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class PullRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CAN_LOAD_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AGAIN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -63,7 +65,9 @@ class PullRequest(_message.Message):
     wait_seconds: float
     can_load: bool
     wire_version: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ...) -> None: ...
+    batch_id: str
+    asked_again: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ..., batch_id: _Optional[str] = ..., asked_again: bool = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat", "now_unix_ms")

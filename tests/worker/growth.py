@@ -1,0 +1,51 @@
+"""`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times; prints RSS after each, as JSON.
+
+In a process of its own: in pytest's, what other tests leave for the collector grows it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import psutil
+
+from services.worker.device import open_device
+from services.worker.disk import Shelf
+from services.worker.residency import Budget, Residency
+from services.worker.settings import Settings
+from tests.worker.fakes import until
+from tests.worker.residing import loaded, unloaded
+
+ROUNDS = 25
+
+
+async def measured(folder: Path) -> list[int]:
+    device = open_device(Settings("w", device="cpu", dtype="float32"))
+    process = psutil.Process()
+    taken = []
+    async with asyncio.TaskGroup() as tasks:
+        residency = Residency(
+            (Shelf(folder),),
+            None,
+            Budget(1 << 30, batch_tokens=64),
+            4,
+            device.load,
+            tasks,
+            clock=asyncio.get_running_loop().time,
+            changed=lambda: None,
+            trim=device.trim,
+        )
+        for _ in range(ROUNDS):
+            await loaded(residency, "org/real")
+            await unloaded(residency, "org/real")
+            await until(lambda: residency.used_bytes == 0)
+            taken.append(process.memory_info().rss)
+        residency.stop()
+    return taken
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(measured(Path(sys.argv[1])))))
