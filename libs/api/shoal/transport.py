@@ -92,8 +92,8 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]
         ("grpc.keepalive_permit_without_calls", 1),
         # A restarted router is found again soon, and one that drops packets is given up for the next address.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        ("grpc.min_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.min_reconnect_backoff_ms", 2_000),
         # What one client knows of a router that fails is not another's, nor that of its own next channel.
         ("grpc.use_local_subchannel_pool", 1),
         # A name with several addresses (a headless Service) is spread over all of them.
