@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
@@ -47,6 +48,17 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
         driver_info=None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
     )
     return Redis.from_pool(pool)
+
+
+class Subscriber(PubSub):
+    """Subscriptions that end with their connection: `RedisConnectionError`, and whoever listens subscribes anew.
+
+    redis-py's own connects again within the call, and subscribes again while it connects, which connects again if that fails: while
+    something resets connections as soon as they are there, it goes deeper each time, to a RecursionError (redis-py 8).
+    """
+
+    async def _execute(self, conn: Any, command: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        return await command(*args, **kwargs)
 
 
 class _Robust:

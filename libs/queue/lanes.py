@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import connection, operations, upkeep
-from libs.queue.connection import UnsuitableRedis, translated
+from libs.queue.connection import Subscriber, UnsuitableRedis, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import BELL, LAYOUT, Keys, LaneKey, WorkerBell, parse_bell
 from libs.queue.library import KEYS
@@ -288,11 +288,9 @@ class Lanes:
     async def bells(self) -> AsyncGenerator[LaneKey | WorkerBell | None, None]:
         """Lanes that have work for pulls that wait, and workers that have orders waiting.
 
-        None whenever rings may have been missed: at first and after each reconnect.
-
-        Ends only by NoCapacity, when Redis stays away; call again.
+        None at first: rings may have been missed. Ends only by NoCapacity, when the connection is lost; call again.
         """
-        async with self._redis.pubsub() as bell:
+        async with Subscriber(self._redis.connection_pool) as bell:
             silent = False
             with translated():
                 await bell.subscribe(BELL)

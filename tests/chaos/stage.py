@@ -55,7 +55,10 @@ class Stage:
 
     def set_clock(self, name: str, seconds: float) -> None:
         """Makes the wall clock of a process wrong by so much, from now on."""
-        _clock(self.directory, name).write_bytes(struct.pack("d", seconds))
+        path = _clock(self.directory, name)
+        path.touch()
+        with path.open("r+b") as file:  # not cut short for a moment: the process has it mapped
+            file.write(struct.pack("d", seconds))
 
     async def new_model(self) -> str:
         """The id of a model that nobody has asked for yet; only the store has it. It answers as models.DENSE does."""

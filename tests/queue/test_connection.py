@@ -167,8 +167,31 @@ async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clo
     bells = lanes.bells()
     assert await anext(bells) is None
     await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    with pytest.raises(NoCapacity):
+        await anext(bells)
+    bells = lanes.bells()
     assert await anext(bells) is None
     await lanes.enqueue(LANE, [[job("a")]], max_tokens=100, ring=True)
     assert await anext(bells) == LANE
     await bells.aclose()
     await redis.aclose()
+
+
+async def test_bells_of_a_redis_that_resets_every_subscription_end_in_words() -> None:
+    """It lets us in and breaks off when asked for anything, for as long as it takes: no number of tries may add up."""
+    connections = 0
+
+    async def breaks_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read(1)
+        writer.transport.abort()
+
+    async with await asyncio.start_server(breaks_off, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = connect(f"redis://127.0.0.1:{port}")
+        for _ in range(3):
+            with pytest.raises(NoCapacity, match="cannot be reached"):
+                await anext(make_lanes(client, Clock(), "a").bells())
+        await client.aclose()
+        assert 3 <= connections <= 12
