@@ -6,6 +6,7 @@ first, so that no process is left alone with one of them.
 import os
 from collections.abc import AsyncIterator, Iterator
 
+import grpc.aio
 import pytest
 import torch
 from redis.asyncio import Redis
@@ -21,6 +22,9 @@ LONG = (
 )  # fmt: skip
 
 torch.set_num_threads(1)
+# gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process that is whenever the collector
+# finds one that an earlier test left, and it may wait for ever. One more user, and there is no last one.
+grpc.aio.init_grpc_aio()
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

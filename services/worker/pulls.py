@@ -35,6 +35,12 @@ MOST_BATCHES: Final = 6
 MOST_PULLS: Final = 8
 """In flight. Each brings its tokens at most (or one larger job), so that never more wait than MOST_BATCHES and these together."""
 
+SMALLEST_SIZE: Final = 64
+"""Into so many parts a pull's budget is cut at most."""
+
+KEPT_PULLS: Final = 2
+"""Of these, for lanes that nobody asks for yet: a second pull for some must not keep others from their first."""
+
 LaneName = tuple[str, str]
 """Model and adapter; an empty adapter is none."""
 
@@ -110,7 +116,8 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         return Plan()
     is_late = s.busy_seconds <= s.lead_seconds
     look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
-    pulls: list[Pull] = []
+    firsts: list[Pull] = []
+    seconds: list[Pull] = []
     for size, lanes in _by_size(s.lanes, budget_tokens).items():
         is_quick = any(0 < state.batch_seconds < QUICK_SECONDS for state in lanes.values())
         tokens = size if is_quick else max(1, size // 2)
@@ -119,11 +126,15 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         if wanted:
             is_dry = is_late and not any(lanes[name].waiting_tokens for name in wanted)
             copies = 2 if is_dry and (is_quick or not s.waiting_tokens) else 1
-            pulls += [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, s.flying))
-    if s.can_load and not any(pull.can_load for pull in (*s.flying, *pulls)):
+            missing = [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, s.flying))
+            is_asked = copies > len(missing)
+            firsts += missing[: 0 if is_asked else 1]
+            seconds += missing[0 if is_asked else 1 :]
+    if s.can_load and not any(pull.can_load for pull in (*s.flying, *firsts)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
-        pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))
-    return Plan(tuple(pulls[: MOST_PULLS - len(s.flying)]), look_again)
+        firsts.append(Pull(empty, True, max(1, budget_tokens // 2)))
+    firsts = firsts[: MOST_PULLS - len(s.flying)]
+    return Plan((*firsts, *seconds[: max(0, MOST_PULLS - KEPT_PULLS - len(s.flying) - len(firsts))]), look_again)
 
 
 def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[int, dict[LaneName, LaneState]]:
@@ -131,8 +142,8 @@ def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[in
     sizes: dict[int, dict[LaneName, LaneState]] = {}
     for name, state in lanes.items():
         size = budget_tokens
-        while size > max(1, state.batch_tokens) * 4 // 3:
-            size //= 2
+        while size > max(state.batch_tokens * 2, budget_tokens // SMALLEST_SIZE):
+            size //= 4  # in large steps, so that there are fewer sizes than pulls
         sizes.setdefault(max(1, size), {})[name] = state
     return sizes
 

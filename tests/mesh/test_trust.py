@@ -318,7 +318,8 @@ def test_no_secret_is_in_any_log(mesh: Mesh) -> None:
             client.encode(MODEL, "a text of a client, which belongs into no log either")
     logs = {path.name: path.read_text() for path in mesh.cluster.directory.glob("*.log")}
     assert {f"{name}.log" for name in ("redis", "router-0", "scheduler-0", "worker-0", "worker-1")} == logs.keys()
-    assert all('"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(("router", "worker")))
+    for who in ("router", "worker"):  # a worker without work has nothing to say
+        assert any('"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(who)), who
     secrets = dict(SECRETS) | {"a client's text": "belongs into no log"}
     for key in mesh.certificates.glob("*.key"):
         secrets[key.name] = key.read_text().splitlines()[1]

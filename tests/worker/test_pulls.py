@@ -94,9 +94,23 @@ def test_of_quick_batches_two_are_kept_ready() -> None:
 def test_little_is_fetched_of_a_slow_model() -> None:
     """What is half a batch of a fast one would take it many batches, for which tenants that come later would wait."""
     lanes = {A: lane(), B: lane(batch_tokens=100)}
-    assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=125 // 2))
+    assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=62 // 2))
     assert plan({B: lane(188, batch_tokens=100)}, busy_seconds=0.0).pulls == ()
-    assert plan({B: lane(batch_tokens=0)}, busy_seconds=1.0).pulls[0].tokens == 1
+    assert plan({B: lane(batch_tokens=0)}, busy_seconds=1.0).pulls[0].tokens == 15 // 2
+
+
+def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
+    """Models of any sizes, one after the other loaded: none waits for ever behind the second pulls of others."""
+    lanes = {(f"org/{tokens}", ""): lane(batch_tokens=tokens, batch_seconds=0.01) for tokens in (1, 3, 10, 30, 100, 300, 1000)}
+    pulls = plan(lanes, can_load=True).pulls
+    assert len(pulls) <= MOST_PULLS - 2
+    assert frozenset().union(*(one.lanes for one in pulls)) == lanes.keys()
+    for tokens in (1000, 2):
+        new = (f"org/new-{tokens}", "")
+        lanes[new] = lane(batch_tokens=tokens)
+        more = plan(lanes, *pulls, can_load=True).pulls
+        assert any(new in one.lanes for one in more)
+        pulls += more
 
 
 @given(

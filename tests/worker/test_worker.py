@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -168,13 +170,12 @@ async def test_a_batch_that_was_lost_with_its_router_is_asked_for_again(tmp_path
     lanes = FakeLanes()
     dying = DyingRouter(lanes)
     await dying.start()
-    async with routers(lanes, others) as running, worker(tmp_path, [dying, *running]):
-        for router in running:
-            router.is_stopping = True  # so that the worker asks the other one
+    async with routers(lanes, others) as running, AsyncExitStack() as stack:
+        asked: list[FakeRouter] = [*running]
+        asked.insert(zlib.crc32(b"w1") % (1 + others), dying)  # which it asks first
+        await stack.enter_async_context(worker(tmp_path, asked))
         lanes.put(MODEL, *(encode_job(f"j{number}", "a") for number in range(3)))
         await until(lambda: dying.is_well)
-        for router in running:
-            router.is_stopping = False
         await until(lambda: set(lanes.answers) == {"j0", "j1", "j2"})
         assert all(len(answers) == 1 for answers in lanes.answers.values())
         await until(lambda: not any(lanes.leased.values()))
