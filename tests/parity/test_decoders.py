@@ -199,6 +199,8 @@ def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*use_sliding_window is false"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'"),
+        ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3: at least 4"),
+        ("t5", {"relative_attention_max_distance": 4}, "relative_attention_num_buckets is 16: .* four times the distance 4"),
     ],
 )
 def test_configurations_that_cannot_be_served(kind: Kind, values: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.worker.models.embeddings import Table
 from services.worker.models.encoder import PositionBias
+from services.worker.models.spec import Config
 
 
 class BucketBias(PositionBias):
@@ -25,6 +26,16 @@ class BucketBias(PositionBias):
         self.buckets = Table(buckets, heads)
         self._reach, self._farthest = reach, farthest
         self.register_buffer("table", None, persistent=False)
+
+    @classmethod
+    def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
+        """The one that config.json describes; ModelBroken for buckets of which none is left for exact or for shared distances."""
+        buckets = config.size("relative_attention_num_buckets", 32)
+        if not 4 <= buckets < 4 * farthest:
+            raise config.unsupported(
+                "relative_attention_num_buckets", f"at least 4 are needed, and less than four times the distance {farthest}"
+            )
+        return cls(buckets, heads, reach=reach, farthest=farthest)
 
     def prepare(self) -> None:
         """Once loaded: spread the buckets over all distances."""

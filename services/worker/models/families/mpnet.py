@@ -50,5 +50,4 @@ def build(config: Config) -> TextEncoder:
         norm_eps=spec.norm_eps,
         offset=_OFFSET,
     )
-    bias = BucketBias(config.size("relative_attention_num_buckets", 32), spec.heads, reach=embed.max_positions - 1)
-    return TextEncoder(spec, embed, relative=bias)
+    return TextEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1))

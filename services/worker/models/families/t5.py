@@ -89,9 +89,8 @@ def build(config: Config) -> TextEncoder:
         down_bias=False,
     )
     embed = TokenEmbedding(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False)
-    buckets = config.size("relative_attention_num_buckets", 32)
     farthest = config.size("relative_attention_max_distance", 128)
-    return TextEncoder(spec, embed, relative=BucketBias(buckets, heads, reach=_LONGEST - 1, farthest=farthest))
+    return TextEncoder(spec, embed, relative=BucketBias.of(config, heads, reach=_LONGEST - 1, farthest=farthest))
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:
