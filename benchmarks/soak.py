@@ -1,9 +1,9 @@
 """Does anything grow? `python -m benchmarks.soak --minutes 10`, or `make bench-soak MINUTES=10`.
 
 A real mesh (Redis, two routers, a scheduler, two single-threaded workers) with small random models answers encode, score and
-extract requests of mixed lengths. Capacity is measured in a closed loop first; then requests come at 80 % of it for so many
-minutes, at random moments (Poisson), whether or not answers come. Every second the resident memory, threads and open files of every
-process are written down.
+extract requests of mixed lengths. Every minute capacity is measured in a closed loop for six seconds, because the machine's speed
+drifts; for the rest of it requests come at 80 % of that, at random moments (Poisson), whether or not answers come. Every second the
+resident memory, threads and open files of every process are written down.
 
 The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first time, allocators and caches fill
 up. Of the rest: memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`).
@@ -36,6 +36,9 @@ from benchmarks.trend import Trend, trend
 
 FLAT_SHARE = 0.005
 FLAT_SECONDS = 600.0
+ROUND_SECONDS = 60.0
+CAPACITY_SECONDS = 6.0
+"""Of each round."""
 AT_ONCE = 24
 """Requests in flight while capacity is measured."""
 WORDS = (2, 40)
@@ -122,8 +125,9 @@ class Load:
 
     async def open_loop(self, rate: float, seconds: float, answers: Answers, began: float) -> None:
         calls = set[asyncio.Task[None]]()
-        at = began
-        while (at := at + self._chance.expovariate(rate)) < began + seconds:
+        at = time.monotonic()
+        end = at + seconds
+        while (at := at + self._chance.expovariate(rate)) < end:
             await asyncio.sleep(max(0.0, at - time.monotonic()))
             call = asyncio.create_task(self.ask(answers, began))
             calls.add(call)
@@ -164,12 +168,12 @@ def grown(name: str, samples: Sequence[Sample]) -> Grown:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run; rates in requests a second, times in seconds. `p99`: of each tenth of the time that counts."""
+    """Of one run; times in seconds. `capacities`: of each round, requests a second. `p99`: of each tenth of what counts."""
 
     minutes: float
     warm_up: float
-    capacity: float
-    rate: float
+    share: float
+    capacities: list[float]
     answered: int
     errors: dict[str, int]
     p50: float
@@ -203,16 +207,17 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
         async with AsyncClient(cluster.address) as client:
             load = Load(client, texts(400, *WORDS, seed=given.seed), given.seed)
             await load.closed_loop(2.0)
-            progress.update(task, description="capacity")
-            capacity = await load.closed_loop(given.capacity_seconds)
-            rate = given.share * capacity
-            progress.update(task, description=f"{rate:.0f} requests/s")
             processes = {name: psutil.Process(one.pid) for name, one in cluster.processes.items()} | {CLIENT: psutil.Process()}
             samples: dict[str, list[Sample]] = {name: [] for name in processes}
-            answers, began = Answers(), time.monotonic()
+            answers, capacities, began = Answers(), list[float](), time.monotonic()
             watching = asyncio.create_task(watch(processes, samples, began, lambda now: progress.update(task, completed=now)))
             try:
-                await load.open_loop(rate, given.minutes * 60, answers, began)
+                while (left := began + given.minutes * 60 - time.monotonic()) > CAPACITY_SECONDS:
+                    progress.update(task, description="capacity")
+                    capacities.append(await load.closed_loop(CAPACITY_SECONDS))
+                    rate = given.share * capacities[-1]
+                    progress.update(task, description=f"{rate:.0f} requests/s")
+                    await load.open_loop(rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began)
             finally:
                 watching.cancel()
     counted = {name: [one for one in own if one.seconds >= given.warm_up] for name, own in samples.items()}
@@ -220,15 +225,15 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
     stretch = (given.minutes * 60 - given.warm_up) / 10
     tenths = [[seconds for at, seconds in took if 0 <= (at - given.warm_up) - part * stretch < stretch] for part in range(10)]
     return Result(
-        given.minutes, given.warm_up, capacity, rate, len(answers.took), dict(answers.errors),
+        given.minutes, given.warm_up, given.share, capacities, len(answers.took), dict(answers.errors),
         percentile([seconds for _, seconds in took], 0.5), [percentile(one, 0.99) if one else 0.0 for one in tenths],
         [grown(name, own) for name, own in counted.items()], samples,
     )  # fmt: skip
 
 
 def show(result: Result, console: Console) -> None:
-    share = result.rate / result.capacity
-    load = f"{result.rate:.0f} requests/s, {share:.0%} of {result.capacity:.0f}, for {result.minutes:g} minutes"
+    capacities = " ".join(f"{one:.0f}" for one in result.capacities)
+    load = f"{result.share:.0%} of what was possible in each round ({capacities} requests/s), for {result.minutes:g} minutes"
     counts = f"{result.answered:,} answers, {sum(result.errors.values())} errors"
     console.print(f"{load}, of which the first {result.warm_up:g} s do not count: {counts}")
     for error, count in result.errors.items():
@@ -253,7 +258,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the load lasts, the warm-up included")
     parser.add_argument("--warm-up", type=float, default=60.0, help="seconds of it that do not count")
     parser.add_argument("--share", type=float, default=0.8, help="of capacity")
-    parser.add_argument("--capacity-seconds", type=float, default=20.0)
     parser.add_argument("--hidden", type=int, default=64, help="width of the models")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one object on stdout with every sample; the table goes to stderr")
