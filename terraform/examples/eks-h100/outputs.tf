@@ -1,0 +1,34 @@
+output "kubectl_command" {
+  description = "Makes kubectl speak to the cluster."
+  value       = module.mesh.kubectl_command
+}
+
+output "cluster_name" {
+  description = "Name of the cluster."
+  value       = module.mesh.cluster_name
+}
+
+output "registry" {
+  description = "Prefix of the images."
+  value       = module.mesh.registry
+}
+
+output "model_store" {
+  description = "SHOAL_STORES of the workers."
+  value       = module.mesh.model_store
+}
+
+output "pools" {
+  description = "Labels, taints and node selectors of the GPU pools."
+  value       = module.mesh.pools
+}
+
+output "worker_role_arn" {
+  description = "Role of the workers' service accounts."
+  value       = module.mesh.worker_role_arn
+}
+
+output "redis_url" {
+  description = "SHOAL_REDIS_URL of the routers."
+  value       = module.mesh.redis_url
+}

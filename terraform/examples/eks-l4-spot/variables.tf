@@ -1,0 +1,27 @@
+variable "name" {
+  description = "Name of the cluster."
+  type        = string
+  default     = "shoal"
+  nullable    = false
+}
+
+variable "region" {
+  description = "Region with g6 instances."
+  type        = string
+  default     = "eu-central-1"
+  nullable    = false
+}
+
+variable "zones" {
+  description = "Zones of the cluster, two or more. Empty: the usual ones, which may not have such machines."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "public_access_cidrs" {
+  description = "Who may reach the Kubernetes API from the internet: your address as a /32. Empty: nobody."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
