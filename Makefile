@@ -4,11 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More than cores: tests of whole meshes wait for a third of their time.
 TEST_PROCESSES ?= 3
+# Terraform takes 90 seconds of a provider: make terraform-check.
+WITHOUT := --ignore tests/terraform/test_terraform.py
 SEED ?= 0
 MINUTES ?= 1
 TORCH := $(shell grep "^torch==" constraints.txt)
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
+CHECKOV_VERSION := 3.3.30
+CHECKOV_VENV := .cache/checkov-$(CHECKOV_VERSION)
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
@@ -16,16 +20,16 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
+.PHONY: help dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev ## Run the tests (real redis-server, real gRPC, a real model)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.dev .cache/prometheus/.done k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
 
 chaos: $(VENV)/.dev ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
@@ -38,6 +42,7 @@ check-types:
 	$(BIN)/mypy tests benchmarks examples tools
 
 check-lint:
+	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -70,9 +75,22 @@ licences: $(VENV)/.dev ## List the licence of everything that is installed; fail
 sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtime to build/
 	$(BIN)/python -m tools.sbom
 
+k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and test it: schemas, policies, images, the overlay kind-cpu as processes
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
+
+k8s-tools: ## Fetch kubectl into .cache/, if none is on the PATH that is new enough
+	@tools/kubectl.sh .cache/kubectl
+
+terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ as far as there are providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
+	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
+	$(CHECKOV_VENV)/bin/checkov --directory terraform --framework terraform --skip-download --quiet --compact
+
 protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 and services/scheduler/externalscaler from protos/
 	$(PROTOC) $(call STUBS,libs/api) $(PROTOS)
 	$(PROTOC) $(call STUBS,.) $(KEDA)/externalscaler.proto
+
+dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/dashboards.py
+	$(BIN)/python -m tools.dashboards
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage
@@ -138,8 +156,19 @@ $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/py
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib > /dev/null || true
 	@touch $(VENV)/.torch $(VENV)/.demo $@
 
+# Prometheus and promtool, for the tests of dashboards and alerts: Debian's package, unpacked and not installed.
+.cache/prometheus/.done: Makefile
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then mkdir -p $(@D); else tools/debian_package.sh prometheus $(@D); fi
+	@touch $@
+
 # Stubs made by an old grpcio-tools run with every newer grpcio and protobuf; a newer one's would not run with older ones.
 $(PROTOC_VENV)/.done: Makefile
 	$(PYTHON) -m venv $(PROTOC_VENV)
 	$(PROTOC_VENV)/bin/python -m pip --disable-pip-version-check install -q grpcio-tools==1.62.3 mypy-protobuf==3.6.0 'setuptools<81'
+	@touch $@
+
+# It wants other versions than ours of much that we have.
+$(CHECKOV_VENV)/.done:
+	$(PYTHON) -m venv $(CHECKOV_VENV)
+	$(CHECKOV_VENV)/bin/python -m pip --disable-pip-version-check install -q checkov==$(CHECKOV_VERSION)
 	@touch $@

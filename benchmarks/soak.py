@@ -6,7 +6,8 @@ drifts; for the rest of it requests come at 80 % of that, at random moments (Poi
 resident memory, threads and open files of every process are written down.
 
 The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first time, allocators and caches fill
-up. Of the rest: memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`).
+up, and Redis stands still for two seconds, so that routers open as many connections to it as they ever do (16 each). Of the rest:
+memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`).
 A process is flat if the interval contains 0 or reaches no higher than 0.5 % of its memory in ten minutes. This process, which asks,
 is shown as `client` and not judged: its tallies grow by design.
 """
@@ -152,6 +153,14 @@ async def watch(
         await asyncio.sleep(1.0 - (time.monotonic() - began) % 1.0)
 
 
+async def stall(redis: psutil.Process) -> None:
+    """For two seconds, ten seconds from now: less than what routers take for a Redis that is gone."""
+    await asyncio.sleep(10)
+    redis.suspend()
+    await asyncio.sleep(2)
+    redis.resume()
+
+
 def grown(name: str, samples: Sequence[Sample]) -> Grown:
     """Of those that count. Start and end are the means of the first and the last tenth; files and threads, their peaks."""
     tenth = max(1, len(samples) // 10)
@@ -217,7 +226,10 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
                     capacities.append(await load.closed_loop(CAPACITY_SECONDS))
                     rate = given.share * capacities[-1]
                     progress.update(task, description=f"{rate:.0f} requests/s")
+                    stalling = asyncio.create_task(stall(processes["redis"])) if len(capacities) == 1 else None
                     await load.open_loop(rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began)
+                    if stalling is not None:
+                        await stalling
             finally:
                 watching.cancel()
     counted = {name: [one for one in own if one.seconds >= given.warm_up] for name, own in samples.items()}

@@ -7,6 +7,7 @@ set of routers, and a key for each claim and each worker's orders. A worker is a
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -138,7 +139,7 @@ class Fleet:
                 pipeline.time()
                 for name in (_WORKERS, _CARDS, _FAILURES):
                     pipeline.hgetall(name)
-                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms")
+                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms", "desired")
                 (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
             now_ms = seconds * 1000 + microseconds // 1000
             self.snapshot = FleetSnapshot(
@@ -253,11 +254,15 @@ class Fleet:
         """Ends the lead, so that another scheduler may take it at once; False if it was lost already."""
         return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
 
-    async def note_plan(self, fence: int, plan: int, changed: Mapping[str, str], *, anew: bool = False) -> None:
-        """Tells of the leader's last plan: its number, and what it says of models, where that changed (empty: nothing any more;
-        `anew`: of no other model either). LostLeadership if another leads."""
+    async def note_plan(
+        self, fence: int, plan: int, changed: Mapping[str, str], *, desired: Mapping[str, int] | None = None, anew: bool = False
+    ) -> None:
+        """Tells of the leader's last plan: its number, what it says of models, where that changed (empty: nothing any more; `anew`:
+        of no other model either), and how many workers pools should have. LostLeadership if another leads."""
         parts = [part for note in changed.items() for part in note]
-        if not await scripts.note_plan(self._redis, (_LEADER, _NOTES), fence=fence, plan=str(plan), anew=anew, changed=parts):
+        wishes = json.dumps(dict(desired or {}))
+        keys = (_LEADER, _NOTES)
+        if not await scripts.note_plan(self._redis, keys, fence=fence, plan=str(plan), desired=wishes, anew=anew, changed=parts):
             raise LostLeadership
 
     async def plan_notes(self, *models: str) -> dict[str, str]:
@@ -275,10 +280,10 @@ class Fleet:
 
 
 def _leader(values: list[bytes | None]) -> LeaderRecord | None:
-    scheduler_id, fence, plan, plan_ms = values
+    scheduler_id, fence, plan, plan_ms, desired = values
     if scheduler_id is None:
         return None
-    return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0))
+    return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0), json.loads(desired or b"{}"))
 
 
 def _claim(lane: LaneKey) -> str:

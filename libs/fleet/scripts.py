@@ -124,11 +124,12 @@ async def resign(*, fence: int) -> Reply:
 
 
 @script("leader", "notes", library=LIBRARY)
-async def note_plan(*, fence: int, plan: str, anew: bool, changed: Rest) -> Reply:
+async def note_plan(*, fence: int, plan: str, desired: str, anew: bool, changed: Rest) -> Reply:
     """
-    -- changed: {model, note, or '' to drop the model's} * n. anew: drop all others. Answers 0 if another scheduler leads.
+    -- desired: a JSON object, workers by pool. changed: {model, note, or '' to drop the model's} * n. anew: drop all others.
+    -- Answers 0 if another scheduler leads.
     if tonumber(call('HGET', leader, 'fence')) ~= fence then return 0 end
-    call('HSET', leader, 'plan', plan, 'plan_ms', clock())
+    call('HSET', leader, 'plan', plan, 'plan_ms', clock(), 'desired', desired)
     if anew then call('DEL', notes) end
     for at = changed, #ARGV, 2 do
       if ARGV[at + 1] == '' then call('HDEL', notes, ARGV[at]) else call('HSET', notes, ARGV[at], ARGV[at + 1]) end

@@ -1,4 +1,5 @@
-"""The first and the last to touch a call: learns who asks, reads and parses the request, maps errors to one status, logs one line.
+"""The first and the last to touch a call: learns who asks, reads and parses the request, maps errors to one status, logs one line,
+counts it, and makes its span (`libs/telemetry/traces.py`).
 
 Who may not call is refused before a byte of its request is read: gRPC would take the whole message into memory first, so every
 method is served as one whose request is a stream, of which one message is read. This is the one place where errors become gRPC
@@ -19,6 +20,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
+from opentelemetry import trace
 
 from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
 from libs.serving.audit import Asked, Audit
@@ -38,6 +40,7 @@ from libs.serving.identity import UNKNOWN, Identity, is_printable
 from libs.serving.roles import CHANGES, check_may
 from libs.serving.security import Security
 from libs.serving.status import DETAILS_HEADER, to_status
+from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, fields
 
 log = logging.getLogger(__name__)
@@ -164,11 +167,13 @@ class _Behaviour:
         self._limit = TRANSPORT_LIMIT_BYTES if interceptor.is_internal(method) else MAX_REQUEST_BYTES
         # What requests in flight need is never refused for being too much.
         self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
-        self._level = logging.DEBUG if interceptor.is_internal(method) else logging.INFO
+        self._is_internal = interceptor.is_internal(method)
+        self._level = logging.DEBUG if self._is_internal else logging.INFO
 
     async def unary(self, _: object, context: Context) -> Message:
         async with self._answering(context) as admitted:
             request = await self._read(admitted, context)
+            trace.get_current_span().set_attribute("shoal.model", MODEL.get())
             async with self._interceptor.in_flight(self._method):
                 return await self._handler.unary_unary(request, context)
 
@@ -215,16 +220,18 @@ class _Behaviour:
     async def _answering(self, context: Context) -> AsyncIterator[_Admitted]:
         """Lets in who may call, turns what is raised inside into a status, and logs the call."""
         begin = time.perf_counter()
-        caller = UNKNOWN
+        caller, span = UNKNOWN, traces.NONE
         outcome = "CANCELLED"
         try:
             metadata = cast(Metadata, context.invocation_metadata() or ())
             caller = self._identify(metadata, context)
-            with self._bound.entered():
+            span = self._span(metadata)
+            with self._bound.entered(), traces.entered(span):
                 yield self._admit(caller, metadata)
             outcome = "OK"
         except ShoalError as error:
             outcome = error.reason
+            traces.failed(span, error)
             if isinstance(error, InternalError):
                 log.exception("call failed", extra=fields({"method": self._method}))
             await _abort(context, error)
@@ -235,17 +242,35 @@ class _Behaviour:
         finally:
             # Once the answer is on its way: writing a line takes a tenth of a millisecond.
             loop, seconds = asyncio.get_running_loop(), time.perf_counter() - begin
+            span.set_attribute("shoal.outcome", outcome)
+            span.end()
+            if not self._is_internal:
+                loop.call_soon(self._count, outcome, seconds, span)
             if outcome in _REFUSED:
                 # Who has no credential must not fill the log: these have a rate there.
                 loop.call_soon(self._interceptor.audit.refused, Asked(caller, context.peer(), self._method, outcome))
             else:
-                loop.call_soon(self._log, outcome, seconds)
+                loop.call_soon(self._log, outcome, seconds, span)
             if self._method in CHANGES and outcome not in _REFUSED:
                 loop.call_soon(self._interceptor.audit.changed, Asked(caller, context.peer(), self._method, outcome))
 
-    def _log(self, outcome: str, seconds: float) -> None:
+    def _span(self, metadata: Metadata) -> trace.Span:
+        """Of a call that gets one: of clients, and of workers where it belongs to a request. A stream has no end to tell of."""
+        parent = {name: header(metadata, name) for name in (traces.TRACEPARENT, traces.TRACESTATE)}
+        if self._handler.response_streaming or (self._is_internal and not parent[traces.TRACEPARENT]):
+            return traces.NONE
+        return traces.rpc(self._method, parent, {"shoal.request_id": REQUEST_ID.get()})
+
+    def _count(self, outcome: str, seconds: float, span: trace.Span) -> None:
+        metrics.REQUESTS.labels(self._method, outcome).inc()
+        if not self._handler.response_streaming:
+            metrics.REQUEST_SECONDS.labels(self._method).observe(seconds, traces.exemplar(span))
+
+    def _log(self, outcome: str, seconds: float, span: trace.Span) -> None:
         if log.isEnabledFor(self._level):
-            log.log(self._level, "call", extra=fields({"method": self._method, "outcome": outcome, "seconds": round(seconds, 6)}))
+            told = fields({"method": self._method, "outcome": outcome, "seconds": round(seconds, 6)})
+            with traces.entered(span):
+                log.log(self._level, "call", extra=told)
 
 
 async def _abort(context: Context, error: ShoalError) -> None:

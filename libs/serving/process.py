@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import uvloop
 
 from libs.errors import ShoalError
+from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ class Settings(Protocol):
 
     @property
     def log_level(self) -> str: ...
+
+    @property
+    def instance(self) -> str:
+        """What tells it from others of its kind."""
 
     def describe(self) -> Mapping[str, str | float]:
         """For the one log line at the start, without secrets."""
@@ -48,12 +53,15 @@ def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[T
     try:
         settings = read(os.environ)
         configure(name, settings.log_level)
+        traces.start(name, settings.instance, os.environ)
         _allow_connections()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
     except* refused as group:  # also those that a supervised loop ended with
         status = 2
         print(f"shoal {name}: {_first(group)}", file=sys.stderr)
+    finally:
+        traces.stop()
     return status
 
 

@@ -19,7 +19,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class Watched(Generic[Content]):
-    """What `read` makes of files. Safe in threads: `content` is replaced as a whole.
+    """What `read` makes of files, and of what lies in folders. Safe in threads: `content` is replaced as a whole.
 
     Raises what `read` raises the first time (InvalidInput). Later a change that cannot be read is a warning, once, and the content
     stays: a certificate is often newer than its key for a moment, and a half-written file must lock nobody out.
@@ -52,7 +52,12 @@ class Watched(Generic[Content]):
             return True
 
     def _look_at_files(self) -> tuple[Stamp | None, ...]:
-        return tuple(_stamp(path) for path in self._paths)
+        return tuple(_stamp(found) for path in self._paths for found in (path, *_within(path)))
+
+
+def _within(path: Path) -> list[Path]:
+    """What a folder holds; nothing of a file."""
+    return sorted(path.iterdir()) if path.is_dir() else []
 
 
 def _stamp(path: Path) -> Stamp | None:

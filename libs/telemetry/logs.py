@@ -1,7 +1,8 @@
 """Logs as lines of JSON on stderr, over the standard library's logging.
 
 A message is a constant; what varies are fields: `log.info("model loaded", extra=fields({"model": name}))`. Every line written while
-an RPC is answered also carries its request id. Texts that clients sent never belong into a log.
+an RPC is answered also carries its request id, and those of its trace if there is one. Texts that clients sent never belong
+into a log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+
+from opentelemetry import trace
 
 Value = str | int | float | bool | None
 
@@ -39,7 +42,7 @@ def configure(service: str, level: str = "INFO") -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, request_id, the record's fields, exception."""
+    """One JSON object a line: time, level, service, logger, message, request_id, trace_id, the record's fields, exception."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -57,6 +60,9 @@ class JsonFormatter(logging.Formatter):
             line["request_id"] = request_id
         if model := MODEL.get():
             line["model"] = model
+        span = trace.get_current_span().get_span_context()
+        if span.is_valid:
+            line["trace_id"], line["span_id"] = f"{span.trace_id:032x}", f"{span.span_id:016x}"
         line.update(getattr(record, _ATTRIBUTE, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

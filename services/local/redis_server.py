@@ -38,4 +38,5 @@ def redis_arguments(executable: Path, directory: Path) -> list[str]:
         *("--appendonly", "no"),
         *("--maxmemory-policy", "noeviction"),
         *("--loglevel", "warning"),
+        *("--slowlog-log-slower-than", "-1"),  # it would keep parts of what clients sent
     ]

@@ -30,8 +30,8 @@ MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more in handling than another worker wins."""
 DEFAULT_JOB_TOKENS: Final = 4096
 JOB_SECONDS: Final = 0.15
-"""Of device time for one job of a slow model: lanes and workers let tenants overtake between jobs, not within them. That is as long
-as workers let a batch of a slow model take while they share the device."""
+"""Of device time for one job of a slow model: lanes and workers let tenants overtake between jobs, not within them. That is half
+as long again as workers let a batch of a slow model take while they share the device."""
 SMALLEST_JOB_TOKENS: Final = 128
 """However slow the model."""
 JOBS_PER_WORKER: Final = 2

@@ -16,15 +16,16 @@ from libs.queue import Lanes, connect
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
+from libs.telemetry.exposition import serving_metrics
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.codec import failed
 from services.router.dispatch import Dispatcher
 from services.router.flight import Flight
 from services.router.mesh import MeshService
+from services.router.metrics import RouterMetrics
 from services.router.models import ModelService
 from services.router.pull import WorkerService
-from services.router.routes import Routes
 from services.router.service import InferenceService
 from services.router.settings import Settings
 from services.router.standings import LaneAsker
@@ -62,7 +63,10 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
             workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
             standings, tenants = Standings(redis), TenantsFile(settings.tenants)
-            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, tenants, router_id=settings.router_id)
+            upkeep = Upkeep(
+                lanes, fleet, view, bells, dispatcher, workers, standings, [tenants, settings.routes], router_id=settings.router_id
+            )
+            flight = Flight(limit_bytes=settings.in_flight_bytes)
             is_ready = await _first_look(upkeep)
             inference = InferenceService(
                 lanes,
@@ -70,15 +74,16 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 dispatcher,
                 LaneAsker(standings, background),
                 Rates(redis),
-                Flight(limit_bytes=settings.in_flight_bytes),
-                routes=_routes(settings),
+                flight,
+                routes=settings.routes,
                 tenants=tenants,
                 default_deadline_seconds=settings.default_deadline_seconds,
                 max_queued_seconds=settings.max_queued_seconds,
             )
-            services = _services(settings, lanes, fleet, view, inference, workers)
+            services = _services(settings, lanes, fleet, view, inference, workers, upkeep)
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
+                serving_metrics(settings.metrics_address, RouterMetrics(view, upkeep, flight, waiters).read),
                 _looping(upkeep.take_replies(), upkeep.hear_bells(), upkeep.sweep()) as loops,
                 serving(
                     settings.address,
@@ -145,16 +150,17 @@ async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]
             await loops.stop()
 
 
-def _routes(settings: Settings) -> Routes:
-    return Routes(settings.pools, settings.catalog, settings.default_pool)
-
-
 def _services(
-    settings: Settings, lanes: Lanes, fleet: Fleet, view: View, inference: InferenceService, workers: WorkerService
+    settings: Settings,
+    lanes: Lanes,
+    fleet: Fleet,
+    view: View,
+    inference: InferenceService,
+    workers: WorkerService,
+    upkeep: Upkeep,
 ) -> list[Service]:
-    routes = _routes(settings)
-    models = ModelService(fleet, view, routes=routes, default_deadline_seconds=settings.default_deadline_seconds)
-    mesh = MeshService(lanes, fleet, view, routes=routes, router_id=settings.router_id)
+    models = ModelService(fleet, view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds)
+    mesh = MeshService(lanes, fleet, view, routes=settings.routes, oldest=lambda: upkeep.oldest, router_id=settings.router_id)
     return [
         Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)),

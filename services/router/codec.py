@@ -40,13 +40,15 @@ _MOST_COUNT: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant."""
+    """What all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the span that
+    sends them, empty if there is none."""
 
     request_id: str
     deadline_ms: int
     queued_ms: int
     tenant: str = ""
     weight: float = 1.0
+    traceparent: str = ""
 
 
 def job_payloads(request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp) -> list[bytes]:
@@ -68,6 +70,7 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
         queued_unix_ms=stamp.queued_ms,
         tenant=stamp.tenant,
         weight=stamp.weight,
+        traceparent=stamp.traceparent,
     )
     if isinstance(request, pb.EncodeRequest):
         job.encode.CopyFrom(request)

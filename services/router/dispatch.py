@@ -17,6 +17,7 @@ from typing import Final
 from libs.errors import DeadlinePassed, Draining, InternalError, ShoalError
 from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.router import codec
 from services.router.admission import full, why_late
@@ -170,6 +171,13 @@ class Dispatcher:
         """Its tokens without an answer, in all lanes of this router."""
         return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
 
+    def oldest_seconds(self) -> dict[LaneKey, float]:
+        """How long the oldest job of each lane waits for its answer by now."""
+        now, oldest = asyncio.get_running_loop().time(), dict[LaneKey, float]()
+        for pending in self._pending.values():  # in the order in which they came
+            oldest.setdefault(pending.lane, now - pending.since)
+        return oldest
+
     async def reconcile(self) -> None:
         """Queues jobs again that Redis has forgotten. A job must be missing twice in a row: an answered one is missing too, for the
         moment that its answer is on the way."""
@@ -184,6 +192,7 @@ class Dispatcher:
             if again:
                 await self._lanes.enqueue(lane, [[job] for job in again], max_tokens=NO_LIMIT, ring=True)
                 self._bells.ring(lane, len(again))
+                metrics.JOBS_QUEUED_AGAIN.inc(len(again))
                 log.warning("jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)}))
 
     def _still_missing(self, job_id: str, is_missing: bool) -> QueuedJob | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,8 @@ from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, ma
 from libs.fleet.affinity import busy_shares, score
 from libs.queue import LaneGauges, LaneKey, Lanes
 from services.router.offers import is_led
-from services.router.routes import Routes, Wanted, choose_lane
+from services.router.routes import Wanted, choose_lane
+from services.router.routes_files import RoutesFiles
 from services.router.view import View, known_models
 
 MOST_WATCHERS: Final = 64
@@ -28,11 +29,22 @@ EXPLAINED_SECONDS: Final = 60.0
 class MeshService(mesh_pb2_grpc.MeshServiceServicer):
     """Reads what this router knows; only the plan's notes are asked from Redis."""
 
-    def __init__(self, lanes: Lanes, fleet: Fleet, view: View, *, routes: Routes, router_id: str) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        fleet: Fleet,
+        view: View,
+        *,
+        routes: RoutesFiles,
+        oldest: Callable[[], Mapping[LaneKey, float]],
+        router_id: str,
+    ) -> None:
+        """`oldest`: seconds that the oldest job of each lane waits, of this router's jobs."""
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
         self._routes = routes
+        self._oldest = oldest
         self._router_id = router_id
         # The state: streams of WatchMesh.
         self._watchers = 0
@@ -66,8 +78,8 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         if not request.model:
             raise InvalidInput("model is required", field="model")
         snapshot, gauges = self._view.snapshot, self._view.gauges
-        chosen = choose_lane(Wanted(request.model), self._routes, snapshot, self._view.backlog, EXPLAINED_SECONDS)
-        pools = self._routes.of_model(request.model, snapshot) or (chosen.pool,)
+        chosen = choose_lane(Wanted(request.model), self._routes.routes, snapshot, self._view.backlog, EXPLAINED_SECONDS)
+        pools = self._routes.routes.of_model(request.model, snapshot) or (chosen.pool,)
         busy = busy_shares(snapshot, gauges.values())
         reasons = []
         for worker_id, worker in sorted(snapshot.workers.items()):
@@ -106,12 +118,14 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
 
     def _mesh(self) -> pb.Mesh:
         snapshot, gauges, now_ms = self._view.snapshot, self._view.gauges, self._lanes.clock_ms()
+        oldest, desired = self._oldest(), snapshot.leader.desired if snapshot.leader is not None else {}
         return pb.Mesh(
             workers=[_worker(worker, now_ms) for _, worker in sorted(snapshot.workers.items())],
             models=known_models(snapshot, gauges),
-            lanes=[_lane(gauge) for _, gauge in sorted(gauges.items(), key=lambda entry: entry[0].name)],
+            lanes=[_lane(gauge, oldest.get(lane, 0.0)) for lane, gauge in sorted(gauges.items(), key=lambda entry: entry[0].name)],
             router_id=self._router_id,
             scheduler=self._scheduler(),
+            pools=[pb.PoolStatus(pool=pool, desired_workers=workers) for pool, workers in sorted(desired.items())],
         )
 
 
@@ -134,7 +148,7 @@ def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
     )
 
 
-def _lane(gauges: LaneGauges) -> pb.LaneStatus:
+def _lane(gauges: LaneGauges, oldest_seconds: float) -> pb.LaneStatus:
     return pb.LaneStatus(
         pool=gauges.lane.pool,
         model=gauges.lane.model,
@@ -148,6 +162,7 @@ def _lane(gauges: LaneGauges) -> pb.LaneStatus:
         dead_jobs=gauges.dead,
         cancelled_jobs=gauges.cancelled,
         enqueued_tokens=gauges.enqueued_tokens,
+        oldest_seconds=oldest_seconds,
     )
 
 

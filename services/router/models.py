@@ -14,7 +14,8 @@ from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.telemetry.logs import fields
 from services.router.codec import from_failure
-from services.router.routes import Routes, refuse_pool
+from services.router.routes import refuse_pool
+from services.router.routes_files import RoutesFiles
 from services.router.validation import check_model
 from services.router.view import View, describe, is_known, known_models
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class ModelService(models_pb2_grpc.ModelServiceServicer):
     """Shows and steers models. Orders reach a worker with its next heartbeat."""
 
-    def __init__(self, fleet: Fleet, view: View, *, routes: Routes, default_deadline_seconds: float) -> None:
+    def __init__(self, fleet: Fleet, view: View, *, routes: RoutesFiles, default_deadline_seconds: float) -> None:
         self._fleet = fleet
         self._view = view
         self._routes = routes
@@ -45,9 +46,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
     ) -> pb.LoadModelResponse:
         check_model(request.model)  # workers report it from then on, if only as failed
-        snapshot = self._view.snapshot
-        refuse_pool(request.pool, self._routes, snapshot)
-        pool = request.pool or next(iter(self._routes.of_model(request.model, snapshot)), self._routes.default)
+        snapshot, routes = self._view.snapshot, self._routes.routes
+        refuse_pool(request.pool, routes, snapshot)
+        pool = request.pool or next(iter(routes.of_model(request.model, snapshot)), routes.default)
         seconds = context.time_remaining()
         try:
             async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):

@@ -18,6 +18,7 @@ from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Lanes, Priority, QueuedJob
 from libs.queue.rates import Rates
 from libs.serving import Call, Deadline, current_call
+from libs.telemetry import traces
 from services.router import admission, codec, validation
 from services.router.appointments import Appointments
 from services.router.codec import Request, Response, Stamp
@@ -25,6 +26,7 @@ from services.router.dispatch import Dispatcher, Plan
 from services.router.flight import Flight, Held, Rpc
 from services.router.pace import Pace
 from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
+from services.router.routes_files import RoutesFiles
 from services.router.standings import Answer, LaneAsker
 from services.router.tenants import Tenant, TenantsFile
 from services.router.validation import Sizes
@@ -85,7 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         rates: Rates,
         flight: Flight,
         *,
-        routes: Routes,
+        routes: RoutesFiles,
         tenants: TenantsFile,
         default_deadline_seconds: float,
         max_queued_seconds: float,
@@ -151,17 +153,26 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment))
             self._refuse(moment, call.tenant, price.tokens)
             charge = None if failed else await self._charge(call.tenant, moment.tenant, price.tokens)
-            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price))
             try:
-                return await self._dispatcher.run(plan, deadline, held.answered)
+                return await self._send(request, call, moment, price, deadline, held)
             except (ModelBroken, ModelNotFound):
-                failed.append(plan.lane.pool)
-                if not has_other_pool(wanted, self._routes, self._view.snapshot, failed):
+                failed.append(moment.lane.pool)
+                if not has_other_pool(wanted, self._routes.routes, self._view.snapshot, failed):
                     raise
             except QueueFull:
                 if charge is not None:
                     await charge()
                 raise
+
+    async def _send(
+        self, request: _Request, call: Call, moment: _Moment, price: _Price, deadline: Deadline, held: Held
+    ) -> list[Response]:
+        lane = moment.lane
+        with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
+            traceparent = traces.traceparent_of(span)
+            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent))
+            span.set_attribute("messaging.batch.message_count", len(plan.jobs))
+            return await self._dispatcher.run(plan, deadline, held.answered)
 
     def _refuse(self, moment: _Moment, tenant: str, tokens: int) -> None:
         """Raises QueueFull for a request that is better not begun now."""
@@ -198,7 +209,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
         """What is known now; taken on the event loop, because a thread must not read what the loop changes."""
         snapshot = self._view.snapshot
-        lane = choose_lane(wanted, self._routes, snapshot, self._view.backlog, seconds, failed)
+        routes = self._routes.routes
+        lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
         pace = self._view.pace(lane)
         gauges, here = self._view.gauges_of(lane), self._dispatcher.lanes
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
@@ -206,7 +218,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         tenant = self._tenants.tenants.of(call.tenant)
         return _Moment(
             snapshot=snapshot,
-            routes=self._routes,
+            routes=routes,
             lane=lane,
             pace=pace,
             answer=await self._asker.of(lane, call.tenant) if is_near else None,
@@ -230,14 +242,14 @@ def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Pric
     return _Price(*admission.price(sizes, card, request.truncation))
 
 
-def _plan(request: _Request, call: Call, moment: _Moment, price: _Price) -> Plan:
+def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, traceparent: str) -> Plan:
     """The jobs of a request that was let in. Pure."""
     lane = moment.lane
     parts = admission.split(price.costs, admission.job_target(price.tokens, lane, moment.snapshot), price.repeated)
     digest = admission.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [admission.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
-    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight)
+    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent)
     payloads = codec.job_payloads(request, parts, ids, stamp)
     jobs = [
         QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)

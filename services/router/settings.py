@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libs.catalog.cards import parse_folders, read_catalog
-from libs.catalog.overrides import Catalog
-from libs.catalog.pools import Pools, check_cards, read_pools
+from libs.catalog.cards import parse_folders
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
 from libs.queue import RedisTrust
 from libs.serving import Security
+from services.router.routes_files import RoutesFiles
 from services.router.tenants import read_tenants
 
 
@@ -26,14 +25,14 @@ class Settings:
     """TLS, and who may call. Without it: everybody, on loopback only."""
     connection_seconds: float = 300.0
     """Clients connect anew after about so long, so that they find routers that have come; calls under way go on. 0: never."""
+    metrics_address: str = ""
+    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
-    default_pool: str = "cpu"
-    """Where a model is queued that is resident nowhere. With pools, theirs counts."""
-    pools: Pools = field(default_factory=Pools)
-    """Of SHOAL_POOLS; without it every pool that a worker names is one."""
-    catalog: Catalog = field(default_factory=Catalog)
-    """Of SHOAL_CATALOG, as the workers have it: tells the pools of models before a worker does."""
+    routes: RoutesFiles = field(default_factory=RoutesFiles)
+    """Of SHOAL_POOLS (without it every pool that a worker names is one), SHOAL_CATALOG (as the workers have it: it tells
+    the pools of models before a worker does), and SHOAL_DEFAULT_POOL, where a model is queued that is resident nowhere (with pools,
+    theirs)."""
     tenants: Path | None = None
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
     max_queued_tokens: int = 20_000_000
@@ -53,7 +52,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_name(self.router_id, "SHOAL_ROUTER_ID")
-        check_name(self.default_pool, "SHOAL_DEFAULT_POOL")
         check(bool(self.address), "SHOAL_ADDRESS", "host:port or unix:path")
         check(0 <= self.connection_seconds <= 86_400, "SHOAL_CONNECTION_SECONDS", "0..86400")
         check_redis_url(self.redis_url)
@@ -66,20 +64,22 @@ class Settings:
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(1 <= self.max_attempts <= 100, "SHOAL_MAX_ATTEMPTS", "1..100")
 
+    @property
+    def instance(self) -> str:
+        return self.router_id
+
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
         """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
-        pools, catalog = _pools(environ)
         return Settings(
             router_id=environ.get("SHOAL_ROUTER_ID") or random_id("router"),
             address=environ.get("SHOAL_ADDRESS") or "127.0.0.1:50051",
             security=Security.from_env(environ),
             connection_seconds=number(environ, "SHOAL_CONNECTION_SECONDS", 300.0),
+            metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
             redis_trust=RedisTrust.from_env(environ),
-            default_pool=environ.get("SHOAL_DEFAULT_POOL") or environ.get("SHOAL_POOL") or "cpu",
-            pools=pools,
-            catalog=catalog,
+            routes=_routes(environ),
             tenants=_tenants(environ),
             max_queued_tokens=int(number(environ, "SHOAL_MAX_QUEUED_TOKENS", 20_000_000)),
             max_queued_seconds=number(environ, "SHOAL_MAX_QUEUED_SECONDS", 60.0),
@@ -98,11 +98,12 @@ class Settings:
             "address": self.address,
             **self.security.describe(),
             "connection_seconds": self.connection_seconds,
+            "metrics_address": self.metrics_address,
             "redis": without_password(self.redis_url),
             "redis_trust": self.redis_trust.describe(),
-            "default_pool": self.pools.default if self.pools.is_configured else self.default_pool,
-            "pools": str(self.pools),
-            "catalog": str(self.catalog),
+            "default_pool": self.routes.routes.default,
+            "pools": str(self.routes.routes.pools),
+            "catalog": str(self.routes.routes.catalog),
             "tenants": str(self.tenants or ""),
             "max_queued_tokens": self.max_queued_tokens,
             "max_queued_seconds": self.max_queued_seconds,
@@ -121,9 +122,8 @@ def _tenants(environ: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _pools(environ: Mapping[str, str]) -> tuple[Pools, Catalog]:
-    path, folders = environ.get("SHOAL_POOLS", ""), parse_folders(environ.get("SHOAL_CATALOG", ""))
-    pools = read_pools(Path(path)) if path else Pools()
-    catalog = read_catalog(folders) if folders else Catalog()  # the shipped cards name no pools
-    check_cards(pools, catalog)
-    return pools, catalog
+def _routes(environ: Mapping[str, str]) -> RoutesFiles:
+    default_pool = environ.get("SHOAL_DEFAULT_POOL") or environ.get("SHOAL_POOL") or "cpu"
+    check_name(default_pool, "SHOAL_DEFAULT_POOL")
+    pools = environ.get("SHOAL_POOLS", "")
+    return RoutesFiles.of(Path(pools) if pools else None, parse_folders(environ.get("SHOAL_CATALOG", "")), default_pool)

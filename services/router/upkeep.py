@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
-from libs.queue import Lanes, WorkerBell
+from libs.queue import LaneKey, Lanes, WorkerBell
 from libs.queue.standing import Standings
 from libs.telemetry.logs import fields
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
 from services.router.pull import WorkerService
-from services.router.tenants import TenantsFile
 from services.router.view import View
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,13 @@ FORGOTTEN_AT_ONCE: Final = 1000
 SetHealth = Callable[[bool], Awaitable[None]]
 
 
+class File(Protocol):
+    """What may change while the router runs."""
+
+    async def look(self) -> None:
+        """Reads it again if it has changed."""
+
+
 class Upkeep:
     """The loops, and what they look after."""
 
@@ -46,7 +52,7 @@ class Upkeep:
         dispatcher: Dispatcher,
         workers: WorkerService,
         standings: Standings,
-        tenants: TenantsFile,
+        files: Sequence[File],
         *,
         router_id: str,
     ) -> None:
@@ -57,10 +63,14 @@ class Upkeep:
         self._dispatcher = dispatcher
         self._workers = workers
         self._standings = standings
-        self._tenants = tenants
+        self._files = files
         self._router_id = router_id
         # The state: whether Redis was found fit; it is asked once.
         self._is_checked = False
+        self.sees_redis = False
+        """Whether it answered the last look."""
+        self.oldest: Mapping[LaneKey, float] = {}
+        """As of the last look, replaced whole: for how many seconds the oldest of this router's jobs waits, by lane."""
 
     async def take_replies(self) -> None:
         """Answers to this router's jobs that came in at other routers."""
@@ -99,12 +109,15 @@ class Upkeep:
                 if was_away:
                     log.info("redis is back")
                 was_away = False
+            self.sees_redis = not was_away
+            self.oldest = self._dispatcher.oldest_seconds()
             await set_health(not was_away)
             await asyncio.sleep(RECONNECT_SECONDS if was_away else TICK_SECONDS)
 
     async def look(self) -> None:
         """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
-        await self._tenants.look()
+        for file in self._files:
+            await file.look()
         if not self._is_checked:
             await self._lanes.check()
             self._is_checked = True

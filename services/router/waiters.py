@@ -65,6 +65,9 @@ class Waiters:
         self._rings: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     def add(self, waiter: Waiter) -> None:
         self._all[waiter] = None
         self._by_worker.setdefault(waiter.worker_id, {})[waiter] = None

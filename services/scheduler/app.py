@@ -14,9 +14,10 @@ from libs.eviction import POLICIES
 from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect
 from libs.serving import serving
+from libs.telemetry.exposition import serving_metrics
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
-from services.scheduler.metrics import PoolMetrics, serving_metrics
+from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
 from services.scheduler.settings import Settings
 from services.scheduler.view import View
@@ -48,7 +49,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
     # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
-    demand = Demand(settings.pools)
+    demand = Demand(settings.pools.pools)
     scaler = Scaler(demand, view)
     control = Control(
         lanes,
@@ -57,13 +58,12 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
         scheduler_id=settings.scheduler_id,
         policy=POLICIES[settings.eviction],
         seen=demand.update,
+        desired=demand.desired,
     )
     try:
         async with AsyncExitStack() as stack:
-            metrics = ""
-            if settings.metrics_address:
-                collector = PoolMetrics(scaler, view, scheduler_id=settings.scheduler_id)
-                metrics = await stack.enter_async_context(serving_metrics(settings.metrics_address, collector))
+            read = PoolMetrics(scaler, view, scheduler_id=settings.scheduler_id).read
+            metrics = await stack.enter_async_context(serving_metrics(settings.metrics_address, read))
             server = await stack.enter_async_context(
                 serving(
                     settings.address,
@@ -80,6 +80,8 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
             is_stopping = False
 
             async def seen() -> None:
+                await settings.pools.look()
+                demand.specs = settings.pools.pools
                 if not is_stopping:
                     await server.set_health(True)
 

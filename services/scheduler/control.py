@@ -42,7 +42,8 @@ _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it."""
+    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `desired`: the
+    workers that each pool should have, to be told with the plan."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Control:
         scheduler_id: str,
         policy: Policy,
         seen: Callable[[Look], object],
+        desired: Callable[[], Mapping[str, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lanes = lanes
@@ -61,6 +63,7 @@ class Control:
         self._scheduler_id = scheduler_id
         self._policy = policy
         self._seen = seen
+        self._desired = desired
         self._clock = clock
         self._rung = asyncio.Event()
         # The state: whether Redis was found fit; what arrives; since when work waits for models that nobody serves; the lead's
@@ -240,7 +243,7 @@ class Control:
         notes = {model: note for model, (_, note) in self._deeds.items()} | dict(made.notes)
         changed = {model: note for model, note in notes.items() if self._told.get(model) != note}
         changed |= dict.fromkeys(self._told.keys() - notes.keys(), "")
-        await self._fleet.note_plan(number >> FENCE_BITS, number, changed, anew=anew)
+        await self._fleet.note_plan(number >> FENCE_BITS, number, changed, desired=self._desired(), anew=anew)
         self._told = notes
 
 

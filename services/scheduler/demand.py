@@ -270,7 +270,8 @@ class Demand:
     """The demand of every pool as of the last look. `at`: of that look; None before the first. `demands`: by pool."""
 
     def __init__(self, pools: Pools) -> None:
-        self._specs = pools
+        self.specs = pools
+        """May be replaced: the next look counts by it."""
         # The state: when the first and last look were; what is remembered of each pool; arrivals and speeds of all; the answers,
         # and those to callers without options of their own, replaced as a whole because another thread reads them.
         self.at: float | None = None
@@ -284,8 +285,8 @@ class Demand:
     def knows(self, pool: str) -> bool:
         """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour, which
         nobody can deny before the first look."""
-        if self._specs.is_configured or self.at is None:
-            return pool in self._specs.by_name or not self._specs.is_configured
+        if self.specs.is_configured or self.at is None:
+            return pool in self.specs.by_name or not self.specs.is_configured
         return pool in self._pools
 
     def update(self, look: Look) -> Mapping[str, PoolDemand]:
@@ -301,13 +302,17 @@ class Demand:
             self._pools[name].input = self._input(name, reading, elapsed)
         self._answers = {}
         # What fallback pools need depends on what is missing in the others.
-        for name, pool in sorted(self._pools.items(), key=lambda entry: bool(self._specs.of(entry[0]).fallback_for)):
+        for name, pool in sorted(self._pools.items(), key=lambda entry: bool(self.specs.of(entry[0]).fallback_for)):
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
                 self._answers[name, options] = self._decide(name, options)
             pool.starts.want(self._answers[name, Options()].desired - pool.input.live, look.at)
         self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
         return self.demands
+
+    def desired(self) -> dict[str, int]:
+        """The workers that each pool should have, by the last look."""
+        return {name: demand.desired for name, demand in self.demands.items()}
 
     def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
         """The pool's answer to a caller with these options; None for a pool that is not known, and before the first look."""
@@ -324,7 +329,7 @@ class Demand:
         return self._answers[pool, options]
 
     def _names(self, reading: _Reading, at: float) -> Iterable[str]:
-        named = {*self._specs.by_name} if self._specs.is_configured else {self._specs.default, *reading.pools}
+        named = {*self.specs.by_name} if self.specs.is_configured else {self.specs.default, *reading.pools}
         for name in named:
             pool = self._pools.get(name)
             if pool is None:
@@ -345,7 +350,7 @@ class Demand:
         self._answers.pop((pool, options), None)
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
-        pool, spec = self._pools[name], self._specs.of(name)
+        pool, spec = self._pools[name], self.specs.of(name)
         seen, goals = pool.input, Goals.of(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
@@ -361,7 +366,7 @@ class Demand:
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
     def _input(self, name: str, reading: _Reading, elapsed: float) -> PoolInput:
-        spec, pool, at = self._specs.of(name), self._pools[name], self.at or 0.0
+        spec, pool, at = self.specs.of(name), self._pools[name], self.at or 0.0
         seen = reading.seen[name]
         workers = seen.workers
         pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at)
@@ -410,11 +415,11 @@ class Demand:
 
     def _wanted_elsewhere(self, name: str) -> float:
         """Workers that the pool for which this one stands in needs and will not have soon."""
-        primary = self._specs.of(name).fallback_for
+        primary = self.specs.of(name).fallback_for
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.of(self._specs.of(primary), Options()))
+        need = need_of(pool.input, Goals.of(self.specs.of(primary), Options()))
         return max(0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at))
 
 

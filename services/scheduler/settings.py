@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libs.catalog.pools import Pools, read_pools
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
 from libs.eviction import DEFAULT, POLICIES
 from libs.queue import RedisTrust
 from libs.serving import Security
+from services.scheduler.pools_file import PoolsFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,11 @@ class Settings:
     security: Security = field(default_factory=Security)
     """TLS, and who may call. Without it: everybody, on loopback only."""
     metrics_address: str = ""
-    """Where Prometheus asks, host:port, plain HTTP without credentials: numbers of pools only. Empty: nowhere."""
+    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
-    pools: Pools = field(default_factory=Pools)
+    pools: PoolsFile = field(default_factory=PoolsFile)
+    """Of SHOAL_POOLS; without it every pool that a worker names is one."""
     eviction: str = DEFAULT
     """As SHOAL_EVICTION of the workers: by which policy their victims are predicted."""
     lease_ms: int = 15_000
@@ -45,6 +46,10 @@ class Settings:
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
 
+    @property
+    def instance(self) -> str:
+        return self.scheduler_id
+
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
         """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be, or the file, line and key."""
@@ -56,7 +61,7 @@ class Settings:
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
             redis_trust=RedisTrust.from_env(environ),
-            pools=read_pools(Path(pools)) if pools else Pools(),
+            pools=PoolsFile.of(Path(pools)) if pools else PoolsFile(),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,
             lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 10.0),
@@ -72,7 +77,7 @@ class Settings:
             "metrics_address": self.metrics_address,
             "redis": without_password(self.redis_url),
             "redis_trust": self.redis_trust.describe(),
-            "pools": str(self.pools),
+            "pools": str(self.pools.pools),
             "eviction": self.eviction,
             "lease_ms": self.lease_ms,
             "grace_seconds": self.grace_seconds,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from libs.errors import ShoalError
+from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
 from services.worker.settings import Settings
 
@@ -26,6 +27,7 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
     try:
         settings = Settings.from_env(os.environ)
         configure("worker", settings.log_level)
+        traces.start("worker", settings.worker_id, os.environ)
         _limit_threads(settings.threads)
         _limit_heaps()
         _limit_compiled_products()
@@ -33,6 +35,7 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
     except ShoalError as error:
         print(f"worker: {error.message}", file=sys.stderr)
         code = 2
+    traces.stop()
     logging.shutdown()
     sys.stderr.flush()
     # A load or a forward pass in progress cannot be interrupted: the interpreter's own end would wait for it, or crash under it.

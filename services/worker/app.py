@@ -19,6 +19,7 @@ import uvloop
 from libs.eviction import POLICIES
 from libs.serving import serving
 from libs.store import open_store
+from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.worker.adapters import AdapterLoader, adapter_finder
 from services.worker.batcher import Limits
@@ -29,6 +30,7 @@ from services.worker.finisher import Finisher
 from services.worker.heartbeat import Heartbeat
 from services.worker.intake import Identity, Intake
 from services.worker.link import Link
+from services.worker.metrics import WorkerMetrics
 from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
@@ -80,6 +82,7 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
         link = await stack.enter_async_context(Link(settings.routers, settings.worker_id, settings.trust))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         worker = Worker(settings, device, link, threads, tasks, stop)
+        await stack.enter_async_context(serving_metrics(settings.metrics_address, worker.metrics.read))
         await worker.serve()
         if health is not None:
             await health.set_health(False)
@@ -153,6 +156,7 @@ class Worker:
             limit=settings.adapters,
         )
         clock, waste = MeshClock(), Waste()
+        self.metrics = WorkerMetrics(settings.pool, device, self._residency, waste)
         self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go, clock=clock, waste=waste)
         finisher = Finisher(self._delivery, threads.finishing, Widening(threads.widening), self._pull_again)
         self._runner = Runner(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,13 +16,13 @@ from rich.text import Text
 from shoal.cli.console import complain, emit, show, size, table
 
 from libs.catalog.overrides import Overrides
-from libs.errors import ModelNotFound, ShoalError
-from libs.store import Copy, Progress, is_model_id, open_store
+from libs.errors import ShoalError
+from libs.store import is_model_id
 from services.worker import disk
 from services.worker.check import Report, Test, inspect
+from services.worker.found import Tell, found
 from services.worker.settings import Settings
 
-_Tell = Callable[[str], None]
 _FLOAT32_BYTES = 4
 _MEMORY = Path("/proc/meminfo")
 
@@ -61,7 +61,7 @@ def check(
 def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Report:
     with _telling(target) as tell:
         try:
-            model, copy = _found(settings, target, name, tell)
+            model, copy = found(settings, target, name, tell)
         except ShoalError as error:
             return Report(target, None, refused=error.message, skipped="there is nothing to test")
         try:
@@ -74,34 +74,6 @@ def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Repor
             return _tested(report, copy.directory, said, tell)
         finally:
             copy.close()
-
-
-def _found(settings: Settings, target: str, name: str, tell: _Tell) -> tuple[str, Copy]:
-    """A directory as it is; an id in the folders of SHOAL_MODELS, else in the stores of SHOAL_STORES."""
-    path = Path(target)
-    if path.is_dir():
-        return name or _own_id(path.resolve()), Copy(path)
-    try:
-        return target, Copy(disk.find(settings.models, target))
-    except ModelNotFound:
-        if not is_model_id(target):
-            raise ModelNotFound(f"{target} is neither a directory nor a model id of the form org/name") from None
-        if not settings.stores:
-            raise ModelNotFound(
-                f"{target} is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf to fetch it"
-            ) from None
-
-    def report(progress: Progress) -> None:
-        tell(f"{target}: fetching, {size(progress.done)} of {size(progress.total)}")
-
-    store = open_store(settings.stores, settings.store_dir, settings.store_bytes)
-    return target, store.get(settings.catalog.pinned_id(target), report)
-
-
-def _own_id(directory: Path) -> str:
-    """A directory's last two names where they are an id, as in the layout of SHOAL_MODELS."""
-    own = f"{directory.parent.name}/{directory.name}"
-    return own if is_model_id(own) else "local/model"
 
 
 def _not_tested(report: Report, directory: Path, wanted: bool) -> str:
@@ -122,7 +94,7 @@ def _free_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _tested(report: Report, directory: Path, said: Overrides | None, tell: _Tell) -> Report:
+def _tested(report: Report, directory: Path, said: Overrides | None, tell: Tell) -> Report:
     tell(f"{report.model}: importing torch")
     from services.worker import selftest
 
@@ -137,7 +109,7 @@ def _tested(report: Report, directory: Path, said: Overrides | None, tell: _Tell
 
 
 @contextmanager
-def _telling(target: str) -> Iterator[_Tell]:
+def _telling(target: str) -> Iterator[Tell]:
     """Says on stderr what is being done, if somebody watches."""
     console = Console(stderr=True)
     with console.status(Text(target)) as status:

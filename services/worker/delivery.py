@@ -69,6 +69,8 @@ class Delivery:
             if self._pop(held):
                 held.lease.outbox.append(worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result)))
                 held.lease.answer_seconds[held.job.job_id] = held.device_seconds
+                if held.span is not None:
+                    held.lease.traceparent = held.span.traceparent
                 leases.append(held.lease)
         for lease in dict.fromkeys(leases):
             self._send(lease)
@@ -110,6 +112,8 @@ class Delivery:
     def _pop(self, held: HeldJob) -> bool:
         if held.lease.jobs.pop(held.number, None) is None:
             return False
+        if held.span is not None:
+            held.span.end()
         held.resident.adapters.let_go(held.lease.lane.adapter)
         self._let_go(held.resident)
         return True
@@ -134,7 +138,9 @@ class Delivery:
             )
             lease.closed = is_last
             seconds = sum(lease.answer_seconds.pop(one.job_id, 0.0) for one in jobs)
-            accepted = await self._link.complete(request, self._clock.local(lease.until_unix))
+            # One call may bring answers of several traces: it is in that of the last of them.
+            traceparent, lease.traceparent = lease.traceparent, ""
+            accepted = await self._link.complete(request, self._clock.local(lease.until_unix), traceparent)
             if accepted is None:
                 log.error("answers could not be delivered", extra=fields({"jobs": len(jobs), "model": lease.lane.model}))
             if jobs:  # which of them were refused is not told: the mean stands for them

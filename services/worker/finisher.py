@@ -11,6 +11,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from libs.errors import InternalError, ShoalError
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker import codec
 from services.worker.codec import Timings
@@ -51,8 +52,7 @@ class Finisher:
             self._threads.submit(self._finish, jobs).add_done_callback(must_succeed)
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
-        answer = codec.failed(error, first_item=job.job.first_item)
-        self._loop.call_soon_threadsafe(self._delivery.answer, [(job, answer)])
+        self._loop.call_soon_threadsafe(self._delivery.answer, [(job, _failed(job, error))])
 
     def device_changed(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
@@ -66,7 +66,7 @@ class Finisher:
             self._loop.call_soon_threadsafe(self._delivery.answer, answers)
 
     def _widened(self, held: HeldJob, error: ShoalError | None) -> None:
-        answer = _answer(held) if error is None else codec.failed(error, first_item=held.job.first_item)
+        answer = _answer(held) if error is None else _failed(held, error)
         self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
 
 
@@ -77,13 +77,23 @@ def _answer(held: HeldJob) -> bytes:
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
     try:
         result = model.finish(held.ready, outputs)
-        timings = _timings(held, started, time.monotonic())
+        ended = time.monotonic()
+        metrics.FINISH_SECONDS.labels(held.resident.name).observe(ended - started)
+        if held.span is not None:
+            held.span.stage("finish", started, ended)
+        timings = _timings(held, started, ended)
         return codec.result_of(result, revision=model.card.revision, tokens=held.ready.tokens, timings=timings)
     except ShoalError as error:
-        return codec.failed(error, first_item=held.job.first_item)
+        return _failed(held, error)
     except Exception as error:
         log.exception("finish failed", extra=fields({"model": held.resident.name}))
-        return codec.failed(InternalError(f"the answer could not be made: {type(error).__name__}"))
+        return _failed(held, InternalError(f"the answer could not be made: {type(error).__name__}"))
+
+
+def _failed(held: HeldJob, error: ShoalError) -> bytes:
+    if held.span is not None:
+        held.span.failed(error)
+    return codec.failed(error, first_item=held.job.first_item)
 
 
 def _timings(held: HeldJob, started: float, ended: float) -> Timings:

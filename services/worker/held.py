@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.v1 import inference_pb2, worker_pb2
 
@@ -19,6 +19,9 @@ from services.worker.adapters import AdapterCache
 from services.worker.batcher import Flow
 from services.worker.meter import Meter
 from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
+
+if TYPE_CHECKING:
+    from services.worker.spans import JobSpan
 
 WEIGHTS: Final = (1e-3, 1e3)
 """Tenants' weights are kept within these, whatever a router says."""
@@ -118,6 +121,8 @@ class Lease:
     """Device seconds that went into these, by job id."""
     asked_at: float = 0.0
     """When the pull was sent, by the worker's rising clock."""
+    traceparent: str = ""
+    """Of the last traced answer in the outbox."""
     until_unix: float = 0.0
     """When the last of its jobs' deadlines passes, by Redis' clock: nobody wants its answers after that."""
     sending: bool = False
@@ -145,6 +150,8 @@ class HeldJob:
     """Its share of forward passes, by tokens. `waste.py` guards it."""
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
+    span: JobSpan | None = None
+    """Of a job that is traced."""
 
     @property
     def deadline_unix(self) -> float:

@@ -19,9 +19,10 @@ from google.protobuf.message import DecodeError
 from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker import codec
+from services.worker import codec, spans
 from services.worker.adapters import AdapterLoader
 from services.worker.batcher import Limits
 from services.worker.clock import MeshClock
@@ -258,6 +259,8 @@ class Intake:
                 continue
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
+            held.span = spans.begin(job, lease.lane, self._identity.worker_id, waited=queued)
+            metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
             lease.jobs[held.number] = held
             lease.until_unix = max(lease.until_unix, held.deadline_unix)
         return list(lease.jobs.values())
@@ -273,6 +276,8 @@ class Intake:
             if error is None:
                 ready.append(held)
             else:
+                if held.span is not None:
+                    held.span.failed(error)
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
         self._runner.add([held for held in ready if not held.is_complete])
         self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
@@ -291,7 +296,11 @@ class Intake:
         except Exception as error:
             log.exception("prepare failed", extra=fields({"model": held.resident.name}))
             return InternalError(f"the input could not be prepared: {type(error).__name__}")
-        held.prepare_seconds = time.monotonic() - started
+        ended = time.monotonic()
+        held.prepare_seconds = ended - started
+        metrics.PREPARE_SECONDS.labels(held.resident.name).observe(held.prepare_seconds)
+        if held.span is not None:
+            held.span.stage("prepare", started, ended)
         return None
 
     def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:

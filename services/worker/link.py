@@ -18,12 +18,13 @@ from typing import Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 from shoal.channels import Channels
-from shoal.transport import Method
+from shoal.transport import Metadata, Method
 from shoal.trust import Trust
 from shoal.v1 import worker_pb2
 
 from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
+from libs.telemetry.traces import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
@@ -131,13 +132,14 @@ class Link:
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatResponse:
         return await self._call(_HEARTBEAT, request, HEARTBEAT_SECONDS)
 
-    async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float) -> int | None:
+    async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float, traceparent: str = "") -> int | None:
         """Tries until a router takes it or the time has passed when nobody wants the answers any more. How many answers were
-        accepted, or None: no router took it."""
+        accepted, or None: no router took it. `traceparent`: of the trace that it belongs to."""
         backoff = Backoff()
+        trace = ((TRACEPARENT, traceparent),) if traceparent else ()
         while True:
             try:
-                response = await self._call(_COMPLETE, request, COMPLETE_SECONDS)
+                response = await self._call(_COMPLETE, request, COMPLETE_SECONDS, trace)
             except NoCapacity:
                 pause = min(backoff.next(), until_unix - time.time())
                 if pause <= 0:
@@ -157,13 +159,15 @@ class Link:
         except TimeoutError:
             return
 
-    async def _call(self, method: Method[_Request, _Response], request: _Request, timeout: float) -> _Response:
+    async def _call(
+        self, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata = ()
+    ) -> _Response:
         reasons = []
         for _ in self._addresses:
             index = self._current
             address = self._addresses[index]
             try:
-                response = await self._ask(address, method, request, timeout)
+                response = await self._ask(address, method, request, timeout, metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _OUR_FAULT:
                     log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
@@ -178,10 +182,12 @@ class Link:
                 return response
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
-    async def _ask(self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float) -> _Response:
+    async def _ask(
+        self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
+    ) -> _Response:
         line = self._channels.take(address)
         try:
-            response: _Response = await line.method(method)(request, timeout=timeout, metadata=self._trust.metadata())
+            response: _Response = await line.method(method)(request, timeout=timeout, metadata=(*self._trust.metadata(), *metadata))
         finally:
             for channel in self._channels.give_back(line):
                 await channel.close()

@@ -44,6 +44,8 @@ class Loading:
     """False while the store is asked for it."""
     progress: Progress | None = None
     """Of its download."""
+    is_from_host: bool = False
+    """It is warm, and only comes back to the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Loader:
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
         warm = self._space.warm.get(loading.model)
+        loading.is_from_host = warm is not None
         return await (self._from_disk(loading) if warm is None else self._from_host(loading, warm))
 
     # From disk

@@ -23,6 +23,7 @@ from libs.errors import ModelBroken, ShoalError
 from libs.eviction import Policy, cost_aware
 from libs.eviction.choose import MIN_RESIDENT_SECONDS
 from libs.store import Store
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker import codec, disk, report
 from services.worker.held import Load, Resident
@@ -255,6 +256,10 @@ class Residency:
     def host_used_bytes(self) -> int:
         return self._space.host.used_bytes
 
+    def residents(self) -> list[Resident]:
+        """Those on the device. From any thread."""
+        return [place.resident for place in list(self._space.places.values())]
+
     def report(self) -> list[worker_pb2.WorkerModel]:
         """Every model that is on disk, on its way there, loading, resident, or failed within the last minute."""
         now = self._clock()
@@ -311,11 +316,14 @@ class Residency:
             await in_thread(self._trim)
         else:
             del self._loading[model]
+            seconds = self._clock() - loading.asked_at
+            metrics.LOADS.labels("OK").inc()
+            metrics.SWAP_SECONDS.labels("host" if loading.is_from_host else "disk").observe(seconds)
             told = fields(
                 {
                     "model": model,
                     "bytes": resident.model.bytes,
-                    "seconds": self._clock() - loading.asked_at,
+                    "seconds": seconds,
                     "used_bytes": self.used_bytes,
                     "peak_bytes": self.peak_bytes,
                     "host_used_bytes": self.host_used_bytes,
@@ -330,6 +338,7 @@ class Residency:
         # What led to it refers to all that was read by then.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._failed[model] = Failed(self._clock(), error)
+        metrics.LOADS.labels(error.reason).inc()
         log.warning("model failed", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
 
 

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from services.worker import spans
 from services.worker.batcher import Batch, Group, Limits, Waiting, WaitingRoom
 from services.worker.held import HeldJob
 from services.worker.ladder import Caps, Ladder, Outcome
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 ALONE: Final = 4
 """How many times as long a batch may take while nobody else wants the device. What is cancelled meanwhile is computed in vain."""
 
-SLOW: Final = 3
+SLOW: Final = 2
 """How many times as long a batch may take of a model that else would not get EFFICIENT_TOKENS done."""
 
 EFFICIENT_TOKENS: Final = 256
@@ -223,9 +225,19 @@ class Runner:
             }
         )
         log.debug("batch", extra=told)
+        spans.batch(jobs, started, ended, tokens=batch.tokens, sequences=len(sequences))
+        self._measure(batch, jobs, seconds)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
         self._hand_on(batch, jobs, climbed.outcomes)
+
+    def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:
+        model = jobs[0].resident.name
+        metrics.FORWARD_SECONDS.labels(model).observe(seconds)
+        metrics.BATCH_TOKENS.labels(model).observe(batch.tokens)
+        metrics.BATCH_FILL.labels(model).observe(batch.tokens / self._limits.tokens)
+        for held, one in zip(jobs, batch.chosen, strict=True):
+            metrics.TENANT_TOKENS.labels(metrics.TENANTS.of(held.job.tenant)).inc(one.tokens)
 
     def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome]) -> None:
         broken: dict[HeldJob, ShoalError] = {}

@@ -58,7 +58,7 @@ def run(directory: Path, model: str, said: Overrides | None) -> Iterator[Test]:
     runs: list[_Run] = []
     loaded = _load(directory, model, said, torch.float32)
     yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
-    for work in _works(loaded.card):
+    for work in works(loaded.card, _TEXTS):
         done = _run(loaded, work)
         runs.append(done)
         yield from _checks(loaded, done)
@@ -82,22 +82,22 @@ def _load(directory: Path, model: str, said: Overrides | None, dtype: torch.dtyp
     return TextModel.load(directory, model, torch.device("cpu"), dtype, said)
 
 
-def _works(card: Card) -> Iterator[Work]:
+def works(card: Card, texts: list[str]) -> Iterator[Work]:
     """A job for each task of the model."""
     for task in card.tasks:
         match task:
             case "encode":
-                yield EncodeWork(_TEXTS, role="document", representations=card.representations)
+                yield EncodeWork(texts, role="document", representations=card.representations)
             case "score":
-                yield ScoreWork("Who wrote the first program?", _TEXTS)
+                yield ScoreWork("Who wrote the first program?", texts)
             case "entities":
-                yield EntitiesWork(_TEXTS, labels=() if card.labels else _LABELS)
+                yield EntitiesWork(texts, labels=() if card.labels else _LABELS)
             case "classify":
-                yield ClassifyWork(_TEXTS, labels=() if card.labels else _LABELS)
+                yield ClassifyWork(texts, labels=() if card.labels else _LABELS)
             case "relations":
-                given = tuple(map(_ends, _TEXTS)) if card.given_entities else ()
+                given = tuple(map(_ends, texts)) if card.given_entities else ()
                 named = () if card.labels or card.given_entities else _LABELS
-                yield RelationsWork(_TEXTS, labels=("lived in", "wrote"), entity_labels=named, entities=given)
+                yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
 
 
 def _ends(text: str) -> tuple[Given, ...]:

@@ -53,7 +53,7 @@ class Settings:
     max_age_seconds: float = 0.5
     """A sequence that has waited longer is served strictly in its turn, however badly it fits."""
     batch_seconds: float = 0.05
-    """How long a forward pass may be expected to take while several models or tenants want the device: up to three times that if it
+    """How long a forward pass may be expected to take while several models or tenants want the device: up to twice that if it
     would be less than 256 tokens, and six times that while nobody else wants it."""
     memory_bytes: int = 0
     """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on a CPU, all but a reserve of the
@@ -74,6 +74,8 @@ class Settings:
     """Who says that the machine is about to be taken away: none, aws, gcp or file:/path (`notice.py`)."""
     health_address: str = ""
     """Where grpc.health.v1 answers. Empty: nowhere."""
+    metrics_address: str = ""
+    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
@@ -127,6 +129,7 @@ class Settings:
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
             spot=environ.get("SHOAL_SPOT") or "none",
             health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
+            metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
         )
 

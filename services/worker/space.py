@@ -17,6 +17,7 @@ from typing import Final
 from libs.errors import ModelBroken, NoCapacity
 from libs.eviction import Candidate, Challenger, Policy, choose_victims
 from libs.store import Copy
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.held import Model, Parked, Resident
 from services.worker.memory import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
@@ -267,6 +268,7 @@ class Space:
             self.warm[model] = warm
         self.device.release(claim)
         del self.unloading[model]
+        metrics.EVICTIONS.labels("cold" if warm is None else "warm").inc()
         log.info("model unloaded", extra=fields({"model": model, "bytes": size, "to_host": warm is not None}))
         self.tell()
         self._changed()

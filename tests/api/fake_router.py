@@ -284,6 +284,17 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
     def GetMesh(self, request: mesh_pb2.GetMeshRequest, context: Any) -> mesh_pb2.GetMeshResponse:
         self._router.answer("GetMesh", request, context)
+        return mesh_pb2.GetMeshResponse(mesh=self._look())
+
+    def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Any) -> Iterator[mesh_pb2.WatchMeshResponse]:
+        self._router.answer("WatchMesh", request, context)
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        while not ended.is_set():
+            yield mesh_pb2.WatchMeshResponse(mesh=self._look())
+            ended.wait(request.interval_seconds)
+
+    def _look(self) -> mesh_pb2.Mesh:
         worker = mesh_pb2.WorkerStatus(
             worker_id="w1", pool="cpu", device="cpu", memory_bytes=2**33, used_bytes=2**27, resident=[MODEL], draining=True
         )
@@ -291,13 +302,15 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
             worker_id="w2", pool="l4-spot", device="cuda", host_memory_bytes=2**33, host_used_bytes=2**28, preempted_in_seconds=25.0
         )
         noticed.device_seconds, noticed.wasted_seconds = 200.0, 5.0
-        lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99)
-        models = [_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
-        mesh = mesh_pb2.Mesh(workers=[worker, noticed], models=models, lanes=[lane], router_id="router-1", scheduler=LEADER)
-        return mesh_pb2.GetMeshResponse(mesh=mesh)
-
-    def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Any) -> NoReturn:
-        refuse(context, Refusal(grpc.StatusCode.UNIMPLEMENTED))
+        lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99, oldest_seconds=2.5)
+        return mesh_pb2.Mesh(
+            workers=[worker, noticed],
+            models=[_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)],
+            lanes=[lane],
+            router_id="router-1",
+            scheduler=LEADER,
+            pools=[mesh_pb2.PoolStatus(pool="cpu", desired_workers=2)],
+        )
 
     def ExplainPlacement(self, request: mesh_pb2.ExplainPlacementRequest, context: Any) -> mesh_pb2.ExplainPlacementResponse:
         self._router.answer("ExplainPlacement", request, context)

@@ -305,7 +305,7 @@ def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRo
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out == f"shoal {shoal.__version__}\n"
     shown = run("--help").out
-    for command in ("encode", "score", "extract", "models", "status", "up", "--install-completion"):
+    for command in ("encode", "score", "extract", "models", "status", "top", "up", "profile", "--install-completion"):
         assert command in shown
 
 
@@ -351,7 +351,12 @@ def test_completion_and_module(router: FakeRouter) -> None:
         "PYTHONPATH": str(Path(shoal.__file__).parents[1]),
         "_SHOAL_COMPLETE": "complete_bash",
     }
-    for words, completed in (("shoal sta", "status"), ("shoal models che", "check")):
+    for words, completed in (
+        ("shoal sta", "status"),
+        ("shoal to", "top"),
+        ("shoal prof", "profile"),
+        ("shoal models che", "check"),
+    ):
         typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         done = subprocess.run([sys.executable, "-m", "shoal"], env=environment | typed, capture_output=True, text=True, check=False)
         assert done.stdout.split() == [completed]

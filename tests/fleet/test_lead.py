@@ -115,8 +115,11 @@ async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:
     assert await other.plan_notes("c", "b") == {"c": "held back"}
     leader = (await other.refresh()).leader
     assert leader == LeaderRecord("a", fence, plan, leader.plan_ms if leader else 0)
-    await fleet.note_plan(fence, plan + 1, {"d": "loads on v"}, anew=True)
+    await fleet.note_plan(fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, anew=True)
     assert await other.plan_notes() == {"d": "loads on v"}
+    leader = (await other.refresh()).leader
+    assert leader is not None
+    assert leader.desired == {"cpu": 2, "l4-spot": 0}
 
 
 async def expiry_seconds(redis: Redis, model: str) -> float:

@@ -29,6 +29,8 @@ from shoal.v1 import (
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from services.router.app import running
+from services.router.routes import Routes
+from services.router.routes_files import RoutesFiles
 from services.router.settings import Settings
 
 MODEL = "tests/embedder"
@@ -339,6 +341,7 @@ async def router(
     max_attempts: int = 3,
     pools: Pools | None = None,
     catalog: Catalog | None = None,
+    routes: RoutesFiles | None = None,
     tenants: Path | None = None,
     in_flight_bytes: int = 1 << 30,
     grace_seconds: float = 5.0,
@@ -353,8 +356,7 @@ async def router(
         lease_ms=lease_ms,
         max_attempts=max_attempts,
         grace_seconds=grace_seconds,
-        pools=pools or Pools(),
-        catalog=catalog or Catalog(),
+        routes=routes or RoutesFiles(Routes(pools or Pools(), catalog or Catalog())),
         tenants=tenants,
         in_flight_bytes=in_flight_bytes,
     )

@@ -12,8 +12,10 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
+from redis.asyncio import Redis
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
+from libs.fleet import Fleet
 from services.local.settings import free_port
 from tests.router.parts import MODEL, Client, FakeWorker, card, changed, health, refused, router, until, vector, worker_stub
 from tests.support.redis import RedisServer
@@ -182,6 +184,28 @@ async def test_the_mesh_is_shown_and_explained(redis_url: str) -> None:
             await worker.beat(leaving=True)
         refusal = await refused(client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=float("nan"))).read())
         assert refusal.field == "interval_seconds"
+
+
+async def test_the_mesh_tells_what_waits_longest_and_what_the_leader_wants(redis: Redis, redis_url: str) -> None:
+    scheduler = Fleet(redis)
+    fence = await scheduler.lead("s1", last_ms=60_000)
+    assert fence is not None
+    await scheduler.note_plan(fence, fence << 32, {}, desired={"cpu": 2})
+    async with router(redis_url) as client:
+        before = (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
+        assert [(pool.pool, pool.desired_workers) for pool in before.pools] == [("cpu", 2)]
+        waiting = asyncio.create_task(client.encode("a text"))
+        await until(lambda: waits(client), "the job's age")
+        waiting.cancel()
+        await until(lambda: waits_no_more(client), "the job to go")
+
+
+async def waits(client: Client) -> bool:
+    return (await client.lane()).oldest_seconds > 0
+
+
+async def waits_no_more(client: Client) -> bool:
+    return (await client.lane()).oldest_seconds == 0
 
 
 async def test_a_download_is_shown(redis_url: str) -> None:

@@ -36,9 +36,10 @@ def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a]\n")
     environ = {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards"), "SHOAL_DEFAULT_POOL": "a"}
     settings = Settings.from_env(environ)
-    card = settings.catalog.of("org/name")
+    routes = settings.routes.routes
+    card = routes.catalog.of("org/name")
     assert card is not None
-    assert (card.pools, list(settings.pools.by_name)) == (("a",), ["a", "b"])
+    assert (card.pools, list(routes.pools.by_name)) == (("a",), ["a", "b"])
     assert settings.describe()["default_pool"] == "b"
 
 

@@ -10,11 +10,13 @@ import pytest
 from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
+from libs.catalog.pools import Pools
 from libs.eviction import cost_aware
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from services.scheduler import control as module
 from services.scheduler.control import Control
+from services.scheduler.demand import Demand
 from services.scheduler.placement import Plan, PlanInput, plan
 from services.scheduler.view import Look, View
 from tests.support.redis import RedisServer
@@ -120,6 +122,18 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
     await mesh.report("w", worker_pb2.WorkerModel(model="org/a", state=RESIDENT))
     await scheduler.tick()
     assert await mesh.fleet.plan_notes("org/a") == {}
+
+
+async def test_a_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
+    lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
+    scheduler = Control(
+        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, desired=demand.desired
+    )
+    await mesh.ask("org/a")
+    await scheduler.tick()
+    leader = (await mesh.fleet.refresh()).leader
+    assert leader is not None
+    assert leader.desired == {"cpu": 1}
 
 
 async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twice(redis: Redis, mesh: Mesh) -> None:

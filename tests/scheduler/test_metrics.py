@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import LeaderRecord
+from libs.telemetry.exposition import parse_address, serving_metrics
 from services.scheduler.demand import Demand, Options
-from services.scheduler.metrics import PoolMetrics, parse_address, serving_metrics
+from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
 from services.scheduler.view import View
 from tests.scheduler.looks import Mesh, holding
@@ -38,7 +39,7 @@ async def test_a_scrape_says_what_keda_is_answered() -> None:
     mesh, view, demand = Mesh(), View(), Demand(POOLS)
     now = [mesh.at]
     scaler = Scaler(demand, view, clock=lambda: now[0])
-    async with serving_metrics("127.0.0.1:0", PoolMetrics(scaler, view, scheduler_id="me")) as address:
+    async with serving_metrics("127.0.0.1:0", PoolMetrics(scaler, view, scheduler_id="me").read) as address:
         before = await scrape(address)
         assert before["shoal_view_age_seconds", ""] == math.inf
         assert not [pool for _, pool in before if pool]
@@ -72,7 +73,7 @@ async def test_a_scrape_says_what_keda_is_answered() -> None:
 
 async def test_the_port_is_free_again_and_a_taken_one_is_told() -> None:
     scaler = Scaler(Demand(POOLS), View())
-    metrics = PoolMetrics(scaler, View(), scheduler_id="me")
+    metrics = PoolMetrics(scaler, View(), scheduler_id="me").read
     async with serving_metrics("127.0.0.1:0", metrics) as address:
         with pytest.raises(NoCapacity, match="cannot listen"):
             async with serving_metrics(address, metrics):

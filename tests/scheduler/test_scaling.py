@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import grpc
@@ -16,7 +18,9 @@ from libs.catalog.pools import Pools, PoolSpec
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from services.scheduler.app import Addresses, running
+from services.scheduler.pools_file import PoolsFile
 from services.scheduler.settings import Settings
+from tests.router.parts import until
 from tests.scheduler.test_metrics import scrape
 from tests.support.keda_wire import method, metrics_request, reference
 from tests.support.redis import RedisServer
@@ -27,8 +31,14 @@ REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
 
 
 @asynccontextmanager
-async def scheduler(redis: RedisServer) -> AsyncIterator[Addresses]:
-    settings = Settings("scheduler", address="127.0.0.1:0", metrics_address="127.0.0.1:0", redis_url=redis.url, pools=POOLS)
+async def scheduler(redis: RedisServer, pools: PoolsFile | None = None) -> AsyncIterator[Addresses]:
+    settings = Settings(
+        "scheduler",
+        address="127.0.0.1:0",
+        metrics_address="127.0.0.1:0",
+        redis_url=redis.url,
+        pools=pools or PoolsFile(POOLS),
+    )
     async with running(settings) as addresses:
         yield addresses
 
@@ -74,3 +84,21 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
             assert (await method(channel, "IsActive")(REFERENCE)).result
             stream.cancel()
         await redis.aclose()
+
+
+async def _is(channel: grpc.aio.Channel, wanted: int) -> bool:
+    return await value(channel) == wanted
+
+
+async def test_a_changed_file_of_pools_counts_without_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text("pools: {l4-spot: {device: cuda, min_workers: 2}}\n")
+    with RedisServer() as server:
+        async with scheduler(server, PoolsFile.of(file)) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
+            await ready(channel)
+            assert await value(channel) == 2
+            file.write_text("pools: {l4-spot: {device: cuda, min_workers: 3}}\n")
+            await until(partial(_is, channel, 3), "the file to be read")
+            file.write_text("pools: {l4-spot: {device: abacus}}\n")
+            await asyncio.sleep(2.5)  # two looks
+            assert await value(channel) == 3, "what was read before holds"

@@ -266,7 +266,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     other = b.held("a")
     other.job.tenant = "other"
     b.runner.add([other])
-    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 150, "org/unknown": 1000}
+    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 100, "org/unknown": 1000}
     assert b.runner.waiting() == {("org/fake", ""): 2}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -37,6 +37,21 @@ class AsyncTransport:
             for channel in self._channels.give_back(line):
                 await channel.close()
         return reply
+
+    async def stream(self, address: str, method: Method[Q, R], request: Q, *, metadata: Metadata) -> AsyncIterator[R]:
+        """The replies to a request, one after another, until somebody ends that. Raises ShoalError."""
+        self._check()
+        line = self._channels.take(address)
+        call = line.stream(method)(request, metadata=metadata)
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, address) from None
+        finally:
+            call.cancel()
+            for channel in self._channels.give_back(line):
+                await channel.close()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -62,6 +62,18 @@ class BlockingTransport:
         finally:
             self.give_back(line)
         return reply
+
+    def stream(self, address: str, method: Method[Q, R], request: Q, *, metadata: Metadata) -> Iterator[R]:
+        """The replies to a request, one after another, until somebody ends that. Raises ShoalError."""
+        line = self.take(address)
+        call = line.stream(method)(request, metadata=metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self.failed(line, error, address) from None
+        finally:
+            call.cancel()
+            self.give_back(line)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 -- this is the blocking transport; see `finish`

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from shoal.addresses import Addresses
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, ShoalError
 from shoal.parts import spans
 from shoal.retry import Attempts, RetryBudgets, RetryPolicy
+from shoal.traces import CallSpan, calling
 from shoal.transport import Metadata, Method, Transport, Wire
 
 Q = TypeVar("Q")
@@ -89,6 +91,18 @@ class Caller:
         """The reply to one request. Raises ShoalError."""
         return await self._send(self._transport, method, request, timeout)
 
+    @contextmanager
+    def following(self) -> Iterator[tuple[str, Metadata]]:
+        """The router for a request with many replies, and what goes with it. If it is lost, the next such request asks another."""
+        address, request_id = self._addresses.current, uuid.uuid4().hex
+        try:
+            yield address, (("x-request-id", request_id), *self._metadata())
+        except ShoalError as error:
+            error.request_id = request_id
+            if isinstance(error, (CannotConnect, Draining)):
+                self._addresses.failed(address)
+            raise
+
     async def _part(self, plan: Plan[Q, R, T], timeout: float | None, part: range, wire: Wire) -> T:
         try:
             return plan.decode(await self._send(wire, plan.method, plan.build(part), timeout))
@@ -98,7 +112,13 @@ class Caller:
 
     async def _send(self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None) -> R:
         request_id = uuid.uuid4().hex  # The same over all tries: the mesh then knows the work again.
-        metadata = (("x-request-id", request_id), *self._metadata())
+        with calling(method.path, request_id) as span:
+            metadata = (("x-request-id", request_id), *span.metadata, *self._metadata())
+            return await self._try(wire, method, request, timeout, metadata, span)
+
+    async def _try(
+        self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None, metadata: Metadata, span: CallSpan
+    ) -> R:
         deadline = time.monotonic() + _positive(self._limits.timeout if timeout is None else timeout)
         attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
         last: ShoalError | None = None
@@ -108,7 +128,8 @@ class Caller:
             try:
                 reply = await wire.send(address, method, request, timeout=remaining, metadata=metadata)
             except ShoalError as error:
-                error.request_id = request_id
+                error.request_id = metadata[0][1]
+                span.failed(error, address)
                 last = _with_history(error, last)
                 await wire.sleep(self._delay(last, address, attempts))
             else:

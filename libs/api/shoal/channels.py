@@ -36,6 +36,11 @@ class Line(Generic[C]):
             )
         return found
 
+    def stream(self, method: Method[Any, Any]) -> Any:
+        """The same for a method with many replies."""
+        channel: Any = self.channel
+        return channel.unary_stream(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
+
 
 class Channels(Generic[C]):
     """`open` makes a channel to an address, with credentials or (None) without TLS. Threads may share one.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
-from shoal import verbs
+from shoal import codec, verbs
 from shoal.aio import AsyncTransport
 from shoal.blocking import BlockingTransport, blocking
+from shoal.status import Mesh
+from shoal.transport import WATCH_MESH
 from shoal.trust import Tls
+from shoal.v1 import mesh_pb2
 from shoal.verbs import ClientBase, ModelsBase
 
 
@@ -36,6 +40,14 @@ class AsyncClient(ClientBase):
     @property
     def models(self) -> AsyncModels:
         return AsyncModels(self)
+
+    async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
+        """The mesh now and again after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that router
+        goes; watch again then, and another is asked, if there is one."""
+        request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
+        with self._caller.following() as (address, metadata):
+            async for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
+                yield codec.mesh(reply.mesh)
 
     def _open_transport(self, tls: Tls | None) -> AsyncTransport:
         self._transport = AsyncTransport(tls)
@@ -76,6 +88,14 @@ class Client(ClientBase):
     @property
     def models(self) -> Models:
         return Models(self)
+
+    def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
+        """The mesh now and again after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that router
+        goes; watch again then, and another is asked, if there is one."""
+        request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
+        with self._caller.following() as (address, metadata):
+            for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
+                yield codec.mesh(reply.mesh)
 
     def _open_transport(self, tls: Tls | None) -> BlockingTransport:
         self._transport = BlockingTransport(tls)

@@ -43,6 +43,7 @@ from shoal.status import (
     ModelPlace,
     Placement,
     PlacementReason,
+    PoolStatus,
     Scheduler,
     WorkerStatus,
 )
@@ -226,6 +227,7 @@ def mesh(message: mesh_pb2.Mesh) -> Mesh:
         tuple(_flat(LaneStatus, lane) for lane in message.lanes),
         message.router_id,
         _flat(Scheduler, message.scheduler),
+        tuple(_flat(PoolStatus, pool) for pool in message.pools),
     )
 
 

@@ -107,6 +107,16 @@ class LaneStatus:
     dead_jobs: int
     cancelled_jobs: int
     enqueued_tokens: int = 0
+    oldest_seconds: float = 0.0
+    """How long the oldest of the jobs that the answering router waits for waits by now; 0: it waits for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How many workers the leading scheduler wants in a pool."""
+
+    pool: str
+    desired_workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,8 @@ class Mesh:
     lanes: tuple[LaneStatus, ...]
     router_id: str
     scheduler: Scheduler = Scheduler()
+    pools: tuple[PoolStatus, ...] = ()
+    """Empty: no scheduler leads."""
 
 
 @dataclass(frozen=True, slots=True)

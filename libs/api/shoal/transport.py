@@ -29,7 +29,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, R]):
-    """A unary method of a service: its path and how its messages become bytes and back."""
+    """A method of a service that takes one message: its path and how its messages become bytes and back."""
 
     path: str
     serialize: Callable[[Q], bytes]
@@ -55,6 +55,7 @@ LOAD_MODEL = _method("ModelService/LoadModel", models_pb2.LoadModelRequest, mode
 EVICT_MODEL = _method("ModelService/EvictModel", models_pb2.EvictModelRequest, models_pb2.EvictModelResponse)
 PIN_MODEL = _method("ModelService/PinModel", models_pb2.PinModelRequest, models_pb2.PinModelResponse)
 GET_MESH = _method("MeshService/GetMesh", mesh_pb2.GetMeshRequest, mesh_pb2.GetMeshResponse)
+WATCH_MESH = _method("MeshService/WatchMesh", mesh_pb2.WatchMeshRequest, mesh_pb2.WatchMeshResponse)  # many replies
 EXPLAIN = _method("MeshService/ExplainPlacement", mesh_pb2.ExplainPlacementRequest, mesh_pb2.ExplainPlacementResponse)
 # HealthCheckResponse has one enum field: 08 01 is SERVING.
 HEALTH = Method("/grpc.health.v1.Health/Check", _health_query, lambda reply: reply == b"\x08\x01")

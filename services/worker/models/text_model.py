@@ -82,6 +82,15 @@ class TextModel:
             model._widen = partial(cls.load, directory, model_id, torch.device("cpu"), torch.float32, wide)
         return model
 
+    @property
+    def encoder(self) -> TextEncoder:
+        return self._encoder
+
+    @property
+    def heads(self) -> Mapping[str, TextHead]:
+        """By the names that `Prepared.head` may have."""
+        return self._heads
+
     def prepare(self, work: Work) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job."""
         with failing(_cannot_tokenise):

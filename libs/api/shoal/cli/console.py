@@ -14,11 +14,13 @@ from rich.text import Text
 
 # A bar for less than this would only flicker.
 BAR_ITEMS = 1000
+# Of lines that are printed for no terminal.
+WIDTH = 200
 
 
 def show(renderable: RenderableType) -> None:
     """Prints for people, brackets in names as they are. Without a terminal no width is given: lines are long, not cut."""
-    Console(width=None if sys.stdout.isatty() else 200, markup=False).print(renderable)
+    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False).print(renderable)
 
 
 def emit(value: object) -> None:

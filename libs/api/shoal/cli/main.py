@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import inference, operation, plugins
+from shoal.cli import inference, operation, plugins, top
 from shoal.version import VERSION
 
 HELP = "Shoal serves many small models from few accelerators: encode, score and extract."
@@ -36,6 +36,7 @@ def build() -> typer.Typer:
     app.add_typer(operation.models, name="models")
     app.command("status")(operation.status)
     app.command("explain")(operation.explain)
+    app.command("top")(top.top)
     plugins.add(app)
     return app
 

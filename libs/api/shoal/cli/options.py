@@ -54,7 +54,10 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (NoCapacity, "`shoal status` shows the workers; without one, nothing can be answered"),
     (DeadlinePassed, "allow more time with --timeout SECONDS"),
     (Unauthenticated, "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key"),
-    (PermissionDenied, "another token or certificate may: `models load`, `evict`, `pin`, `status` and `explain` are for admins"),
+    (
+        PermissionDenied,
+        "another token or certificate may: `models load`, `evict`, `pin`, `status`, `top` and `explain` are for admins",
+    ),
     (InternalError, "this is a fault of the mesh; its logs have more under the request id"),
 )
 

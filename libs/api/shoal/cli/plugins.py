@@ -20,6 +20,7 @@ _KNOWN = {
     "up": "Start a whole mesh on this machine: Redis, router, scheduler and workers.",
     "certs": "Make a development authority and certificates for all parts of a mesh, or renew them.",
     "redis-acl": "Print Redis' users for router and scheduler, with no more rights than they need.",
+    "profile": "Say where the time of a model's forward pass and of a request goes.",
     "simulate": "Replay requests through eviction policies and fleets, and compare what they cost.",
     "models.check": "Explain what is read from a model's files, and test it on this machine.",
 }

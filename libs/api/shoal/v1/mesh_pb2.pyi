@@ -37,7 +37,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs", "enqueued_tokens")
+    __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs", "enqueued_tokens", "oldest_seconds")
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class LaneStatus(_message.Message):
     DEAD_JOBS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_JOBS_FIELD_NUMBER: _ClassVar[int]
     ENQUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     model: str
     adapter: str
@@ -62,7 +63,16 @@ class LaneStatus(_message.Message):
     dead_jobs: int
     cancelled_jobs: int
     enqueued_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., queued_jobs: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., leased_tokens: _Optional[int] = ..., enqueued_jobs: _Optional[int] = ..., done_jobs: _Optional[int] = ..., expired_jobs: _Optional[int] = ..., dead_jobs: _Optional[int] = ..., cancelled_jobs: _Optional[int] = ..., enqueued_tokens: _Optional[int] = ...) -> None: ...
+    oldest_seconds: float
+    def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., queued_jobs: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., leased_tokens: _Optional[int] = ..., enqueued_jobs: _Optional[int] = ..., done_jobs: _Optional[int] = ..., expired_jobs: _Optional[int] = ..., dead_jobs: _Optional[int] = ..., cancelled_jobs: _Optional[int] = ..., enqueued_tokens: _Optional[int] = ..., oldest_seconds: _Optional[float] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("pool", "desired_workers")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    desired_workers: int
+    def __init__(self, pool: _Optional[str] = ..., desired_workers: _Optional[int] = ...) -> None: ...
 
 class SchedulerStatus(_message.Message):
     __slots__ = ("scheduler_id", "plan", "age_seconds")
@@ -75,18 +85,20 @@ class SchedulerStatus(_message.Message):
     def __init__(self, scheduler_id: _Optional[str] = ..., plan: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
 
 class Mesh(_message.Message):
-    __slots__ = ("workers", "models", "lanes", "router_id", "scheduler")
+    __slots__ = ("workers", "models", "lanes", "router_id", "scheduler", "pools")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     models: _containers.RepeatedCompositeFieldContainer[_models_pb2.Model]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     router_id: str
     scheduler: SchedulerStatus
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
 
 class GetMeshRequest(_message.Message):
     __slots__ = ()

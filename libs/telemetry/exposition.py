@@ -1,0 +1,52 @@
+"""`/metrics` for Prometheus: what `metrics.py` names, over plain HTTP, in text or OpenMetrics (with exemplars) as is asked for.
+
+Every scrape reads what is in memory, in a thread of its own, so that it never waits for the event loop nor the loop for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import chain
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+
+from libs.errors import InvalidInput, NoCapacity
+from libs.telemetry.metrics import REGISTRY, Reading
+
+
+@asynccontextmanager
+async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]]) -> AsyncIterator[str]:
+    """Answers `http://address/metrics` until the context ends: this process' series, and those that `read` makes.
+
+    Yields the address with the port that was bound (port 0: any). An empty address: nowhere, and yields none. Raises InvalidInput
+    for one that is not host:port, NoCapacity if it is taken.
+    """
+    if not address:
+        yield ""
+        return
+    host, port = parse_address(address)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Reading(lambda: chain(REGISTRY.collect(), read())))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise NoCapacity(f"cannot listen on {address} for metrics: is another process there?") from error
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port. Raises InvalidInput."""
+    host, _, port = address.rpartition(":")
+    number = int(port) if port.isascii() and port.isdigit() else math.inf
+    if not host or not 0 <= number <= 65_535:
+        raise InvalidInput(f"{address!r} is not of the form host:port", field="SHOAL_METRICS_ADDRESS")
+    return host.strip("[]"), int(number)

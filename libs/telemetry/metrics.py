@@ -1,0 +1,168 @@
+"""Every series of Shoal, in this one file: what is counted where it happens, and what is read when somebody asks.
+
+Names are `shoal_<what>_<unit>`, times in seconds. Labels are bounded: pools, methods and reasons are few by themselves; models are
+those that a worker has (others are `other`, because clients can make up names), tenants the first 64 that a process has seen.
+`exposition.py` serves them. Every series that a dashboard or an alert asks for is seen by `tests/telemetry` in a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+REGISTRY: Final = CollectorRegistry(auto_describe=False)
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+GCCollector(registry=REGISTRY)
+
+SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+TOKENS: Final = tuple(float(1 << power) for power in range(5, 17))
+SHARES: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+OTHER: Final = "other"
+MOST_TENANTS: Final = 64
+
+# Of every process that answers calls.
+
+REQUESTS: Final = Counter("shoal_requests", "Calls answered, by method and reason (OK, or one of libs/errors.py).",
+                          ("method", "reason"), registry=REGISTRY)  # fmt: skip
+REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's begin until its answer is ready; traces as exemplars.",
+                                   ("method",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+
+# Of routers.
+
+JOBS_QUEUED_AGAIN: Final = Counter("shoal_jobs_queued_again", "Jobs that Redis had forgotten.", registry=REGISTRY)
+
+# Of workers. Those of a forward pass are observed by the device thread after it.
+
+QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "How long jobs waited in their lane.", ("model",),
+                                 buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+PREPARE_SECONDS: Final = Histogram("shoal_prepare_seconds", "Of one job: reading and tokenising.", ("model",),
+                                   buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+FORWARD_SECONDS: Final = Histogram("shoal_forward_seconds", "Of one batch on the device.", ("model",),
+                                   buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+FINISH_SECONDS: Final = Histogram("shoal_finish_seconds", "Of one job: from outputs to the serialised answer.", ("model",),
+                                  buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+BATCH_TOKENS: Final = Histogram("shoal_batch_tokens", "Tokens of one batch.", ("model",), buckets=TOKENS, registry=REGISTRY)
+BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio", "Tokens of a batch, of those that it was allowed.", ("model",),
+                              buckets=SHARES, registry=REGISTRY)  # fmt: skip
+TENANT_TOKENS: Final = Counter(
+    "shoal_tenant_tokens", "Tokens that were computed, by whose they were.", ("tenant",), registry=REGISTRY
+)
+LOADS: Final = Counter("shoal_model_loads", "Models that were to be made resident, by how it ended (OK, or a reason).",
+                       ("outcome",), registry=REGISTRY)  # fmt: skip
+SWAP_SECONDS: Final = Histogram("shoal_swap_seconds", "From the order for a model until it is resident, by where it was.",
+                                ("source",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+EVICTIONS: Final = Counter("shoal_evictions", "Models that left the device, by where to (warm: host memory; cold).",
+                           ("to",), registry=REGISTRY)  # fmt: skip
+
+
+class Bounded:
+    """A label's values, of which the first `most` are kept and all others are `other`. From any thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+
+    def of(self, value: str) -> str:
+        if value in self._known:
+            return value
+        with self._lock:
+            if len(self._known) >= self._most:
+                return OTHER
+            self._known.add(value)
+        return value
+
+
+TENANTS: Final = Bounded(MOST_TENANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One family that is read when somebody asks."""
+
+    name: str
+    help: str
+    labels: Sequence[str] = ()
+    is_counter: bool = False
+
+    def family(self, samples: Mapping[tuple[str, ...], float]) -> Metric:
+        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
+        for labels, value in samples.items():
+            family.add_metric(labels, float(value))
+        return family
+
+
+LANE_LABELS: Final = ("pool", "model", "adapter")
+POOL_LABELS: Final = ("pool",)
+
+# Of routers: lanes are the mesh's, so every router tells the same; `oldest` is of its own jobs.
+
+LANE_QUEUED_JOBS: Final = Series("shoal_lane_queued_jobs", "Jobs that wait.", LANE_LABELS)
+LANE_QUEUED_TOKENS: Final = Series("shoal_lane_queued_tokens", "Tokens that wait (estimated from bytes).", LANE_LABELS)
+LANE_LEASED_TOKENS: Final = Series("shoal_lane_leased_tokens", "Tokens that workers have.", LANE_LABELS)
+LANE_OLDEST_SECONDS: Final = Series("shoal_lane_oldest_seconds", "Age of the oldest job that this router waits for.", LANE_LABELS)
+LANE_ENQUEUED_TOKENS: Final = Series("shoal_lane_enqueued_tokens", "Tokens ever enqueued.", LANE_LABELS, True)
+LANE_ENQUEUED: Final = Series("shoal_lane_enqueued_jobs", "Jobs ever enqueued.", LANE_LABELS, True)
+LANE_DONE: Final = Series("shoal_lane_done_jobs", "Jobs answered.", LANE_LABELS, True)
+LANE_EXPIRED: Final = Series("shoal_lane_expired_jobs", "Jobs whose deadline passed in the lane.", LANE_LABELS, True)
+LANE_DEAD: Final = Series("shoal_lane_dead_jobs", "Jobs given up after workers died with them.", LANE_LABELS, True)
+LANE_CANCELLED: Final = Series("shoal_lane_cancelled_jobs", "Jobs cancelled.", LANE_LABELS, True)
+HELD_BYTES: Final = Series("shoal_held_bytes", "What requests in flight take of this router's memory.")
+WAITING_PULLS: Final = Series("shoal_waiting_pulls", "Pulls of workers that wait at this router.")
+REDIS_UP: Final = Series("shoal_redis_up", "1: Redis answered this process at its last look.")
+
+# Of schedulers.
+
+DESIRED_WORKERS: Final = Series("shoal_desired_workers", "Workers that the pool should have; what KEDA is answered.", POOL_LABELS)
+NEEDED_WORKERS: Final = Series(
+    "shoal_needed_workers", "Workers that the pool needs at this moment, before hysteresis.", POOL_LABELS
+)
+POOL_ACTIVE: Final = Series("shoal_pool_active", "1: the pool may not be scaled to zero.", POOL_LABELS)
+LIVE_WORKERS: Final = Series("shoal_live_workers", "Workers that are there, those that will be lost included.", POOL_LABELS)
+READY_WORKERS: Final = Series("shoal_ready_workers", "Workers that take work.", POOL_LABELS)
+STARTING_WORKERS: Final = Series("shoal_starting_workers", "Workers that were asked for and should come.", POOL_LABELS)
+PREEMPTING_WORKERS: Final = Series("shoal_preempting_workers", "Workers whose machine will be taken away.", POOL_LABELS)
+UNHEALTHY_WORKERS: Final = Series("shoal_unhealthy_workers", "Workers that have missed three heartbeats.", POOL_LABELS)
+QUEUED_TOKENS: Final = Series("shoal_queued_tokens", "Tokens that wait for models that the pool can serve.", POOL_LABELS)
+LEASED_TOKENS: Final = Series("shoal_leased_tokens", "Tokens of such models that workers have.", POOL_LABELS)
+OFFERED_LOAD: Final = Series("shoal_offered_load_workers", "Workers that arrivals keep busy.", POOL_LABELS)
+BACKLOG_SECONDS: Final = Series("shoal_backlog_seconds", "Time in which one worker would do what waits.", POOL_LABELS)
+COLD_START_SECONDS: Final = Series("shoal_cold_start_seconds", "From wanting another worker to its first heartbeat.", POOL_LABELS)
+PLAN_NUMBER: Final = Series("shoal_plan_number", "The leader's last plan.")
+SCHEDULER_LEADER: Final = Series("shoal_scheduler_leader", "1: this scheduler decides where models go.")
+VIEW_AGE_SECONDS: Final = Series("shoal_view_age_seconds", "Since the mesh was seen last; infinite before the first time.")
+
+# Of workers.
+
+DEVICE_BUSY_SECONDS: Final = Series("shoal_device_busy_seconds", "That the device has computed.", POOL_LABELS, True)
+DEVICE_WASTED_SECONDS: Final = Series(
+    "shoal_device_wasted_seconds", "Those of them that went into answers that nobody waited for.", POOL_LABELS, True
+)
+DEVICE_MEMORY_BYTES: Final = Series("shoal_device_memory_bytes", "That models may take on the device.", POOL_LABELS)
+DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "That models and their batches take there.", POOL_LABELS)
+HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "That warm models take of host memory.", POOL_LABELS)
+RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a model that is resident.", ("pool", "model"))
+MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "As measured on recent batches.", ("pool", "model"))
+
+
+class Reading(Collector):
+    """Families that `read` makes anew at each scrape, on the thread of the scrape: it must only read what is replaced whole."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are not known to clash with others of the registry."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._read()

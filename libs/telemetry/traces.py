@@ -1,0 +1,190 @@
+"""Traces over OpenTelemetry, where the standard variables ask for them; else nothing is made and nothing is sent.
+
+One request is one trace (semantic conventions for RPC and messaging):
+
+    client           shoal.v1.InferenceService/Encode   CLIENT    libs/api/shoal/traces.py
+    └ router         shoal.v1.InferenceService/Encode   SERVER    libs/serving/interceptor.py
+      └ router       send <lane>                        PRODUCER  services/router/service.py; its context is in every job
+        ├ worker     wait <lane>                        INTERNAL  from enqueued to pulled   services/worker/spans.py
+        └ worker     process <lane>                     CONSUMER  from pulled to answered
+          ├ worker   prepare                            INTERNAL
+          ├ worker   forward                            INTERNAL  one for a batch: with its first job, linked with all of them
+          ├ worker   finish                             INTERNAL
+          └ router   shoal.v1.WorkerService/Complete    SERVER    whichever router takes the answer
+
+Variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) turns traces on; further OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER
+and its argument, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK
+reads them. Spans leave in a thread of the SDK's, and are dropped when nobody takes them: a request never waits for its trace.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from shoal.version import VERSION
+
+from libs.errors import InvalidInput, ShoalError
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+NONE: Final[Span] = INVALID_SPAN
+"""What stands for the span of something that is not traced."""
+
+STOP_SECONDS: Final = 2.0
+
+_PROTOCOLS: Final = ("", "grpc")
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_TRACER: Final = trace.get_tracer("shoal", VERSION)
+Attributes = Mapping[str, AttributeValue]
+
+
+def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
+    """Sends this process' spans where the environment says. False: it says nowhere. Raises InvalidInput."""
+    if not is_wanted(environ):
+        return False
+    # Only here: a mesh without traces does not pay for the SDK's import.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    # What the operator sets in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES counts over ours.
+    resource = {
+        "service.namespace": "shoal",
+        "service.name": f"shoal-{service}",
+        "service.instance.id": instance,
+        "service.version": VERSION,
+        **OTELResourceDetector().detect().attributes,
+    }
+    provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return True
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the environment asks for traces. Raises InvalidInput for a protocol that is not served."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    if not (environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        return False
+    name = (
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" if environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") else "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
+    if environ.get(name, "") not in _PROTOCOLS:
+        raise InvalidInput(f"{name} must be grpc, not {environ[name]!r}", field=name)
+    return True
+
+
+def stop() -> None:
+    """Sends what is left. Blocking, for at most STOP_SECONDS: a process that ends does not wait for a collector that is away."""
+    shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
+    if shutdown is not None:
+        last = threading.Thread(target=shutdown, name="last spans", daemon=True)
+        last.start()
+        last.join(STOP_SECONDS)
+
+
+def context_of(traceparent: str) -> Context | None:
+    """The context that a header names; None if it names none, or one that is not sampled: then nothing is made for it."""
+    if not traceparent:
+        return None
+    context = _PROPAGATOR.extract({TRACEPARENT: traceparent})
+    found = trace.get_current_span(context).get_span_context()
+    return context if found.is_valid and found.trace_flags.sampled else None
+
+
+def traceparent_of(span: Span) -> str:
+    """The header that names a span; empty for one that is not sampled."""
+    context = span.get_span_context()
+    if not (context.is_valid and context.trace_flags.sampled):
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def exemplar(span: Span) -> dict[str, str] | None:
+    """The span, as a histogram's exemplar; None if it is not sampled."""
+    context = span.get_span_context()
+    if not (context.is_valid and context.trace_flags.sampled):
+        return None
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
+    """The SERVER span of one call; `parent`: the call's metadata. The caller ends it."""
+    service, _, name = method.lstrip("/").partition("/")
+    known: dict[str, AttributeValue] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    context = _PROPAGATOR.extract(parent)
+    return _TRACER.start_span(f"{service}/{name}", context, SpanKind.SERVER, known | dict(attributes))
+
+
+@contextmanager
+def entered(span: Span) -> Iterator[None]:
+    """The span is the current one. It is not ended: what becomes of errors is said by `failed`."""
+    if span is NONE:
+        yield
+        return
+    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+@contextmanager
+def sending(lane: str) -> Iterator[Span]:
+    """The PRODUCER span of a request's jobs, within the current one, as the current one; NONE if that is not sampled."""
+    if not traceparent_of(trace.get_current_span()):
+        yield NONE
+        return
+    known = messaging(lane, "send")
+    span = _TRACER.start_span(f"send {lane}", kind=SpanKind.PRODUCER, attributes=known)
+    try:
+        with entered(span):
+            yield span
+    except ShoalError as error:
+        failed(span, error)
+        raise
+    finally:
+        span.end()
+
+
+def begin(
+    name: str,
+    parent: Context | Span,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
+    links: Iterable[Span] = (),
+    start_ns: int | None = None,
+) -> Span:
+    """A span that began at `start_ns` (Unix nanoseconds; None: now). The caller ends it."""
+    context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
+    linked = [Link(one.get_span_context()) for one in links]
+    return _TRACER.start_span(name, context, kind, attributes, linked, start_ns)
+
+
+def failed(span: Span, error: ShoalError) -> None:
+    """The error that it ends with, by its reason: messages may quote what a client sent."""
+    span.set_attribute("error.type", error.reason)
+    span.set_status(Status(StatusCode.ERROR, error.reason))
+
+
+def lane_name(pool: str, model: str, adapter: str) -> str:
+    """A lane, as spans name it."""
+    return f"{pool}/{model}+{adapter}" if adapter else f"{pool}/{model}"
+
+
+def messaging(lane: str, operation: str) -> dict[str, AttributeValue]:
+    """Attributes of what is done with a lane, the broker being Redis."""
+    return {
+        "messaging.system": "redis",
+        "messaging.destination.name": lane,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }

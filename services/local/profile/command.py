@@ -1,0 +1,159 @@
+"""`shoal profile`: a model's forward pass on this machine, part by part, and requests through a mesh of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from shoal.cli.console import complain, emit, note, show
+from shoal.cli.options import Json, told
+
+from libs.errors import InvalidInput, ShoalError
+from libs.store import check_urls
+from services.local import settings as local
+from services.local.profile import report
+from services.worker.disk import parse_shelves
+from services.worker.found import Tell, found
+from services.worker.settings import DeviceChoice, DtypeChoice, Settings
+
+if TYPE_CHECKING:
+    from services.local.profile.request import RequestProfile
+    from services.worker.models import Work
+    from services.worker.profile.forward import ForwardProfile
+
+_KINETO_SILENT = "99"
+"""Above all its levels, or torch's profiler prints a line when it starts and one when it stops."""
+_HELP_OFFERED = "Where a model is: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
+_HELP_TEXTS = "File with a text a line, repeated until the batch is full. Default: made ones of log-normal lengths."
+
+
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Directory of a checkpoint, or an id (--model, SHOAL_MODELS, SHOAL_STORES).")
+    ],
+    offered: Annotated[list[str] | None, typer.Option("--model", help=_HELP_OFFERED)] = None,
+    texts: Annotated[Path | None, typer.Option(help=_HELP_TEXTS)] = None,
+    batch_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the batch; 0: as many as a worker would take.")] = 0,
+    device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = "auto",
+    dtype: Annotated[DtypeChoice, typer.Option(help="What to compute in.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a CPU. Default: all cores.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Forward passes with, and as many without the profiler.")] = 20,
+    requests: Annotated[int, typer.Option(min=0, help="Requests of one text each; 0: no mesh is started.")] = 50,
+    trace: Annotated[Path | None, typer.Option(help="Write the profiler's trace to this file, for ui.perfetto.dev: .json.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the parts to this file: .png, .svg or .pdf (needs matplotlib).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say where the time of a model's forward pass goes, part by part, and that of a request, stop by stop."""
+    with told(), _said():
+        _check_files(trace, plot)
+        settings = replace(
+            Settings.from_env(os.environ),
+            models=parse_shelves(local.known_models(offered or [], os.environ)),
+            stores=check_urls(local.known_stores(os.environ)),
+            device=device,
+            dtype=dtype,
+            threads=threads or local.available_cores(),
+            batch_tokens=batch_tokens,
+        )
+        lines = None if texts is None else _lines(texts)
+        with _telling(model) as tell:
+            forward, request = _measured(settings, model, lines, runs, requests, trace, tell)
+        if plot is not None:
+            report.plot(forward, request, plot)
+        if as_json:
+            emit(report.as_json(forward, request))
+        else:
+            show(report.forward_table(forward))
+            if request is not None:
+                show(report.request_table(request))
+        for what, path in (("trace", trace), ("plot", plot)):
+            if path is not None:
+                note(f"{what}: {path}")
+
+
+def _measured(
+    settings: Settings, target: str, lines: list[str] | None, runs: int, requests: int, trace: Path | None, tell: Tell
+) -> tuple[ForwardProfile, RequestProfile | None]:
+    name, copy = found(settings, target, "", tell)
+    try:
+        tell(f"{name}: importing torch")
+        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)  # its library reads it when it is loaded
+        from services.worker.profile import forward, texts
+
+        tell(f"{name}: loading")
+        model, device, most_tokens = forward.load(settings, name, copy.directory)
+        given = texts.generated() if lines is None else cycle(lines)
+        batch = forward.fill(model, given, most_tokens, settings.batch_items)
+        tell(f"{name}: forward passes of {batch.tokens:,} tokens")
+        measured = forward.profile_forward(model, batch, runs=runs, device=device, threads=settings.threads, trace=trace)
+        if not requests:
+            return measured, None
+        works = [forward.work_of(model, [text]) for _, text in zip(range(requests), cycle(batch.texts), strict=False)]
+        del model
+        tell(f"{name}: {requests} requests through a mesh")
+        return measured, _through_mesh(settings, name, copy.directory, works)
+    finally:
+        copy.close()
+
+
+def _through_mesh(settings: Settings, name: str, directory: Path, works: list[Work]) -> RequestProfile:
+    try:
+        from services.local.profile.request import profile_requests
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: --requests 0") from None
+    mesh = local.Settings(
+        port=0,
+        threads=settings.threads,
+        models=f"{name}={directory}",
+        dtype=settings.dtype,
+        environment=(("SHOAL_DEVICE", settings.device),),
+    )
+    return asyncio.run(profile_requests(mesh, name, works))
+
+
+def _lines(path: Path) -> list[str]:
+    """The texts of a file."""
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not UTF-8", field="texts") from None
+    if not lines:
+        raise InvalidInput(f"{path} has no text", field="texts")
+    return lines
+
+
+def _check_files(trace: Path | None, plot: Path | None) -> None:
+    """Before anything takes long."""
+    if trace is not None and trace.suffix != ".json":
+        raise InvalidInput(f"a trace's file must end in .json, not {trace.name!r}", field="trace")
+    if plot is not None:
+        report.check_plot(plot)
+    for path in (trace, plot):
+        if path is not None and not path.parent.is_dir():
+            raise InvalidInput(f"there is no directory {path.parent} to write to")
+
+
+@contextmanager
+def _telling(target: str) -> Iterator[Tell]:
+    """Says on stderr what is being done, if somebody watches."""
+    with Console(stderr=True).status(Text(target)) as status:
+        yield lambda words: status.update(Text(words))
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Our errors become words on stderr and exit code 1."""
+    try:
+        yield
+    except ShoalError as error:
+        complain(error.message, [], "")
+        raise typer.Exit(1) from None

@@ -1,0 +1,95 @@
+"""Requests through a small mesh of their own, one at a time: at which stop of their way the time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from statistics import fmean, median
+from typing import Final
+
+from shoal import Client
+from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
+
+from services.local.mesh import running
+from services.local.settings import Settings
+from services.worker.models import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
+
+_LOAD_SECONDS: Final = 300.0
+_WARM_REQUESTS: Final = 5
+
+# What is measured on the way, and what is left of the clock around it: the stops' names are those of `Timings`.
+_STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = (
+    ("client and wire", "client library, gRPC, client to router and back", lambda seconds, told: seconds - told.total_seconds),
+    ("router", "decode, admit, merge; the answer's way from the worker", lambda _, told: told.total_seconds - _told(told)),
+    ("queue", "in the lane, and the job's way to the worker", lambda _, told: told.queue_seconds),
+    ("prepare", "tokenise", lambda _, told: told.prepare_seconds),
+    ("wait", "for the device", lambda _, told: told.wait_seconds),
+    ("forward", "on the device", lambda _, told: told.forward_seconds),
+    ("finish", "the device's output to the answer", lambda _, told: told.finish_seconds),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stop on the way, and the mean seconds that a request was there."""
+
+    name: str
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProfile:
+    """Of single requests by the client's clock: mean and median seconds, and where the mean went. The stages' sum is the mean."""
+
+    requests: int
+    seconds: float
+    median_seconds: float
+    stages: tuple[Stage, ...]
+
+
+async def profile_requests(settings: Settings, model: str, works: Sequence[Work]) -> RequestProfile:
+    """Starts a mesh and sends it each job as a request, the next when the last is answered. Raises ShoalError of either kind."""
+    async with running(settings) as mesh:
+        return await asyncio.to_thread(_measure, mesh.address, model, works)
+
+
+def _measure(address: str, model: str, works: Sequence[Work]) -> RequestProfile:
+    measured: list[tuple[float, Timings]] = []
+    with Client(address, timeout=_LOAD_SECONDS) as client:
+        for work in chain(repeat(works[0], _WARM_REQUESTS), works):
+            started = time.perf_counter()
+            answer = _ask(client, model, work)
+            measured.append((time.perf_counter() - started, answer.timings))
+    return summed(measured[_WARM_REQUESTS:])
+
+
+def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
+    """Of requests: the client's seconds and what the mesh told of them."""
+    seconds = [one for one, _ in measured]
+    stages = tuple(Stage(name, what, fmean(part(*one) for one in measured)) for name, what, part in _STOPS)
+    return RequestProfile(len(measured), fmean(seconds), median(seconds), stages)
+
+
+def _told(timings: Timings) -> float:
+    """By the worker."""
+    waited = timings.queue_seconds + timings.prepare_seconds + timings.wait_seconds
+    return waited + timings.forward_seconds + timings.finish_seconds
+
+
+def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult | ExtractResult:
+    match work:
+        case EncodeWork():
+            return client.encode(model, work.texts, role=work.role or None, representations=work.representations)
+        case ScoreWork():
+            return client.score(model, work.query, work.documents)
+        case EntitiesWork():
+            return client.entities(model, work.texts, work.labels)
+        case ClassifyWork():
+            return client.classify(model, work.texts, work.labels)
+        case RelationsWork():
+            given = [[(one.start, one.end) for one in entities] for entities in work.entities]
+            return client.relations(model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given)

@@ -1,0 +1,46 @@
+"""The files of a model that somebody names on a command line. No mesh is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.cli.console import size
+
+from libs.errors import ModelNotFound
+from libs.store import Copy, Progress, is_model_id, open_store
+from services.worker import disk
+from services.worker.settings import Settings
+
+Tell = Callable[[str], None]
+
+
+def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, Copy]:
+    """The id and files of a model: a directory as it is; an id in the folders of SHOAL_MODELS, else in the stores of SHOAL_STORES.
+
+    `name`: the id of a directory; empty: its last two names. `tell` hears of a download. Raises ShoalError.
+    """
+    path = Path(target)
+    if path.is_dir():
+        return name or _own_id(path.resolve()), Copy(path)
+    try:
+        return target, Copy(disk.find(settings.models, target))
+    except ModelNotFound:
+        if not is_model_id(target):
+            raise ModelNotFound(f"{target} is neither a directory nor a model id of the form org/name") from None
+        if not settings.stores:
+            raise ModelNotFound(
+                f"{target} is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf to fetch it"
+            ) from None
+
+    def report(progress: Progress) -> None:
+        tell(f"{target}: fetching, {size(progress.done)} of {size(progress.total)}")
+
+    store = open_store(settings.stores, settings.store_dir, settings.store_bytes)
+    return target, store.get(settings.catalog.pinned_id(target), report)
+
+
+def _own_id(directory: Path) -> str:
+    """A directory's last two names where they are an id, as in the layout of SHOAL_MODELS."""
+    own = f"{directory.parent.name}/{directory.name}"
+    return own if is_model_id(own) else "local/model"

@@ -1,0 +1,33 @@
+"""What a worker tells Prometheus of its device and its models, read at each scrape (`libs/telemetry`). The rest is counted where it
+happens: `intake.py`, `runner.py`, `finisher.py`, `residency.py`, `space.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from libs.telemetry import metrics
+from services.worker.device import Device
+from services.worker.residency import Residency
+from services.worker.waste import Waste
+
+
+class WorkerMetrics:
+    """`read` is called on the thread of a scrape."""
+
+    def __init__(self, pool: str, device: Device, residency: Residency, waste: Waste) -> None:
+        self._pool = (pool,)
+        self._device = device
+        self._residency = residency
+        self._waste = waste
+
+    def read(self) -> Iterator[Metric]:
+        yield metrics.DEVICE_BUSY_SECONDS.family({self._pool: self._waste.device_seconds})
+        yield metrics.DEVICE_WASTED_SECONDS.family({self._pool: self._waste.wasted_seconds})
+        yield metrics.DEVICE_MEMORY_BYTES.family({self._pool: self._device.memory_bytes})
+        yield metrics.DEVICE_USED_BYTES.family({self._pool: self._residency.used_bytes})
+        yield metrics.HOST_USED_BYTES.family({self._pool: self._residency.host_used_bytes})
+        residents = self._residency.residents()
+        yield metrics.RESIDENT_BYTES.family({(*self._pool, one.name): one.model.bytes for one in residents})
+        yield metrics.MODEL_TOKENS_PER_SECOND.family({(*self._pool, one.name): one.meter.tokens_per_second for one in residents})

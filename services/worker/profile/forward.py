@@ -1,0 +1,154 @@
+"""One batch through a model, with and without torch's profiler: what its parts take, and what the profiler adds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from libs.errors import TaskNotSupported
+from services.worker.device import open_device
+from services.worker.models import TextModel, Work
+from services.worker.profile.ranges import named_parts
+from services.worker.profile.trace import FORWARD, Forward, Part, forwards, read
+from services.worker.selftest import works
+from services.worker.settings import Settings
+
+_WARM_RUNS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a forward is given: a job that is about as large as a batch may be."""
+
+    texts: list[str]
+    work: Work
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardProfile:
+    """`seconds`: of the forward in the middle of `runs` under the profiler; `parts` and `inside` (see `trace.py`) of the very same.
+    `plain_seconds`: of one without it. `prepare_seconds`, `finish_seconds`: of tokenising before and of the answer after it, which
+    are on other threads of a worker."""
+
+    model: str
+    device: str
+    dtype: str
+    threads: int
+    texts: int
+    tokens: int
+    runs: int
+    seconds: float
+    plain_seconds: float
+    parts: Mapping[Part, float]
+    inside: Mapping[Part, Mapping[str, float]]
+    prepare_seconds: float
+    finish_seconds: float
+
+    @property
+    def covered(self) -> float:
+        """The sum of the parts, as a share of the whole."""
+        return sum(self.parts.values()) / self.seconds
+
+    @property
+    def overhead(self) -> float:
+        """What the profiler adds, as a share of a forward without it."""
+        return self.seconds / self.plain_seconds - 1
+
+
+def load(settings: Settings, model: str, directory: Path) -> tuple[TextModel, str, int]:
+    """The model as a worker with these settings would have it, the device's name, and the tokens of the largest batch.
+
+    The calling thread computes with as many threads as such a worker's device thread. Raises ShoalError.
+    """
+    device = open_device(settings)
+    loaded = device.load(directory, model)
+    device.enter()
+    if not isinstance(loaded, TextModel):
+        raise TaskNotSupported(f"{model} is no text model: only these can be profiled")
+    return loaded, device.name, device.batch_tokens
+
+
+def fill(model: TextModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
+    """As many of the texts, in order, as fit, but at least one; they are for the first task of the model."""
+    taken: list[str] = []
+    tokens = 0
+    for text in texts:
+        more = model.prepare(work_of(model, [text])).tokens
+        if taken and (tokens + more > most_tokens or len(taken) == most_texts):
+            break
+        taken.append(text)
+        tokens += more
+    work = work_of(model, taken)
+    return Batch(taken, work, model.prepare(work).tokens)
+
+
+def work_of(model: TextModel, texts: list[str]) -> Work:
+    """A job for the model's first task."""
+    return next(works(model.card, texts))
+
+
+def profile_forward(
+    model: TextModel, batch: Batch, *, runs: int, device: str, threads: int, trace: Path | None = None
+) -> ForwardProfile:
+    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: where to leave what it saw."""
+    prepared = model.prepare(batch.work)
+    if not prepared.sequences:
+        raise TaskNotSupported(f"{model.card.model} answers from a table: there is no forward pass to profile")
+
+    def forward() -> object:
+        return model.forward(prepared.head, prepared.sequences)
+
+    outputs = model.forward(prepared.head, prepared.sequences)
+    _timed(forward, _WARM_RUNS)
+    # Half of them before and half after, since machines do not stay as they are.
+    plain = _timed(forward, runs - runs // 2)
+    seen = _traced(model, forward, runs, trace)
+    plain += _timed(forward, runs // 2)
+    middle = sorted(seen, key=lambda one: one.seconds)[runs // 2]
+    return ForwardProfile(
+        model=model.card.model,
+        device=device,
+        dtype=str(model.encoder.token_weight.dtype).removeprefix("torch."),
+        threads=threads,
+        texts=len(batch.texts),
+        tokens=batch.tokens,
+        runs=runs,
+        seconds=middle.seconds,
+        plain_seconds=median(plain),
+        parts=middle.parts,
+        inside=middle.inside,
+        prepare_seconds=median(_timed(lambda: model.prepare(batch.work), runs)),
+        finish_seconds=median(_timed(lambda: model.finish(prepared, outputs), runs)),
+    )
+
+
+def _timed(call: Callable[[], object], times: int) -> list[float]:
+    """The seconds that each call takes."""
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _traced(model: TextModel, forward: Callable[[], object], runs: int, path: Path | None) -> list[Forward]:
+    """What the profiler saw of each run but a first one, in which it sets itself up. `path`: where to leave its trace."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with TemporaryDirectory() as directory:
+        path = path or Path(directory) / "trace.json"
+        with named_parts(model), profile(activities=activities) as profiler:
+            for _ in range(runs + 1):
+                with record_function(FORWARD):
+                    forward()
+        profiler.export_chrome_trace(str(path))
+        return forwards(read(path))[1:]

@@ -1,0 +1,68 @@
+"""Names the parts of a model's forward for torch's profiler, for as long as somebody profiles: models know nothing of it.
+
+Modules call each other's methods directly, so hooks of `nn.Module` would see nothing. Instead the methods that do a part's work are
+wrapped in ranges, on the very modules of one model, and unwrapped at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+from torch import nn
+from torch.profiler import record_function
+
+from libs.kernels.linear import PackedLinear
+from services.worker.models import TextModel
+from services.worker.models.embeddings import TokenEmbedding
+from services.worker.models.encoder import Attention, Norm
+from services.worker.models.heads.linear import HeadLinear
+from services.worker.profile.trace import PREFIX, Part
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The inner range counts: a projection within `project` is GEMM, a norm within an embedding is norm.
+_METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
+    (PackedLinear, "GEMM", ("forward", "add")),
+    (HeadLinear, "GEMM", ("forward",)),
+    (Attention, "attention", ("project", "mix")),
+    (Norm, "norm", ("forward", "add")),
+    (nn.LayerNorm, "norm", ("forward",)),
+    (TokenEmbedding, "embedding", ("forward",)),
+)
+
+
+@contextmanager
+def named_parts(model: TextModel) -> Iterator[None]:
+    """While it is open, what the model's modules do is in ranges that are called `shoal.<part>`."""
+    wrapped: list[tuple[nn.Module, str]] = []
+    heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
+    try:
+        for module in {each for root in (model.encoder, *heads) for each in root.modules()}:
+            for part, method in _parts_of(module, module in heads):
+                setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
+                wrapped.append((module, method))
+        yield
+    finally:
+        for module, method in wrapped:
+            delattr(module, method)
+
+
+def _parts_of(module: nn.Module, is_head: bool) -> Iterator[tuple[Part, str]]:
+    if is_head:
+        yield "pooling", "forward"
+    for kind, part, methods in _METHODS:
+        if isinstance(module, kind):
+            yield from ((part, method) for method in methods)
+
+
+def _in_range(name: str, method: Callable[P, R]) -> Callable[P, R]:
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with record_function(name):
+            return method(*args, **kwargs)
+
+    return call

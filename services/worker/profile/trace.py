@@ -1,0 +1,162 @@
+"""The parts of a forward pass, out of a trace of torch's profiler. Pure but for `read`.
+
+A trace is what `torch.profiler.profile.export_chrome_trace` writes (Chrome's Trace Event Format): spans on threads of the host and
+on streams of the device. On a CPU a moment belongs to the innermost operator on the forward's thread; on an accelerator to the
+kernel that runs there, and the kernel to the part that launched it. What none covers is a gap. Operators' own times and gaps are
+counted apart from each other, so that their sum can be held against the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+Part = Literal["GEMM", "attention", "norm", "embedding", "pooling", "copy", "other", "gaps"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+PREFIX: Final = "shoal."
+"""How the ranges are called: this and the part, or `forward` for all of it."""
+FORWARD: Final = PREFIX + "forward"
+
+_RANGE: Final = "user_annotation"
+_ON_HOST: Final = (_RANGE, "cpu_op", "cuda_runtime", "cuda_driver")
+_ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
+_BETWEEN_DEVICES: Final = ("HtoD", "DtoH")
+
+# Operators that run in no part's range, by the outermost of several within each other.
+_PART_OF: Final[Mapping[str, Part]] = {
+    **dict.fromkeys(("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "_linear_pointwise", "lstm"), "GEMM"),
+    **dict.fromkeys(("scaled_dot_product_attention", "_varlen_attn"), "attention"),
+    **dict.fromkeys(("layer_norm", "rms_norm"), "norm"),
+    **dict.fromkeys(("to", "_to_copy", "copy_", "contiguous", "clone", "pin_memory"), "copy"),
+    "embedding": "embedding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took from `start` to `end`, microseconds. `track`: its thread or stream. `link`: what a launch and what it
+    launched have in common; 0: nothing."""
+
+    kind: str
+    name: str
+    track: tuple[object, object]
+    start: float
+    end: float
+    link: int = 0
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward pass by its trace, in seconds: all of it, and its parts, gaps included.
+
+    `inside`: what a part is made of, by operator or kernel; of gaps on a CPU, in which part they are.
+    """
+
+    seconds: float
+    parts: Mapping[Part, float]
+    inside: Mapping[Part, Mapping[str, float]]
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A span of the host, its part (None: a range that says none), and what of it no span within it takes."""
+
+    span: Span
+    part: Part | None
+    own: float
+
+
+def read(path: Path) -> list[Span]:
+    """All spans of a trace's file."""
+    with path.open(encoding="utf-8") as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return [_span(event) for event in events if event["ph"] == "X"]
+
+
+def _span(event: Mapping[str, Any]) -> Span:
+    start, link = float(event["ts"]), event.get("args", {}).get("correlation", 0)
+    track = (event.get("pid"), event.get("tid"))
+    return Span(event.get("cat", ""), event["name"], track, start, start + float(event.get("dur", 0)), int(link))
+
+
+def forwards(spans: Iterable[Span]) -> list[Forward]:
+    """Every forward pass of a trace, in order."""
+    ordered = sorted(spans, key=lambda span: (span.start, -span.end))
+    return [_forward(span, ordered) for span in ordered if span.kind == _RANGE and span.name == FORWARD]
+
+
+def _forward(whole: Span, spans: Sequence[Span]) -> Forward:
+    placed = _placed(whole, spans)
+    parts_of_links = {one.span.link: one.part for one in placed if one.span.link}
+    launched = [span for span in spans if span.kind in _ON_DEVICE and span.link in parts_of_links]
+    inside: dict[Part, dict[str, float]] = {part: {} for part in PARTS}
+    if launched:
+        for span in launched:
+            _add(inside, _part_of_kernel(span, parts_of_links[span.link]), span.name, span.duration)
+        covering = launched
+    else:
+        for one in placed:
+            if one.span.kind == _RANGE:
+                _add(inside, "gaps", one.part or "between them", one.own)
+            else:
+                _add(inside, one.part or "other", one.span.name, one.own)
+        covering = [one.span for one in placed if one.span.kind != _RANGE]
+    parts: dict[Part, float] = {part: sum(inside[part].values()) for part in PARTS if part != "gaps"}
+    parts["gaps"] = _uncovered(whole, covering) / 1e6
+    return Forward(whole.duration / 1e6, parts, inside)
+
+
+def _add(inside: Mapping[Part, dict[str, float]], part: Part, name: str, microseconds: float) -> None:
+    inside[part][name] = inside[part].get(name, 0.0) + microseconds / 1e6
+
+
+def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
+    """The host's spans within a forward, itself first."""
+    placed: list[_Placed] = []
+    around: list[_Placed] = []
+    for span in spans:
+        if span.kind not in _ON_HOST or span.track != whole.track or not whole.start <= span.start < whole.end:
+            continue
+        while around and around[-1].span.end <= span.start:
+            around.pop()
+        one = _Placed(span, _part(span, around[-1] if around else None), span.duration)
+        if around:
+            around[-1].own -= span.duration
+        placed.append(one)
+        around.append(one)
+    return placed
+
+
+def _part(span: Span, around: _Placed | None) -> Part | None:
+    """A range says it by its name, an operator in one is of its part. A head's products are GEMM too, whatever their size."""
+    inherited = None if around is None else around.part
+    if span.kind == _RANGE:
+        return next((part for part in PARTS if span.name == PREFIX + part), inherited)
+    if around is not None and around.span.kind != _RANGE:
+        return inherited
+    own = _PART_OF.get(span.name.rpartition("::")[2], "other")
+    if inherited is None:
+        return own
+    return own if inherited == "pooling" and own == "GEMM" else inherited
+
+
+def _part_of_kernel(span: Span, part: Part | None) -> Part:
+    if span.kind == "gpu_memcpy" and any(way in span.name for way in _BETWEEN_DEVICES):
+        return "copy"
+    return part or "other"
+
+
+def _uncovered(whole: Span, spans: Iterable[Span]) -> float:
+    """How long none of the spans runs. They are ordered by their start."""
+    gaps, reached = 0.0, whole.start
+    for span in spans:
+        gaps += max(0.0, min(span.start, whole.end) - reached)
+        reached = max(reached, min(span.end, whole.end))
+    return gaps + whole.end - reached

@@ -1,0 +1,77 @@
+"""The spans of jobs that are traced (`libs/telemetry/traces.py` shows where they hang); nothing is made for others.
+
+Beside the way of a request: begun by `intake.py`, told of by preparing threads, the device thread and finishing threads one after
+another, ended by `delivery.py`. Times are seconds of the worker's rising clock; spans are made once their times are known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from opentelemetry.trace import Span, SpanKind
+from shoal.v1 import worker_pb2
+
+from libs.errors import ShoalError
+from libs.telemetry import traces
+from services.worker.held import HeldJob
+
+
+class JobSpan:
+    """`process <lane>`: from the pull until the answer is on its way."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+
+    @property
+    def traceparent(self) -> str:
+        return traces.traceparent_of(self.span)
+
+    def stage(self, name: str, started: float, ended: float) -> None:
+        """One thing that was done for the job."""
+        span = traces.begin(name, self.span, start_ns=_unix_ns(started))
+        span.end(_unix_ns(ended))
+
+    def failed(self, error: ShoalError) -> None:
+        traces.failed(self.span, error)
+
+    def end(self) -> None:
+        self.span.end()
+
+
+def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan | None:
+    """The job was just pulled, after `waited` seconds in its lane. None if it is not traced."""
+    context = traces.context_of(job.traceparent)
+    if context is None:
+        return None
+    now, name = time.time_ns(), traces.lane_name(lane.pool, lane.model, lane.adapter)
+    traces.begin(f"wait {name}", context, start_ns=now - int(waited * 1e9)).end(now)
+    attributes = {
+        **traces.messaging(name, "process"),
+        "messaging.message.id": job.job_id,
+        "shoal.request_id": job.request_id,
+        "shoal.worker_id": worker_id,
+        "shoal.model": lane.model,
+    }
+    return JobSpan(traces.begin(f"process {name}", context, kind=SpanKind.CONSUMER, attributes=attributes, start_ns=now))
+
+
+def batch(jobs: Sequence[HeldJob], started: float, ended: float, *, tokens: int, sequences: int) -> None:
+    """One forward pass: a span in the trace of its first traced job, linked with all of them and they with it."""
+    spans = [held.span for held in dict.fromkeys(jobs) if held.span is not None]
+    if not spans:
+        return
+    attributes: traces.Attributes = {
+        "shoal.model": jobs[0].resident.name,
+        "shoal.batch.tokens": tokens,
+        "shoal.batch.sequences": sequences,
+    }
+    linked = [one.span for one in spans]
+    forward = traces.begin("forward", spans[0].span, attributes=attributes, links=linked, start_ns=_unix_ns(started))
+    forward.end(_unix_ns(ended))
+    for one in spans[1:]:
+        one.span.add_link(forward.get_span_context())
+
+
+def _unix_ns(moment: float) -> int:
+    return time.time_ns() - int((time.monotonic() - moment) * 1e9)

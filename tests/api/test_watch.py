@@ -1,0 +1,99 @@
+"""`watch` of both clients, against real gRPC servers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+
+import grpc
+import pytest
+import shoal
+from shoal import errors
+from shoal.status import Mesh
+
+from tests.api.fake_router import FakeRouter, Refusal, serving
+from tests.support.waiting import wait_until
+
+Client = shoal.Client | shoal.AsyncClient
+Make = Callable[[str], Client]
+
+
+@pytest.fixture(params=[shoal.Client, shoal.AsyncClient])
+def make(request: pytest.FixtureRequest) -> Make:
+    kind: Make = request.param
+    return kind
+
+
+async def looks(client: Client, count: int) -> list[Mesh]:
+    """The first looks of one watch, which is then left."""
+    if isinstance(client, shoal.Client):
+        return await asyncio.to_thread(lambda: list(islice(client.watch(0.2), count)))
+    found = []
+    async for mesh in client.watch(0.2):
+        found.append(mesh)
+        if len(found) == count:
+            break
+    return found
+
+
+async def close(client: Client) -> None:
+    closing = client.close()
+    if closing is not None:
+        await closing
+
+
+def test_both_clients_watch_alike() -> None:
+    mine, theirs = shoal.Client.watch, shoal.AsyncClient.watch
+    assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
+    assert mine.__doc__ == theirs.__doc__
+
+
+async def test_a_watch_tells_again_and_again_and_ends_with_who_watches(make: Make, router: FakeRouter) -> None:
+    client = make(router.address)
+    seen = await looks(client, 3)
+    assert [mesh.router_id for mesh in seen] == ["router-1"] * 3
+    assert [(pool.pool, pool.desired_workers) for pool in seen[0].pools] == [("cpu", 2)]
+    assert seen[0].lanes[0].oldest_seconds == 2.5
+    (call,) = router.calls
+    assert (call.method, len(call.request_id)) == ("WatchMesh", 32)
+    await close(client)
+
+
+async def test_when_a_router_goes_the_next_watch_asks_another(make: Make) -> None:
+    with serving(FakeRouter()) as left, ExitStack() as stack:
+        going = stack.enter_context(serving(FakeRouter()))
+        client = make(f"{going.address},{left.address}")
+        while not going.calls:  # it begins with either
+            await looks(client, 1)
+            client._caller._addresses.failed(client._caller._addresses.current)
+        client._caller._addresses.failed(left.address)
+        stack.close()
+        with pytest.raises(errors.CannotConnect) as caught:
+            await looks(client, 1)
+        assert going.address in caught.value.message
+        assert caught.value.request_id
+        before = len(left.calls)
+        assert len(await looks(client, 1)) == 1
+        assert len(left.calls) == before + 1
+        await close(client)
+
+
+async def test_a_refusal_is_raised(make: Make, router: FakeRouter) -> None:
+    router.refusals = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not for clients")]
+    client = make(router.address)
+    with pytest.raises(errors.PermissionDenied, match="not for clients"):
+        await looks(client, 1)
+    await close(client)
+
+
+def test_a_watch_that_nobody_follows_is_ended(router: FakeRouter) -> None:
+    with shoal.Client(router.address) as client:
+        watch: Iterator[Mesh] = client.watch(0.2)
+        next(watch)
+        assert router.calls[0].method == "WatchMesh"
+        watch.close()  # type: ignore[attr-defined]  # a generator
+        assert next(client.watch(0.2)).router_id == "router-1"
+        wait_until(lambda: len(router.calls) == 2, what="the second watch")

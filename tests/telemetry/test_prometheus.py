@@ -1,0 +1,220 @@
+"""Every query of dashboards and alerts, asked of a real Prometheus that scrapes a real mesh to which all of it happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from shoal import Client, RetryPolicy, ShoalError
+
+from libs.telemetry import metrics
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster, lasting_port
+from tests.support.texts import texts
+from tests.support.waiting import wait_until
+from tests.telemetry.prometheus import RULES, Prometheus, program, rules_file, scraping
+from tests.telemetry.receiver import receiving
+from tools import dashboards
+
+MODEL, BROKEN = "random/embed", "random/broken"
+ROOT = Path(__file__).resolve().parents[2]
+EXPRESSIONS: dict[str, str] = {
+    rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["spec"]["groups"] for rule in group["rules"]
+}
+OF_LOAD = ("ShoalRequestsFail", "ShoalRequestsRefused", "ShoalModelsDoNotLoad", "ShoalModelsThrash", "ShoalDeviceTimeWasted")
+OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
+OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind")
+OF_THE_END = ("ShoalNoLeader", "ShoalRouterDown", "ShoalProcessDown")
+
+
+@dataclass
+class Seen:
+    """What Prometheus answered while a mesh lived through all of it: by query, or by alert. `names`: of all series scraped."""
+
+    queries: dict[str, list[dict[str, Any]]]
+    alerts: dict[str, list[dict[str, Any]]]
+    quiet: dict[str, list[dict[str, Any]]]
+    """Of alerts, before anything had happened."""
+    names: set[str]
+    exemplars: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    write_checkpoint("bert", directory / "models" / MODEL, hidden=128, layers=4, sentence=SentenceFiles())
+    (directory / "models" / BROKEN).mkdir()
+    (directory / "models" / BROKEN / "config.json").write_text('{"model_type": "bert"}')
+    (directory / "mesh").mkdir()
+    names = ("router-0", "router-1", "scheduler-0", "scheduler-1", "worker-0", "worker-1")
+    addresses = {name: f"127.0.0.1:{lasting_port()}" for name in names}
+    targets = {
+        f"shoal/{kind}": [addresses[name] for name in names if name.startswith(kind)] for kind in ("router", "scheduler", "worker")
+    }
+    with receiving() as (_, endpoint):
+        environment = {
+            "SHOAL_LEASE_MS": "3000",
+            "SHOAL_MAX_ATTEMPTS": "1",
+            "SHOAL_MAX_QUEUED_TOKENS": "20000",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        }
+        each = {name: {"SHOAL_METRICS_ADDRESS": address} for name, address in addresses.items()}
+        cluster = Cluster(
+            directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2, workers=2,
+            environment=environment, each=each,
+        )  # fmt: skip
+        with cluster, scraping(directory, targets, rules_file(directory)) as prometheus:
+            yield _live(cluster, prometheus)
+
+
+def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
+    alerts: dict[str, list[dict[str, Any]]] = {}
+
+    def await_alerts(names: tuple[str, ...], seconds: float) -> None:
+        def all_are_true() -> bool:
+            alerts.update({name: found for name in names if name not in alerts and (found := prometheus.query(EXPRESSIONS[name]))})
+            return all(name in alerts for name in names)
+
+        with suppress(AssertionError):  # the tests say which are missing
+            wait_until(all_are_true, seconds, f"{names}")
+
+    began = time.time()
+    with Client(cluster.address, timeout=20.0) as client:
+        client.encode(MODEL, ["a text"])
+        wait_until(lambda: bool(prometheus.query("shoal_scheduler_leader == 1")), 30.0, "a leader to be scraped")
+        wait_until(lambda: all("1" in sample["value"] for sample in prometheus.query("up")), 30.0, "all to be scraped")
+        quiet = {name: prometheus.query(expression) for name, expression in EXPRESSIONS.items()}
+        _load(cluster, client)
+        await_alerts(OF_LOAD, 20.0)
+        queries = {query: prometheus.query(query) for _, query in dashboards.queries()}
+    exemplars = prometheus.exemplars("shoal_request_seconds_bucket", began, time.time())
+    names = {sample["metric"]["__name__"] for sample in prometheus.query('{__name__=~"shoal_.*"}')}
+
+    with ThreadPoolExecutor(2) as threads, Client(cluster.address, timeout=60.0, retry=RetryPolicy(attempts=1)) as client:
+        cluster.signal(cluster.workers, signal.SIGSTOP)
+        asked = [threads.submit(_ask, client, count) for count in (1, 2)]
+        await_alerts(OF_FROZEN_WORKERS, 45.0)
+        cluster.resume(cluster.workers)
+        for future in asked:
+            future.result()
+    cluster.kill("redis")
+    await_alerts(OF_LOST_REDIS, 45.0)
+    for name in (*cluster.schedulers, *cluster.routers):
+        cluster.kill(name)
+    await_alerts(OF_THE_END, 20.0)
+    return Seen(queries, alerts, quiet, names, exemplars)
+
+
+def _ask(client: Client, count: int) -> None:
+    with suppress(ShoalError):
+        client.encode(MODEL, texts(count, 5, 10, seed=count))
+
+
+def _load(cluster: Cluster, client: Client) -> None:
+    """Some seconds of everything: work, too much work, work that nobody waits for, models that come, go and do not come."""
+    once = RetryPolicy(attempts=1)
+    with Client(cluster.address, timeout=10.0, retry=once, tenant="eager") as eager, ThreadPoolExecutor(16) as threads:
+        for number in range(6):
+            client.score(MODEL, "a query", texts(4, 5, 10, seed=number))
+            client.encode(MODEL, texts(30, 20, 40, seed=number))
+            for _ in range(3):
+                with suppress(ShoalError):
+                    eager.encode(MODEL, texts(2000, 30, 40, seed=number))
+            hasty = [
+                threads.submit(_give_up, eager, texts(40, 60, 80, seed=index), 0.06)
+                for index in range(number * 16, number * 16 + 16)
+            ]
+            for future in hasty:
+                future.result()
+            with suppress(ShoalError):
+                client.models.load(BROKEN, timeout=3.0)
+            for worker in client.mesh().workers:
+                if MODEL in worker.resident:
+                    client.models.evict(MODEL)
+                    break
+            time.sleep(0.5)
+
+
+def _give_up(client: Client, some: list[str], seconds: float) -> None:
+    with suppress(ShoalError):
+        client.encode(MODEL, some, timeout=seconds)
+
+
+@pytest.mark.parametrize(("where", "query"), list(dashboards.queries()), ids=str)
+def test_every_panel_has_data(seen: Seen, where: str, query: str) -> None:
+    values = [float(sample["value"][1]) for sample in seen.queries[query]]
+    assert values, f"{where}: nothing for {query}"
+    assert any(not math.isnan(value) for value in values), f"{where}: no number for {query}"
+
+
+@pytest.mark.parametrize("alert", EXPRESSIONS)
+def test_every_alert_becomes_true_when_what_it_is_for_happens(seen: Seen, alert: str) -> None:
+    assert seen.alerts.get(alert), f"{alert} was never true"
+
+
+@pytest.mark.parametrize("alert", EXPRESSIONS)
+def test_no_alert_is_true_of_a_quiet_mesh(seen: Seen, alert: str) -> None:
+    assert not seen.quiet[alert]
+
+
+def test_every_series_that_we_define_was_scraped(seen: Seen) -> None:
+    defined = {one.name + ("_total" if one.is_counter else "") for one in vars(metrics).values() if isinstance(one, metrics.Series)}
+    counted = {family.name for family in metrics.REGISTRY.collect() if family.name.startswith("shoal_")}
+    missing = {name for name in defined if name not in seen.names}
+    missing |= {name for name in counted if not any(found.startswith(name) for found in seen.names)}
+    assert not missing
+
+
+def test_queries_name_only_series_that_we_define(seen: Seen) -> None:
+    for query in [*(query for _, query in dashboards.queries()), *EXPRESSIONS.values()]:
+        assert set(re.findall(r"shoal_[a-z_]+", query)) <= seen.names, query
+
+
+def test_latencies_lead_to_traces(seen: Seen) -> None:
+    labels = [exemplar["labels"] for series in seen.exemplars for exemplar in series["exemplars"]]
+    assert labels
+    assert all(re.fullmatch("[0-9a-f]{32}", one["trace_id"]) for one in labels)
+
+
+def test_dashboards_are_current_and_whole() -> None:
+    assert {path.stem for path in dashboards.FOLDER.glob("*.json")} == set(dashboards.DASHBOARDS)
+    for name, dashboard in dashboards.DASHBOARDS.items():
+        text = (dashboards.FOLDER / f"{name}.json").read_text()
+        assert text == dashboards.render(dashboard), "run make dashboards"
+        assert all(panel["targets"] for panel in json.loads(text)["panels"])
+    files = yaml.safe_load((dashboards.FOLDER / "kustomization.yaml").read_text())["configMapGenerator"][0]["files"]
+    assert sorted(files) == sorted(f"{name}.json" for name in dashboards.DASHBOARDS)
+
+
+def test_every_alert_has_a_runbook_and_a_severity() -> None:
+    runbooks = (ROOT / "docs" / "runbooks.md").read_text()
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["spec"]["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert f"\n## {rule['alert']}\n" in runbooks
+        assert rule["annotations"]["runbook"] == f"docs/runbooks.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("critical", "warning")
+    assert len(re.findall("^## ", runbooks, re.MULTILINE)) == len(rules)
+
+
+def test_promtool_takes_the_rules_and_they_pass_their_own_tests(tmp_path: Path) -> None:
+    rules = rules_file(tmp_path)
+    checked = subprocess.run([program("promtool"), "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    (tmp_path / "tests.yaml").write_text((Path(__file__).parent / "rules_test.yaml").read_text())
+    command = [program("promtool"), "test", "rules", "tests.yaml"]
+    tested = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    of_tests = yaml.safe_load((tmp_path / "tests.yaml").read_text())["tests"]
+    assert {one["alertname"] for test in of_tests for one in test["alert_rule_test"]} == set(EXPRESSIONS)

@@ -1,0 +1,195 @@
+"""One request is one connected trace, from the application to the forward pass, at a real OTLP receiver; errors and retries too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from shoal import Client
+
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
+from tests.telemetry.receiver import Receiver, Seen, receiving
+
+MODEL = "random/embed"
+ENCODE = "shoal.v1.InferenceService/Encode"
+LANE = f"cpu/{MODEL}"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A mesh whose every process sends its spans to `receiver`."""
+
+    cluster: Cluster
+    receiver: Receiver
+    endpoint: str
+
+    def ask(self, model: str = MODEL, count: int = 1, addresses: str = "", **environment: str) -> tuple[str, str]:
+        """Asks from a process of its own: its trace's id, and the reason if it failed."""
+        command = [sys.executable, "-m", "tests.telemetry.application", addresses or self.cluster.address, model, str(count)]
+        variables = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint, "OTEL_SERVICE_NAME": "application", **environment}
+        said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+        return said[0], said[1] if len(said) > 1 else ""
+
+    def spans(self, trace: str, is_whole: Callable[[Sequence[Seen]], bool]) -> list[Seen]:
+        wait_until(lambda: is_whole(self.receiver.of_trace(trace)), 20.0, f"a whole trace of {trace}")
+        return self.receiver.of_trace(trace)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    """Two routers, and two workers, each with another router of its own; both have the model."""
+    directory = tmp_path_factory.mktemp("traces")
+    write_checkpoint("bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=128))
+    (directory / "mesh").mkdir()
+    with receiving() as (receiver, endpoint):
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
+        }
+        cluster = Cluster(directory / "mesh", models=str(directory / "models"), routers=2, workers=2, environment=environment)
+        cluster.each["worker-1"] = {"SHOAL_ROUTERS": ",".join(reversed(cluster.addresses))}
+        with cluster:
+            _load_everywhere(cluster)
+            yield Traced(cluster, receiver, endpoint)
+
+
+def _load_everywhere(cluster: Cluster) -> None:
+    with Client(cluster.address, timeout=60.0) as client:
+        for _ in cluster.workers:
+            client.models.load(MODEL)  # one more copy
+        wait_until(lambda: all(MODEL in worker.resident for worker in client.mesh().workers), 30.0, "both to have the model")
+
+
+def named(spans: Sequence[Seen], name: str) -> list[Seen]:
+    return [span for span in spans if span.name == name]
+
+
+def only(spans: Sequence[Seen], name: str) -> Seen:
+    found = named(spans, name)
+    assert len(found) == 1, f"{name}: {len(found)} of {sorted(span.name for span in spans)}"
+    return found[0]
+
+
+def by_two_workers(spans: Sequence[Seen]) -> bool:
+    """All jobs' spans are there, and of more than one worker."""
+    sent, done = named(spans, f"send {LANE}"), named(spans, f"process {LANE}")
+    return bool(sent and done) and len(done) == sent[0].attributes["messaging.batch.message_count"] and len(
+        {span.instance for span in done}
+    ) == 2 and len({span.instance for span in named(spans, "shoal.v1.WorkerService/Complete")}) == 2  # fmt: skip
+
+
+def test_a_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) -> None:
+    for _ in range(10):  # which worker is quicker is chance: a job for each, sooner or later
+        trace, reason = mesh.ask(count=120, addresses=mesh.cluster.addresses[0])
+        assert not reason
+        mesh.spans(trace, lambda spans: bool(named(spans, "search")) and bool(named(spans, ENCODE)))
+        wait_for_last = 3.0
+        try:
+            wait_until(lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)), wait_for_last)  # type: ignore[misc]
+        except AssertionError:
+            continue
+        break
+    spans = mesh.spans(trace, by_two_workers)
+    by_id = {span.id: span for span in spans}
+
+    root = only(spans, "search")
+    assert not root.parent
+    client, server = (next(span for span in named(spans, ENCODE) if span.kind == kind) for kind in ("CLIENT", "SERVER"))
+    assert (client.parent, client.service) == (root.id, "application")
+    assert (server.parent, server.service) == (client.id, "shoal-router")
+    assert client.attributes["rpc.system"] == server.attributes["rpc.system"] == "grpc"
+    assert (server.attributes["rpc.service"], server.attributes["rpc.method"]) == ("shoal.v1.InferenceService", "Encode")
+    assert server.attributes["shoal.request_id"] == client.attributes["shoal.request_id"]
+    assert (server.attributes["shoal.model"], server.attributes["shoal.outcome"]) == (MODEL, "OK")
+    assert server.resource["deployment.environment.name"] == "test"
+    assert (server.resource["service.namespace"], server.instance) == ("shoal", "router-0")
+
+    send = only(spans, f"send {LANE}")
+    assert (send.kind, send.parent) == ("PRODUCER", server.id)
+    assert send.attributes["messaging.system"] == "redis"
+    assert send.attributes["messaging.destination.name"] == LANE
+
+    waits, jobs = named(spans, f"wait {LANE}"), named(spans, f"process {LANE}")
+    assert len(waits) == len(jobs) >= 2
+    assert {span.parent for span in (*waits, *jobs)} == {send.id}
+    assert {(span.kind, span.service) for span in jobs} == {("CONSUMER", "shoal-worker")}
+    assert {span.instance for span in jobs} == {"worker-0", "worker-1"}
+    forwards = named(spans, "forward")
+    assert {link for span in forwards for link in span.links} == {span.id for span in jobs}
+    for job in jobs:
+        assert job.attributes["messaging.operation.type"] == "process"
+        children = {span.name for span in spans if span.parent == job.id}
+        assert {"prepare", "finish"} <= children
+        of_job = [span for span in forwards if job.id in span.links]
+        assert of_job, "its batch is linked with it"
+        assert all(span.parent == job.id or span.id in job.links for span in of_job), "and it with its batch"
+        assert all(job.began - 0.005 <= span.began <= span.ended <= job.ended + 0.005 for span in of_job)
+    assert all(by_id[span.parent] in jobs for span in forwards)
+    assert sum(int(span.attributes["shoal.batch.sequences"]) for span in forwards) == 120
+
+    completes = named(spans, "shoal.v1.WorkerService/Complete")
+    assert {span.instance for span in completes} == {"router-0", "router-1"}
+    assert all(by_id[span.parent] in jobs and span.kind == "SERVER" for span in completes)
+    assert all(span.parent in by_id for span in spans if span is not root), "nothing hangs in the air"
+
+
+def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
+    trace, reason = mesh.ask(model="no/such")
+    assert reason in ("MODEL_NOT_FOUND", "DEADLINE_PASSED")
+    spans = mesh.spans(trace, lambda spans: len(named(spans, ENCODE)) >= 2 and bool(named(spans, "search")))
+    for span in named(spans, ENCODE):
+        assert span.is_error
+        assert span.attributes["error.type"] == reason
+
+
+def test_a_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced) -> None:
+    nobody = "127.0.0.1:9"
+    for _ in range(20):  # a client begins at any of its addresses
+        trace, reason = mesh.ask(addresses=f"{nobody},{mesh.cluster.address}")
+        assert not reason
+        spans = mesh.spans(trace, lambda spans: bool(named(spans, f"process {LANE}")) and bool(named(spans, "search")))
+        client = next(span for span in named(spans, ENCODE) if span.kind == "CLIENT")
+        if client.events:
+            break
+    assert not client.is_error
+    assert [event["name"] for event in client.events] == ["try failed"]
+    assert client.events[0]["server.address"] == nobody
+    assert next(span for span in named(spans, ENCODE) if span.kind == "SERVER").parent == client.id
+
+
+def test_what_is_not_sampled_leaves_no_spans(mesh: Traced) -> None:
+    trace, reason = mesh.ask(OTEL_TRACES_SAMPLER="always_off")
+    assert not reason
+    again, _ = mesh.ask()
+    mesh.spans(again, lambda spans: bool(named(spans, f"process {LANE}")))
+    assert not mesh.receiver.of_trace(trace)
+
+
+def test_log_lines_carry_the_trace(mesh: Traced) -> None:
+    trace, _ = mesh.ask(addresses=mesh.cluster.addresses[0])
+    log = mesh.cluster.directory / "router-0.log"
+
+    def lines() -> list[dict[str, object]]:
+        found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in found if line.get("trace_id") == trace]
+
+    wait_until(lambda: bool(lines()), 10.0, "a line of the trace")
+    assert [line["message"] for line in lines()] == ["call"]
+
+
+def test_without_an_endpoint_nothing_is_sent_and_requests_are_served(mesh: Traced, tmp_path: Path) -> None:
+    before = len(mesh.receiver.spans)
+    (tmp_path / "mesh").mkdir()
+    models = mesh.cluster.directory.parent / "models"
+    with Cluster(tmp_path / "mesh", models=str(models)) as plain, Client(plain.address, timeout=60.0) as client:
+        assert client.encode(MODEL, ["a text"]).dense is not None
+    assert len(mesh.receiver.spans) == before
