@@ -1,0 +1,149 @@
+"""Network policies let through what the code uses, and nothing else: read from the policies, compared with a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.k8s.manifests import (
+    EVERY,
+    Object,
+    component,
+    containers,
+    environment,
+    named,
+    of_kind,
+    port_number,
+    rendered,
+    selected,
+    with_components,
+    workloads,
+)
+
+Edge = tuple[str, str, int]
+"""Who opens a connection, to whom, at which port."""
+
+ANYWHERE = "0.0.0.0/0 but 169.254.0.0/16"
+COLLECTOR = "observability/opentelemetry-collector"
+SPEAK_DNS = ("router", "scheduler", "worker")
+
+MESH: frozenset[Edge] = frozenset(
+    {
+        ("worker", "router", 50051),
+        ("router", "redis", 6379),
+        ("scheduler", "redis", 6379),
+    }
+)
+"""Between pods of ours: allowed at both ends."""
+IN: frozenset[Edge] = frozenset(
+    {
+        ("namespaces with shoal-clients=allowed", "router", 50051),
+        ("keda/keda-operator", "scheduler", 50053),
+        *(("monitoring/prometheus", name, 9464) for name in SPEAK_DNS),
+    }
+)
+OUT: frozenset[Edge] = frozenset(
+    {
+        *((name, "kube-system/kube-dns", 53) for name in SPEAK_DNS),
+        ("worker", ANYWHERE, 443),
+        ("worker", "::/0 but fe80::/10", 443),
+        ("worker", "169.254.169.254/32", 80),
+        ("worker", "169.254.170.23/32", 80),
+        ("worker", "169.254.169.252/32", 988),
+    }
+)
+TRACES: frozenset[Edge] = frozenset((name, COLLECTOR, 4317) for name in SPEAK_DNS)
+
+
+def edges(objects: tuple[Object, ...]) -> tuple[set[Edge], set[Edge]]:
+    """What the policies let in, and what they let out."""
+    let_in: set[Edge] = set()
+    let_out: set[Edge] = set()
+    for policy in of_kind(objects, "NetworkPolicy"):
+        spec = policy["spec"]
+        for workload in selected(objects, spec["podSelector"]):
+            who = component(workload)
+            for rule in spec.get("ingress", ()):
+                ports = [port_number(workload, port["port"]) for port in rule["ports"]]
+                let_in |= {(peer, who, port) for each in rule["from"] for peer in peers(objects, each) for port in ports}
+            for rule in spec.get("egress", ()):
+                ports = [port["port"] for port in rule["ports"]]
+                let_out |= {(who, peer, port) for each in rule["to"] for peer in peers(objects, each) for port in ports}
+    return let_in, let_out
+
+
+def peers(objects: tuple[Object, ...], peer: dict[str, Any]) -> Iterator[str]:
+    if "ipBlock" in peer:
+        block = peer["ipBlock"]
+        yield " but ".join([block["cidr"], *block.get("except", ())])
+    elif "namespaceSelector" not in peer:
+        found = [component(workload) for workload in selected(objects, peer["podSelector"])]
+        assert found, "nobody is let through"
+        yield from found
+    elif "podSelector" not in peer:
+        ((label, value),) = peer["namespaceSelector"]["matchLabels"].items()
+        yield f"namespaces with {label}={value}"
+    else:
+        (space,) = peer["namespaceSelector"]["matchLabels"].values()
+        (pod,) = peer["podSelector"]["matchLabels"].values()
+        yield f"{space}/{pod}"
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        ((), frozenset()),
+        (("otel",), TRACES),
+        (("tls", "keda", "keda-tls", "gpu-l4", "spot-gke", "otel"), TRACES),
+    ],
+)
+def test_policies_let_through_what_is_used_and_nothing_else(names: tuple[str, ...], more: frozenset[Edge]) -> None:
+    let_in, let_out = edges(with_components("network-policy", *names))
+    assert let_in == MESH | IN
+    assert let_out == MESH | OUT | more
+
+
+def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:
+    let_in, let_out = edges(with_components("network-policy", "external-redis"))
+    outside = {(who, ANYWHERE, port) for who, to, port in MESH if to == "redis"}
+    inside = {edge for edge in MESH if edge[1] != "redis"}
+    assert let_in == inside | IN
+    assert let_out == inside | OUT | outside
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_is_not_let_through_is_held_up(name: str) -> None:
+    """Or nothing is: a component must not isolate pods of a mesh that has no policies."""
+    policies = of_kind(rendered(name), "NetworkPolicy")
+    if not policies:
+        return
+    deny = named(policies, "NetworkPolicy", "deny-all")
+    assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for policy in policies:
+        spec = policy["spec"]
+        assert {kind.lower() for kind in spec["policyTypes"]} >= {"ingress", "egress"} & set(spec)
+        for rule in [*spec.get("ingress", ()), *spec.get("egress", ())]:
+            assert rule["ports"], "every port"
+            assert rule.get("from") or rule.get("to"), "everybody"
+
+
+def test_the_table_is_what_pods_listen_on_and_call() -> None:
+    """Of the manifests: each port but that of probes is reached by somebody, and each address of the settings is an edge."""
+    objects = rendered("overlays/gke-l4-spot")
+    reached = {(to, port) for _, to, port in MESH | IN}
+    called: set[Edge] = set()
+    for workload in workloads(objects):
+        for container in containers(workload):
+            listening = {(component(workload), port["containerPort"]) for port in container["ports"] if port["name"] != "health"}
+            assert listening <= reached
+            reached -= listening
+            variables = environment(objects, container)
+            for key in ("SHOAL_ROUTERS", "SHOAL_REDIS_URL"):
+                for host, port in re.findall(r"([\w-]+):(\d+)", variables.get(key, "")):
+                    selector = {"matchLabels": named(objects, "Service", host)["spec"]["selector"]}
+                    called |= {(component(workload), component(one), int(port)) for one in selected(objects, selector)}
+    assert reached == set()
+    assert called == MESH

@@ -1,0 +1,331 @@
+"""What every pod of every overlay must have: little rights, probes, bounds, an end in order; and that names name something."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from libs.catalog.pools import read_pools
+from libs.environment import number
+from services.local.certs import Party
+from services.router.settings import Settings as RouterSettings
+from services.scheduler.app import LIVENESS, READINESS
+from services.scheduler.settings import Settings as SchedulerSettings
+from services.worker.app import HEALTH_NAME
+from services.worker.settings import Settings as WorkerSettings
+from tests.k8s.manifests import (
+    CLUSTER_WIDE,
+    EVERY,
+    OVERLAYS,
+    ROOT,
+    Object,
+    component,
+    containers,
+    environment,
+    matches,
+    mounted,
+    named,
+    of_kind,
+    port_number,
+    rendered,
+    selected,
+    template,
+    title,
+    with_components,
+    workloads,
+)
+
+SAFE_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "claimTemplate"}
+"""Of those that the `restricted` standard allows."""
+GRACE_SECONDS = {
+    "router": RouterSettings.from_env({}).grace_seconds,
+    "scheduler": SchedulerSettings.from_env({}).grace_seconds,
+    "worker": WorkerSettings.from_env({}).grace_seconds,
+    "redis": 0.0,
+}
+TO_SPARE_SECONDS = 5.0
+HEALTH_NAMES: dict[str, dict[str, str | None]] = {
+    "router": {"startupProbe": None, "livenessProbe": None, "readinessProbe": "shoal.v1.InferenceService"},
+    "scheduler": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": READINESS},
+    "worker": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe"), HEALTH_NAME),
+    "redis": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe")),
+}
+"""None: that it can be connected to. What becomes NOT_SERVING while Redis is away must not get a process killed."""
+SUPPLIED = {"redis-users", "redis-router", "redis-scheduler"}
+"""Secrets that are not in git: docs/kubernetes.md."""
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+@pytest.fixture(params=EVERY)
+def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
+    return rendered(request.param)
+
+
+@pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS)])
+def deployable(request: pytest.FixtureRequest) -> tuple[Object, ...]:
+    """What is complete, where components alone on the base may lack what they need of an overlay."""
+    return rendered(request.param)
+
+
+def pods(objects: tuple[Object, ...]) -> Iterator[tuple[Object, Object]]:
+    """Workloads and their containers."""
+    for workload in workloads(objects):
+        for container in containers(workload):
+            yield workload, container
+
+
+def test_pods_have_no_rights_that_they_do_not_need(objects: tuple[Object, ...]) -> None:
+    (namespace,) = of_kind(objects, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for workload in workloads(objects):
+        spec = template(workload)["spec"]
+        assert {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}.items() <= spec[
+            "securityContext"
+        ].items()
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False, "variables of Services' names may be settings' names"
+        account = named(objects, "ServiceAccount", spec["serviceAccountName"])
+        assert account["automountServiceAccountToken"] is False
+        for container in containers(workload):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in context
+            assert all("hostPort" not in port for port in container.get("ports", ()))
+        kinds = {key for _, volume in mounted(workload) for key in volume if key != "name"}
+        assert kinds <= SAFE_VOLUMES
+        assert "/tmp" in dict(mounted(workload))
+    accounts = [template(workload)["spec"]["serviceAccountName"] for workload in workloads(objects)]
+    assert len(accounts) == len(set(accounts)), "each has its own"
+
+
+def test_probes_ask_what_is_answered(objects: tuple[Object, ...]) -> None:
+    for workload, container in pods(objects):
+        for kind, name in HEALTH_NAMES[component(workload)].items():
+            probe = container[kind]
+            if name is None:
+                assert port_number(workload, probe["tcpSocket"]["port"]) in (50052, 6379)
+            else:
+                assert probe["grpc"] == {"port": port_number(workload, "health"), "service": name}
+
+
+def test_resources_are_bounded(objects: tuple[Object, ...]) -> None:
+    for _, container in pods(objects):
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert requests["memory"] == limits["memory"]
+        assert requests["cpu"]
+        assert "cpu" not in limits, "a limit of CPU makes latency, not room"
+        assert requests.get("nvidia.com/gpu") == limits.get("nvidia.com/gpu")
+    for workload in workloads(objects):
+        for _, volume in mounted(workload):
+            assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
+
+
+def test_a_worker_on_a_gpu_has_one_and_the_image_for_it(objects: tuple[Object, ...]) -> None:
+    for workload, container in pods(objects):
+        has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+        assert (environment(objects, container).get("SHOAL_DEVICE") == "cuda") == has_gpu
+        assert re.search(r"worker-cuda[:@]", container["image"]) is not None if has_gpu else "cuda" not in container["image"]
+        keys = [one["key"] for one in template(workload)["spec"].get("tolerations", ())]
+        assert ("nvidia.com/gpu" in keys) == has_gpu
+
+
+def test_images_have_a_tag_or_a_digest(objects: tuple[Object, ...]) -> None:
+    for workload, container in pods(objects):
+        image = re.fullmatch(r"(?P<name>[\w./-]+?)(:(?P<tag>[\w.-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?", container["image"])
+        assert image is not None
+        assert image["tag"] or image["digest"]
+        assert image["tag"] != "latest"
+        if component(workload) != "redis" and not image["digest"]:
+            assert image["tag"] == VERSION
+
+
+def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
+    for workload, container in pods(objects):
+        grace = number(environment(objects, container), "SHOAL_GRACE_SECONDS", GRACE_SECONDS[component(workload)])
+        pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        assert template(workload)["spec"]["terminationGracePeriodSeconds"] >= pause + grace + TO_SPARE_SECONDS
+        assert (pause > 0) == (component(workload) in ("router", "scheduler")), "those to whom others connect"
+
+
+def test_selectors_select(objects: tuple[Object, ...]) -> None:
+    for one in of_kind(objects, "Service"):
+        (workload,) = selected(objects, {"matchLabels": one["spec"]["selector"]})
+        for port in one["spec"]["ports"]:
+            assert port_number(workload, port["targetPort"]) == port["port"]
+    for one in of_kind(objects, "PodDisruptionBudget"):
+        (workload,) = selected(objects, one["spec"]["selector"])
+        assert workload["spec"].get("replicas", 2) >= one["spec"]["maxUnavailable"], "a node could never be drained"
+    for one in of_kind(objects, "NetworkPolicy"):
+        assert selected(objects, one["spec"]["podSelector"])
+    for one in of_kind(objects, "PodMonitor"):
+        for workload in selected(objects, one["spec"]["selector"]):
+            assert component(workload) == one["metadata"]["name"], "jobs are called shoal/<component>"
+            assert [port_number(workload, end["port"]) for end in one["spec"]["podMetricsEndpoints"]] == [9464]
+    for one in of_kind(objects, "Deployment", "StatefulSet"):
+        labels = template(one)["metadata"]["labels"]
+        assert matches(one["spec"]["selector"], labels)
+        for spread in template(one)["spec"].get("topologySpreadConstraints", ()):
+            assert matches(spread["labelSelector"], labels)
+
+
+def test_who_scales_has_the_say(objects: tuple[Object, ...]) -> None:
+    for one in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = one["spec"]["scaleTargetRef"]
+        workload = named(objects, target.get("kind", "Deployment"), target["name"])
+        assert "replicas" not in workload["spec"], "applying again would scale back"
+    assert len(of_kind(objects, "PodDisruptionBudget")) == 2
+
+
+def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[Object, ...]) -> None:
+    secrets = SUPPLIED | {one["metadata"]["name"] for one in of_kind(objects, "Secret")}
+    secrets |= {one["spec"]["secretName"] for one in of_kind(objects, "Certificate")}
+    used: set[tuple[str, str]] = set()
+    for workload, container in pods(objects):
+        used |= {("ConfigMap", source["configMapRef"]["name"]) for source in container.get("envFrom", ())}
+        paths = [value for value in environment(objects, container).values() if isinstance(value, str) and value.startswith("/")]
+        paths += container.get("args", [])
+        for path, volume in mounted(workload):
+            if "configMap" in volume:
+                name = volume["configMap"]["name"]
+                used.add(("ConfigMap", name))
+                for key in named(objects, "ConfigMap", name).get("data", {}):
+                    is_card = name == "catalog" and key.endswith(".yaml")
+                    assert f"{path}/{key}" in paths or (is_card and path in paths), f"nobody reads {key} of {name}"
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in secrets
+                assert volume["secret"]["defaultMode"] == 0o440
+            if "persistentVolumeClaim" in volume:
+                used.add(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]))
+        roots = tuple(dict(mounted(workload)))
+        assert [path for path in paths if path.startswith("/") and not path.startswith(roots)] == [], "not mounted"
+        assert template(workload)["spec"]["priorityClassName"] in {
+            one["metadata"]["name"] for one in of_kind(objects, "PriorityClass")
+        }
+    for kind, name in used:
+        named(objects, kind, name)
+    for one in of_kind(objects, "ConfigMap", "PersistentVolumeClaim"):
+        is_for_grafana = "grafana_dashboard" in one["metadata"].get("labels", {})
+        assert (one["kind"], one["metadata"]["name"]) in used or is_for_grafana, f"nobody uses {title(one)}"
+    for one in of_kind(objects, "TriggerAuthentication"):
+        assert {target["name"] for target in one["spec"]["secretTargetRef"]} <= secrets
+
+
+def test_files_that_are_read_again_are_mounted_as_folders_under_fixed_names(objects: tuple[Object, ...]) -> None:
+    for name in ("catalog", "pools", "tenants"):
+        named(objects, "ConfigMap", name)
+    for name in ("router-env", "scheduler-env", "worker-env"):
+        with pytest.raises(ValueError, match="not enough values"):
+            named(objects, "ConfigMap", name)  # a change of these replaces pods
+
+
+def addresses(objects: tuple[Object, ...]) -> Iterator[tuple[str, str, int]]:
+    """Who names which host and port: settings and ScaledObjects."""
+    for workload, container in pods(objects):
+        for key, value in environment(objects, container).items():
+            if isinstance(value, str) and key in ("SHOAL_ROUTERS", "SHOAL_REDIS_URL"):
+                for host, port in re.findall(r"([\w.-]+):(\d+)", value):
+                    yield title(workload), host, int(port)
+    for one in of_kind(objects, "ScaledObject"):
+        for trigger in one["spec"]["triggers"]:
+            host, _, port = trigger["metadata"]["scalerAddress"].partition(":")
+            yield title(one), host, int(port)
+
+
+def test_addresses_are_those_of_services(objects: tuple[Object, ...]) -> None:
+    found = list(addresses(objects))
+    assert len(found) >= 3
+    for who, host, port in found:
+        if host == "redis.example":
+            assert not of_kind(objects, "StatefulSet"), "the overlay's own to say"
+            continue
+        name, _, domain = host.partition(".")
+        assert domain in ("", "shoal.svc.cluster.local")
+        assert domain or not who.startswith("ScaledObject"), "KEDA lives in another namespace"
+        assert port in [one["port"] for one in named(objects, "Service", name)["spec"]["ports"]]
+
+
+def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...]) -> None:
+    has_tls = bool(of_kind(objects, "Certificate"))
+    for workload, container in pods(objects):
+        variables = environment(objects, container)
+        if component(workload) == "redis":
+            assert ("--tls-port" in container["args"]) == has_tls
+            continue
+        assert ("SHOAL_TLS_CERT" in variables) == has_tls
+        if component(workload) == "worker":
+            assert ("SHOAL_TLS_CA" in variables) == has_tls
+            continue
+        assert variables.get("SHOAL_ALLOW_INSECURE") == (None if has_tls else "1")
+        assert ("SHOAL_TLS_CLIENT_CA" in variables) == has_tls
+        assert not has_tls or variables["SHOAL_REDIS_URL"].startswith("rediss://")
+    for service in of_kind(objects, "Service"):
+        for port in service["spec"]["ports"]:
+            is_plain = port["name"] == "grpc" and not has_tls
+            assert port.get("appProtocol") == ("kubernetes.io/h2c" if is_plain else None)
+    for scaled in of_kind(objects, "ScaledObject"):
+        assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(objects, "TriggerAuthentication")
+
+
+def test_certificates_name_their_holders_as_servers_read_it() -> None:
+    objects = with_components("tls", "keda", "keda-tls")
+    leaves = {one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "Certificate") if not one["spec"].get("isCA")}
+    assert set(leaves) == {"router", "scheduler", "worker", "scaler", "redis"}
+    for role, spec in leaves.items():
+        assert spec["uris"] == [Party.parse(role).uri("shoal")]
+        assert "client auth" in spec["usages"]
+        services = {one["metadata"]["name"] for one in of_kind(objects, "Service") if one["metadata"]["name"].startswith(role)}
+        hosts = {f"{name}{domain}" for name in services for domain in ("", ".shoal", ".shoal.svc", ".shoal.svc.cluster.local")}
+        assert set(spec.get("dnsNames", ())) - {"localhost"} == hosts
+        assert ("server auth" in spec["usages"]) == bool(hosts)
+        assert named(objects, "Issuer", spec["issuerRef"]["name"])
+    for workload in workloads(objects):
+        names = [volume["secret"]["secretName"] for _, volume in mounted(workload) if "secret" in volume]
+        assert f"{component(workload)}-tls" in names
+
+
+def test_pools_are_those_of_the_workers_and_as_large(deployable: tuple[Object, ...], tmp_path: Any) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text(named(deployable, "ConfigMap", "pools")["data"]["pools.yaml"])
+    pools = read_pools(file)
+    workers = [(one, container) for one, container in pods(deployable) if component(one) == "worker"]
+    served = {environment(deployable, container)["SHOAL_POOL"] for _, container in workers}
+    assert set(pools.by_name) == served
+    for workload, container in workers:
+        variables = environment(deployable, container)
+        pool = pools.of(variables["SHOAL_POOL"])
+        assert pool.device == variables["SHOAL_DEVICE"]
+        assert pool.spot == (variables.get("SHOAL_SPOT", "none") != "none")
+        for scaled in of_kind(deployable, "ScaledObject"):
+            if scaled["spec"]["scaleTargetRef"]["name"] == workload["metadata"]["name"]:
+                assert scaled["spec"]["maxReplicaCount"] == pool.max_workers
+                assert scaled["spec"]["cooldownPeriod"] >= (pool.keep_warm_seconds or pool.cold_start_seconds + pool.node_seconds)
+                assert scaled["spec"]["triggers"][0]["metadata"]["poolFromEnv"] == "SHOAL_POOL"
+
+
+def test_stores_are_smaller_than_their_volumes(objects: tuple[Object, ...]) -> None:
+    sizes = {"Gi": 2**30, "Ti": 2**40}
+    for workload, container in pods(objects):
+        if component(workload) != "worker":
+            continue
+        stored = int(environment(objects, container)["SHOAL_STORE_BYTES"])
+        volume = dict(mounted(workload))["/var/cache/shoal"]
+        if "emptyDir" in volume:
+            size = volume["emptyDir"]["sizeLimit"]
+        else:
+            claim = named(objects, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+            size = claim["spec"]["resources"]["requests"]["storage"]
+        assert 0 <= stored <= int(size[:-2]) * sizes[size[-2:]] * 0.9
+        assert stored or "emptyDir" not in volume, "90 % of the node's disk is more than the volume may have"
+
+
+def test_nothing_cluster_wide_but_what_is_ours(objects: tuple[Object, ...]) -> None:
+    for one in objects:
+        if one["kind"] in CLUSTER_WIDE:
+            assert one["metadata"]["name"].startswith("shoal")

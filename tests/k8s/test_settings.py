@@ -1,0 +1,164 @@
+"""Variables in manifests are those that the services read, and those they read are set or have a default that is good here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from libs.queue.acl import acl_file
+from services.router.settings import Settings as RouterSettings
+from services.router.tenants import parse_tenants
+from services.scheduler.settings import Settings as SchedulerSettings
+from services.worker.settings import Settings as WorkerSettings
+from tests.k8s.manifests import (
+    EVERY,
+    K8S,
+    OVERLAYS,
+    Object,
+    component,
+    containers,
+    environment,
+    named,
+    rendered,
+    workloads,
+)
+from tests.k8s.pods import Node
+
+T = TypeVar("T")
+READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+    "router": RouterSettings.from_env,
+    "scheduler": SchedulerSettings.from_env,
+    "worker": WorkerSettings.from_env,
+}
+OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_")
+"""Not settings of ours: they are read by libraries, or by other variables."""
+
+_BOTH = frozenset(
+    {
+        "SHOAL_GRACE_SECONDS",
+        "SHOAL_JWKS",
+        "SHOAL_JWT_AUDIENCE",
+        "SHOAL_JWT_ISSUER",
+        "SHOAL_LEASE_MS",
+        "SHOAL_TOKENS",
+        "SHOAL_TRUST_DOMAIN",
+    }
+)
+GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
+    "router": _BOTH
+    | {
+        "SHOAL_CONNECTION_SECONDS",
+        "SHOAL_DEADLINE_SECONDS",
+        "SHOAL_DEFAULT_POOL",  # pools.yaml says it
+        "SHOAL_MAX_ATTEMPTS",
+        "SHOAL_MAX_QUEUED_SECONDS",
+        "SHOAL_MAX_QUEUED_TOKENS",
+        "SHOAL_POOL",
+        "SHOAL_ROUTER_ID",  # the pod's name, and random digits for each start
+    },
+    "scheduler": _BOTH | {"SHOAL_EVICTION", "SHOAL_SCHEDULER_ID"},
+    "worker": frozenset(
+        {
+            "SHOAL_ADAPTERS",
+            "SHOAL_BATCH_ITEMS",
+            "SHOAL_BATCH_SECONDS",
+            "SHOAL_BATCH_TOKENS",
+            "SHOAL_DTYPE",
+            "SHOAL_EVICTION",
+            "SHOAL_GRACE_SECONDS",
+            "SHOAL_HEARTBEAT_SECONDS",
+            "SHOAL_HOST_BYTES",
+            "SHOAL_LOAD_SECONDS",
+            "SHOAL_MAX_AGE_SECONDS",
+            "SHOAL_MEMORY_BYTES",  # by the container's limit
+            "SHOAL_MODELS",
+            "SHOAL_PULL_WAIT_SECONDS",
+            "SHOAL_TLS",
+            "SHOAL_TLS_NAME",
+            "SHOAL_TOKEN",
+            "SHOAL_TOKEN_FILE",
+            "SHOAL_TOKEN_WITHOUT_TLS",
+            "SHOAL_WORKER_ID",
+        }
+    ),
+}
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+
+def asked(service: str) -> set[str]:
+    environ = Asked()
+    READ[service](environ)
+    return {name for name in environ.names if name.startswith("SHOAL_")}
+
+
+def told(objects: tuple[Object, ...], service: str) -> set[str]:
+    return {
+        name
+        for workload in workloads(objects)
+        if component(workload) == service
+        for container in containers(workload)
+        for name in environment(objects, container)
+    }
+
+
+@pytest.mark.parametrize("service", READ)
+def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
+    known = asked(service)
+    assert len(known) > 10
+    for name in EVERY:
+        unknown = {one for one in told(rendered(name), service) - known if not one.startswith(OTHERS)}
+        assert unknown == set(), f"in {name}"
+
+
+@pytest.mark.parametrize("service", READ)
+def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(service: str) -> None:
+    somewhere = {one for name in EVERY for one in told(rendered(name), service) if not one.startswith(OTHERS)}
+    assert asked(service) == somewhere | GOOD_DEFAULTS[service]
+    assert somewhere & GOOD_DEFAULTS[service] == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["base", "components/tls", "components/external-redis", *(f"overlays/{name}" for name in OVERLAYS)]
+)
+def test_services_take_the_settings_of_their_pods(name: str, tmp_path: Path) -> None:
+    """The services' own reading of them, with the volumes' files in folders of this machine."""
+    objects = rendered(name)
+    node = Node(tmp_path, objects)
+    for workload in workloads(objects):
+        if component(workload) == "redis":
+            continue
+        variables = node.pod(workload).environment()
+        settings = READ[component(workload)](variables)
+        assert settings.metrics_address
+        assert settings.health_address if component(workload) == "worker" else settings.security.health_address
+
+
+def test_tenants_and_users_are_as_the_code_writes_and_reads_them() -> None:
+    objects = rendered("overlays/kind-cpu")
+    assert parse_tenants(named(objects, "ConfigMap", "tenants")["data"]["tenants.yaml"], "tenants.yaml").by_name == {}
+    users = (K8S / "overlays/kind-cpu/users.acl").read_text()
+    assert users == acl_file(router="development-router", scheduler="development-scheduler", admin=None), (
+        "run shoal redis-acl again"
+    )
