@@ -299,7 +299,10 @@ def test_every_request_is_answered_once_and_nothing_in_flight_is_lost(played: Pl
 def test_answers_are_those_of_the_model_alone(played: Played, checkpoints: dict[str, Path]) -> None:
     """A sample of both kinds of traffic."""
     chance = random.Random(0)
-    sample = chance.sample(played.in_turn, CHECKED // 2) + chance.sample(played.at_once, CHECKED // 2)
+    assert played.in_turn
+    assert played.at_once
+    # A machine that is busy with others gets less done in these seconds.
+    sample = [one for asked in (played.in_turn, played.at_once) for one in chance.sample(asked, min(len(asked), CHECKED // 2))]
     models: dict[str, TextModel] = {}
     for one in sample:
         if one.model not in models:

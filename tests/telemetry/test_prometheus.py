@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS: dict[str, str] = {
     rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["spec"]["groups"] for rule in group["rules"]
 }
+ASKED_OF_NOBODY = 12
+"""More than pulls of both workers can wait."""
 OF_LOAD = ("ShoalRequestsFail", "ShoalRequestsRefused", "ShoalModelsDoNotLoad", "ShoalModelsThrash", "ShoalDeviceTimeWasted")
 OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
 OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind")
@@ -82,8 +84,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
     alerts: dict[str, list[dict[str, Any]]] = {}
 
-    def await_alerts(names: tuple[str, ...], seconds: float) -> None:
+    def await_alerts(names: tuple[str, ...], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         def all_are_true() -> bool:
+            meanwhile()
             alerts.update({name: found for name in names if name not in alerts and (found := prometheus.query(EXPRESSIONS[name]))})
             return all(name in alerts for name in names)
 
@@ -96,15 +99,28 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
         wait_until(lambda: bool(prometheus.query("shoal_scheduler_leader == 1")), 30.0, "a leader to be scraped")
         wait_until(lambda: all("1" in sample["value"] for sample in prometheus.query("up")), 30.0, "all to be scraped")
         quiet = {name: prometheus.query(expression) for name, expression in EXPRESSIONS.items()}
-        _load(cluster, client)
-        await_alerts(OF_LOAD, 20.0)
-        queries = {query: prometheus.query(query) for _, query in dashboards.queries()}
+        await_alerts(OF_LOAD, 90.0, lambda: _load(cluster, client))
+        queries: dict[str, list[dict[str, Any]]] = {}
+
+        def all_have_data() -> bool:
+            client.encode(MODEL, ["a text"])  # it is resident again, and workers wait for more
+            queries.update({query: prometheus.query(query) for _, query in dashboards.queries()})
+            return all(map(_has_numbers, queries.values()))
+
+        with suppress(AssertionError):  # the tests say which are missing
+            wait_until(all_have_data, 30.0, "every panel to have data")
     exemplars = prometheus.exemplars("shoal_request_seconds_bucket", began, time.time())
     names = {sample["metric"]["__name__"] for sample in prometheus.query('{__name__=~"shoal_.*"}')}
 
-    with ThreadPoolExecutor(2) as threads, Client(cluster.address, timeout=60.0, retry=RetryPolicy(attempts=1)) as client:
+    with (
+        ThreadPoolExecutor(ASKED_OF_NOBODY) as threads,
+        Client(cluster.address, timeout=60.0, retry=RetryPolicy(attempts=1)) as client,
+    ):
         cluster.signal(cluster.workers, signal.SIGSTOP)
-        asked = [threads.submit(_ask, client, count) for count in (1, 2)]
+        asked = []
+        for count in range(1, ASKED_OF_NOBODY + 1):  # each pull that still waits takes one, and its lease runs out
+            asked.append(threads.submit(_ask, client, count))
+            time.sleep(0.5)
         await_alerts(OF_FROZEN_WORKERS, 45.0)
         cluster.resume(cluster.workers)
         for future in asked:
@@ -117,6 +133,10 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
     return Seen(queries, alerts, quiet, names, exemplars)
 
 
+def _has_numbers(samples: list[dict[str, Any]]) -> bool:
+    return any(not math.isnan(float(sample["value"][1])) for sample in samples)
+
+
 def _ask(client: Client, count: int) -> None:
     with suppress(ShoalError):
         client.encode(MODEL, texts(count, 5, 10, seed=count))
@@ -126,7 +146,7 @@ def _load(cluster: Cluster, client: Client) -> None:
     """Some seconds of everything: work, too much work, work that nobody waits for, models that come, go and do not come."""
     once = RetryPolicy(attempts=1)
     with Client(cluster.address, timeout=10.0, retry=once, tenant="eager") as eager, ThreadPoolExecutor(16) as threads:
-        for number in range(6):
+        for number in range(3):
             client.score(MODEL, "a query", texts(4, 5, 10, seed=number))
             client.encode(MODEL, texts(30, 20, 40, seed=number))
             for _ in range(3):
