@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More than cores: tests of whole meshes wait for a third of their time.
 TEST_PROCESSES ?= 3
-# Terraform takes 90 seconds of a provider: make terraform-check.
-WITHOUT := --ignore tests/terraform/test_terraform.py
+# Terraform takes 90 seconds of a provider, Prometheus two minutes of a mesh in trouble: make terraform-check telemetry-check.
+WITHOUT := --ignore tests/terraform/test_terraform.py --ignore tests/telemetry/test_prometheus.py
 SEED ?= 0
 MINUTES ?= 1
 TORCH := $(shell grep "^torch==" constraints.txt)
@@ -20,7 +20,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -28,7 +28,7 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev .cache/prometheus/.done k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
+test: $(VENV)/.dev k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
 
 chaos: $(VENV)/.dev ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
@@ -88,6 +88,9 @@ terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and te
 protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 and services/scheduler/externalscaler from protos/
 	$(PROTOC) $(call STUBS,libs/api) $(PROTOS)
 	$(PROTOC) $(call STUBS,.) $(KEDA)/externalscaler.proto
+
+telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Let a real Prometheus scrape a mesh in trouble: every panel and every alert
+	$(BIN)/python -m pytest tests/telemetry $(ARGS)
 
 dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/dashboards.py
 	$(BIN)/python -m tools.dashboards

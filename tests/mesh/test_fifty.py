@@ -121,7 +121,7 @@ def flat(result: Result) -> NDArray[np.float32]:
 
 def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card], checkpoints: Path) -> None:
     asked = requests(cards)
-    with shoal.Client(one_worker.address) as client:
+    with shoal.Client(one_worker.address, timeout=240.0) as client:  # what is asked is right answers, not quick ones
         with ThreadPoolExecutor(24) as pool:
             answers = list(pool.map(lambda request: numbers(request, cards[request.model], client), asked))
         resident = [model for model in client.models.list() if model.state == "resident"]
