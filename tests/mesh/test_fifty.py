@@ -132,5 +132,7 @@ def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card],
         wanted = alone(models[request.model], request)
         assert answer.shape == wanted.shape, request
         if wanted.size:
-            assert relative_error(answer, wanted) <= 1e-5, request
+            # Of a score near 0 the digits are those of what it is the difference of: 0.0208 came out 3.3e-7 apart, once.
+            apart = np.abs(answer - wanted).max()
+            assert relative_error(answer, wanted) <= 1e-5 or (request.task == "score" and apart <= 1e-6), request
     assert one_worker.processes["worker-0"].poll() is None
