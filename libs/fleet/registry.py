@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -41,6 +41,7 @@ _WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
 )
 
 _Notes = dict[bytes, bytes]
+_Change = Callable[[FleetSnapshot], FleetSnapshot]
 
 
 class LostLeadership(Exception):
@@ -57,6 +58,8 @@ class Fleet:
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
+        # What was told since the last refresh began: what that read may be older.
+        self._told: list[_Change] = []
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
         """Tells all routers, and `snapshot` at once. A model that has just failed is noted as `record_failure` does; one that has
@@ -73,12 +76,20 @@ class Fleet:
             leaving=heartbeat.leaving,
             new_cards=[part for name, card in changed.items() for part in (name, card.SerializeToString())],
         )
-        workers = dict(self.snapshot.workers)
-        workers.pop(heartbeat.worker_id, None)
-        if not heartbeat.leaving:
-            workers[heartbeat.worker_id] = WorkerRecord.of(heartbeat, now_ms)
-        self.snapshot = replace(self.snapshot, workers=workers, cards={**self.snapshot.cards, **changed}, now_ms=now_ms)
+        record = WorkerRecord.of(heartbeat, now_ms)
+
+        def change(snapshot: FleetSnapshot) -> FleetSnapshot:
+            workers = {name: worker for name, worker in snapshot.workers.items() if name != record.worker_id}
+            if not heartbeat.leaving:
+                workers[record.worker_id] = record
+            return replace(snapshot, workers=workers, cards={**snapshot.cards, **changed}, now_ms=max(snapshot.now_ms, now_ms))
+
+        self._tell(change)
         await self._note_failures(previous, heartbeat)
+
+    def _tell(self, change: _Change) -> None:
+        self._told.append(change)
+        self.snapshot = change(self.snapshot)
 
     async def _note_failures(self, previous: WorkerRecord | None, heartbeat: worker_pb2.HeartbeatRequest) -> None:
         known = {model for model, failed in self.snapshot.failures.items() if heartbeat.worker_id in failed}
@@ -96,11 +107,15 @@ class Fleet:
         with translated():
             for name in (_FAILURES, _STRIKES):
                 await self._redis.hdel(name, *(f"{model} {worker_id}" for model in models))
-        failures = {
-            model: {worker: failure for worker, failure in failed.items() if worker != worker_id or model not in models}
-            for model, failed in self.snapshot.failures.items()
-        }
-        self.snapshot = replace(self.snapshot, failures=failures)
+
+        def change(snapshot: FleetSnapshot) -> FleetSnapshot:
+            failures = {
+                model: {worker: failure for worker, failure in failed.items() if worker != worker_id or model not in models}
+                for model, failed in snapshot.failures.items()
+            }
+            return replace(snapshot, failures=failures)
+
+        self._tell(change)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
         """Notes that the worker cannot load the model: for 15 minutes, twice as long each time that it fails again, or for one
@@ -114,8 +129,12 @@ class Fleet:
             last_ms=PASSING_MS if is_passing else FAILURE_MS,
             doublings=0 if is_passing else FAILURE_DOUBLINGS,
         )
-        failed = {**self.snapshot.failures.get(model, {}), worker_id: failure}
-        self.snapshot = replace(self.snapshot, failures={**self.snapshot.failures, model: failed})
+
+        def change(snapshot: FleetSnapshot) -> FleetSnapshot:
+            failed = {**snapshot.failures.get(model, {}), worker_id: failure}
+            return replace(snapshot, failures={**snapshot.failures, model: failed})
+
+        self._tell(change)
 
     async def forgive(self, models: Collection[str]) -> int:
         """Halves the time of failures to load these models, because there is work for them: workers whose time is half over may try
@@ -133,7 +152,8 @@ class Fleet:
         return cast(int, await scripts.forgive(self._redis, keys, last_ms=FAILURE_MS, doublings=FAILURE_DOUBLINGS, fields=fields))
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads everything in one round trip into `snapshot`, and removes what is out of date."""
+        """Reads everything in one round trip into `snapshot`, and removes what is out of date. What is told meanwhile stays."""
+        self._told.clear()
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.time()
@@ -142,14 +162,17 @@ class Fleet:
                 pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms", "desired")
                 (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
             now_ms = seconds * 1000 + microseconds // 1000
-            self.snapshot = FleetSnapshot(
+            snapshot = FleetSnapshot(
                 await self._live_workers(workers, now_ms),
                 self._parse_cards(cards),
                 await self._live_failures(failures, now_ms),
                 now_ms,
                 _leader(leader),
             )
-        return self.snapshot
+        for change in self._told:
+            snapshot = change(snapshot)
+        self.snapshot = snapshot
+        return snapshot
 
     async def _live_workers(self, heartbeats: dict[bytes, bytes], now_ms: int) -> dict[str, WorkerRecord]:
         live: dict[str, WorkerRecord] = {}

@@ -61,6 +61,26 @@ async def test_a_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(fl
     assert snapshot.pools() == {"cpu"}
 
 
+async def test_what_is_told_while_the_registry_is_read_stays_known(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refresh has read may be older: a router must not forget for a second what it was just told."""
+    card = models_pb2.ModelCard(model="org/model", dimensions=384)
+    await fleet.report(heartbeat("stays"))
+    await fleet.report(heartbeat("leaves"))
+    parse = fleet._live_workers
+
+    async def parse_later(*read: Any) -> Any:
+        monkeypatch.undo()
+        await fleet.report(heartbeat("comes", holds(RESIDENT, card=card), failed(BROKEN)))
+        await fleet.report(heartbeat("leaves", leaving=True))
+        return await parse(*read)
+
+    monkeypatch.setattr(fleet, "_live_workers", parse_later)
+    for snapshot in (await fleet.refresh(), fleet.snapshot, await fleet.refresh()):
+        assert set(snapshot.workers) == {"stays", "comes"}
+        assert snapshot.card("org/model") == card
+        assert set(snapshot.failures["org/model"]) == {"comes"}
+
+
 async def test_a_worker_that_leaves_is_forgotten_and_its_cards_are_not(fleet: Fleet, other: Fleet) -> None:
     await fleet.report(heartbeat("w", holds(RESIDENT, card=models_pb2.ModelCard(model="org/model"))))
     await fleet.report(heartbeat("w", leaving=True))
