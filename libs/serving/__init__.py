@@ -10,6 +10,6 @@ from libs.serving.call import Call, current_call
 from libs.serving.deadline import Deadline
 from libs.serving.identity import Identity
 from libs.serving.security import Security
-from libs.serving.server import Server, Service, serving
+from libs.serving.server import LIVENESS, Server, Service, serving
 
-__all__ = ["Call", "Deadline", "Identity", "Security", "Server", "Service", "current_call", "serving"]
+__all__ = ["LIVENESS", "Call", "Deadline", "Identity", "Security", "Server", "Service", "current_call", "serving"]

@@ -33,6 +33,8 @@ logging.getLogger("grpc").setLevel(logging.INFO)
 
 OVERALL: Final = ""
 """The health name that stands for the whole server."""
+LIVENESS: Final = "liveness"
+"""The health name that says only that the event loop answers, for which a probe may kill a process. Others may follow Redis."""
 
 _HANG_UP_SECONDS: Final = 1.0
 """After the drain: time for the last answers to leave and for streams and long polls to be told."""
@@ -107,6 +109,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in (*self._serving, OVERALL):
             await self._publish(name, False)
+        await self._publish(LIVENESS, True)
         self.address = _listen(self._server, address, credentials)
         if security.health_address:
             self._probed = grpc.aio.server(interceptors=[Interceptor()], options=OPTIONS)
@@ -152,9 +155,9 @@ async def serving(
     """Serves on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends, then drains.
 
     security: TLS, and who may call; without it everybody, on loopback only. health: more names than those of `services` to answer
-    health checks for. All begin as NOT_SERVING, and so does the whole server; see Server.set_health. connection_seconds: clients
-    are told to connect anew after about so long (0: never), so that they find routers that have come; calls under way go on.
-    on_drained: called once nothing but internal calls is left, to end those.
+    health checks for. LIVENESS serves at once; the others begin as NOT_SERVING, and so does the whole server: see
+    Server.set_health. connection_seconds: clients are told to connect anew after about so long (0: never), so that they find
+    routers that have come; calls under way go on. on_drained: called once nothing but internal calls is left, to end those.
 
     Raises NoCapacity if the address is taken, InvalidInput for one beyond loopback that `security` does not protect (a server
     without services tells nothing but health, and may listen anywhere).

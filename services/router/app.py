@@ -29,7 +29,6 @@ from services.router.pull import WorkerService
 from services.router.service import InferenceService
 from services.router.settings import Settings
 from services.router.standings import LaneAsker
-from services.router.tenants import TenantsFile
 from services.router.upkeep import RECONNECT_SECONDS, Upkeep
 from services.router.view import View
 from services.router.waiters import Waiters
@@ -62,10 +61,9 @@ async def running(settings: Settings) -> AsyncIterator[str]:
     try:
         async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
             workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
-            standings, tenants = Standings(redis), TenantsFile(settings.tenants)
-            upkeep = Upkeep(
-                lanes, fleet, view, bells, dispatcher, workers, standings, [tenants, settings.routes], router_id=settings.router_id
-            )
+            standings = Standings(redis)
+            files = (settings.tenants, settings.routes)
+            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
             flight = Flight(limit_bytes=settings.in_flight_bytes)
             is_ready = await _first_look(upkeep)
             inference = InferenceService(
@@ -76,7 +74,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 Rates(redis),
                 flight,
                 routes=settings.routes,
-                tenants=tenants,
+                tenants=settings.tenants,
                 default_deadline_seconds=settings.default_deadline_seconds,
                 max_queued_seconds=settings.max_queued_seconds,
             )

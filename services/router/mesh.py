@@ -16,9 +16,9 @@ from libs.errors import InvalidInput, NoCapacity, QueueFull
 from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.fleet.affinity import busy_shares, score
 from libs.queue import LaneGauges, LaneKey, Lanes
+from libs.serving.watched import Watched
 from services.router.offers import is_led
-from services.router.routes import Wanted, choose_lane
-from services.router.routes_files import RoutesFiles
+from services.router.routes import Routes, Wanted, choose_lane
 from services.router.view import View, known_models
 
 MOST_WATCHERS: Final = 64
@@ -35,7 +35,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         fleet: Fleet,
         view: View,
         *,
-        routes: RoutesFiles,
+        routes: Watched[Routes],
         oldest: Callable[[], Mapping[LaneKey, float]],
         router_id: str,
     ) -> None:
@@ -78,8 +78,8 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         if not request.model:
             raise InvalidInput("model is required", field="model")
         snapshot, gauges = self._view.snapshot, self._view.gauges
-        chosen = choose_lane(Wanted(request.model), self._routes.routes, snapshot, self._view.backlog, EXPLAINED_SECONDS)
-        pools = self._routes.routes.of_model(request.model, snapshot) or (chosen.pool,)
+        chosen = choose_lane(Wanted(request.model), self._routes.content, snapshot, self._view.backlog, EXPLAINED_SECONDS)
+        pools = self._routes.content.of_model(request.model, snapshot) or (chosen.pool,)
         busy = busy_shares(snapshot, gauges.values())
         reasons = []
         for worker_id, worker in sorted(snapshot.workers.items()):

@@ -12,10 +12,10 @@ from shoal.v1 import models_pb2_grpc, worker_pb2
 
 from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
+from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
 from services.router.codec import from_failure
-from services.router.routes import refuse_pool
-from services.router.routes_files import RoutesFiles
+from services.router.routes import Routes, refuse_pool
 from services.router.validation import check_model
 from services.router.view import View, describe, is_known, known_models
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class ModelService(models_pb2_grpc.ModelServiceServicer):
     """Shows and steers models. Orders reach a worker with its next heartbeat."""
 
-    def __init__(self, fleet: Fleet, view: View, *, routes: RoutesFiles, default_deadline_seconds: float) -> None:
+    def __init__(self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float) -> None:
         self._fleet = fleet
         self._view = view
         self._routes = routes
@@ -46,7 +46,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
     ) -> pb.LoadModelResponse:
         check_model(request.model)  # workers report it from then on, if only as failed
-        snapshot, routes = self._view.snapshot, self._routes.routes
+        snapshot, routes = self._view.snapshot, self._routes.content
         refuse_pool(request.pool, routes, snapshot)
         pool = request.pool or next(iter(routes.of_model(request.model, snapshot)), routes.default)
         seconds = context.time_remaining()

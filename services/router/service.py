@@ -18,6 +18,7 @@ from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Lanes, Priority, QueuedJob
 from libs.queue.rates import Rates
 from libs.serving import Call, Deadline, current_call
+from libs.serving.watched import Watched
 from libs.telemetry import traces
 from services.router import admission, codec, validation
 from services.router.appointments import Appointments
@@ -26,9 +27,8 @@ from services.router.dispatch import Dispatcher, Plan
 from services.router.flight import Flight, Held, Rpc
 from services.router.pace import Pace
 from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
-from services.router.routes_files import RoutesFiles
 from services.router.standings import Answer, LaneAsker
-from services.router.tenants import Tenant, TenantsFile
+from services.router.tenants import Tenant, Tenants
 from services.router.validation import Sizes
 from services.router.view import View, is_new
 
@@ -87,8 +87,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         rates: Rates,
         flight: Flight,
         *,
-        routes: RoutesFiles,
-        tenants: TenantsFile,
+        routes: Watched[Routes],
+        tenants: Watched[Tenants],
         default_deadline_seconds: float,
         max_queued_seconds: float,
     ) -> None:
@@ -157,7 +157,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return await self._send(request, call, moment, price, deadline, held)
             except (ModelBroken, ModelNotFound):
                 failed.append(moment.lane.pool)
-                if not has_other_pool(wanted, self._routes.routes, self._view.snapshot, failed):
+                if not has_other_pool(wanted, self._routes.content, self._view.snapshot, failed):
                     raise
             except QueueFull:
                 if charge is not None:
@@ -209,13 +209,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
         """What is known now; taken on the event loop, because a thread must not read what the loop changes."""
         snapshot = self._view.snapshot
-        routes = self._routes.routes
+        routes = self._routes.content
         lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
         pace = self._view.pace(lane)
         gauges, here = self._view.gauges_of(lane), self._dispatcher.lanes
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
         is_near = admission.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
-        tenant = self._tenants.tenants.of(call.tenant)
+        tenant = self._tenants.content.of(call.tenant)
         return _Moment(
             snapshot=snapshot,
             routes=routes,

@@ -10,8 +10,10 @@ from libs.catalog.cards import parse_folders
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
 from libs.queue import RedisTrust
 from libs.serving import Security
-from services.router.routes_files import RoutesFiles
-from services.router.tenants import read_tenants
+from libs.serving.watched import Watched
+from services.router.routes import Routes
+from services.router.routes_files import watch_routes
+from services.router.tenants import NOBODY, Tenants, watch_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,11 @@ class Settings:
     """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
-    routes: RoutesFiles = field(default_factory=RoutesFiles)
+    routes: Watched[Routes] = field(default_factory=lambda: Watched.fixed(Routes()))
     """Of SHOAL_POOLS (without it every pool that a worker names is one), SHOAL_CATALOG (as the workers have it: it tells
     the pools of models before a worker does), and SHOAL_DEFAULT_POOL, where a model is queued that is resident nowhere (with pools,
     theirs)."""
-    tenants: Path | None = None
+    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
     max_queued_tokens: int = 20_000_000
     """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
@@ -101,10 +103,10 @@ class Settings:
             "metrics_address": self.metrics_address,
             "redis": without_password(self.redis_url),
             "redis_trust": self.redis_trust.describe(),
-            "default_pool": self.routes.routes.default,
-            "pools": str(self.routes.routes.pools),
-            "catalog": str(self.routes.routes.catalog),
-            "tenants": str(self.tenants or ""),
+            "default_pool": self.routes.content.default,
+            "pools": str(self.routes.content.pools),
+            "catalog": str(self.routes.content.catalog),
+            "tenants": str(self.tenants.content),
             "max_queued_tokens": self.max_queued_tokens,
             "max_queued_seconds": self.max_queued_seconds,
             "in_flight_bytes": self.in_flight_bytes,
@@ -115,15 +117,13 @@ class Settings:
         }
 
 
-def _tenants(environ: Mapping[str, str]) -> Path | None:
-    path = Path(environ["SHOAL_TENANTS"]) if environ.get("SHOAL_TENANTS") else None
-    if path is not None:
-        read_tenants(path)  # a router does not start with a file that is wrong
-    return path
+def _tenants(environ: Mapping[str, str]) -> Watched[Tenants]:
+    path = environ.get("SHOAL_TENANTS", "")
+    return watch_tenants(Path(path)) if path else Watched.fixed(NOBODY)
 
 
-def _routes(environ: Mapping[str, str]) -> RoutesFiles:
+def _routes(environ: Mapping[str, str]) -> Watched[Routes]:
     default_pool = environ.get("SHOAL_DEFAULT_POOL") or environ.get("SHOAL_POOL") or "cpu"
     check_name(default_pool, "SHOAL_DEFAULT_POOL")
     pools = environ.get("SHOAL_POOLS", "")
-    return RoutesFiles.of(Path(pools) if pools else None, parse_folders(environ.get("SHOAL_CATALOG", "")), default_pool)
+    return watch_routes(Path(pools) if pools else None, parse_folders(environ.get("SHOAL_CATALOG", "")), default_pool)

@@ -1,11 +1,10 @@
 """Who may ask how much: the file SHOAL_TENANTS, and what it says of each tenant.
 
-`TENANTS` is the only definition of what may stand in the file. `TenantsFile` is read again when it changes, by `upkeep.py`'s look.
+`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by `upkeep.py`'s look.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -96,23 +95,9 @@ def _tenant(base: Tenant, values: Mapping[str, float]) -> Tenant:
     )
 
 
-class TenantsFile:
-    """`tenants` as the file said when it was last read without fault. Without a path: the defaults, for ever.
-
-    Raises InvalidInput: a router does not start with a file that is wrong.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._watched = None if path is None else Watched([path], partial(read_tenants, path))
-
-    @property
-    def tenants(self) -> Tenants:
-        return NOBODY if self._watched is None else self._watched.content
-
-    async def look(self) -> None:
-        """Reads the file again if it has changed. One that is wrong or gone leaves what was known, and is a warning, once."""
-        if self._watched is not None:
-            await asyncio.to_thread(self._watched.look)
+def watch_tenants(path: Path) -> Watched[Tenants]:
+    """What the file says. Raises InvalidInput: a router does not start with a file that is wrong."""
+    return Watched([path], partial(read_tenants, path))
 
 
 def read_tenants(path: Path) -> Tenants:

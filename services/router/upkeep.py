@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final
 
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, WorkerBell
 from libs.queue.standing import Standings
+from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
@@ -33,13 +34,6 @@ FORGOTTEN_AT_ONCE: Final = 1000
 SetHealth = Callable[[bool], Awaitable[None]]
 
 
-class File(Protocol):
-    """What may change while the router runs."""
-
-    async def look(self) -> None:
-        """Reads it again if it has changed."""
-
-
 class Upkeep:
     """The loops, and what they look after."""
 
@@ -52,7 +46,7 @@ class Upkeep:
         dispatcher: Dispatcher,
         workers: WorkerService,
         standings: Standings,
-        files: Sequence[File],
+        files: Sequence[Watched[Any]],
         *,
         router_id: str,
     ) -> None:
@@ -117,7 +111,7 @@ class Upkeep:
     async def look(self) -> None:
         """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
         for file in self._files:
-            await file.look()
+            await asyncio.to_thread(file.look)
         if not self._is_checked:
             await self._lanes.check()
             self._is_checked = True

@@ -24,9 +24,8 @@ from services.scheduler.view import View
 
 log = logging.getLogger(__name__)
 
-LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
-"""Health names for probes: the process answers; it has seen the mesh once. Redis may go away after that: what was seen is told."""
+"""Health name for probes: it has seen the mesh once. Redis may go away after that: what was seen is told."""
 STOP_SECONDS: Final = 0.5
 RESIGN_SECONDS: Final = 2.0
 
@@ -49,7 +48,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
     # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
-    demand = Demand(settings.pools.pools)
+    demand = Demand(settings.pools.content)
     scaler = Scaler(demand, view)
     control = Control(
         lanes,
@@ -69,19 +68,18 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
                     settings.address,
                     [scaler.service()],
                     security=settings.security,
-                    health=(LIVENESS, READINESS),
+                    health=(READINESS,),
                     grace_seconds=settings.grace_seconds,
                     on_drained=scaler.close,
                 )
             )
-            await server.set_health(True, LIVENESS)
             stack.callback(scaler.close)
 
             is_stopping = False
 
             async def seen() -> None:
-                await settings.pools.look()
-                demand.specs = settings.pools.pools
+                await asyncio.to_thread(settings.pools.look)
+                demand.specs = settings.pools.content
                 if not is_stopping:
                     await server.set_health(True)
 

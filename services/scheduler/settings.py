@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from libs.catalog.pools import Pools, read_pools
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
 from libs.eviction import DEFAULT, POLICIES
 from libs.queue import RedisTrust
 from libs.serving import Security
-from services.scheduler.pools_file import PoolsFile
+from libs.serving.watched import Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Settings:
     """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
-    pools: PoolsFile = field(default_factory=PoolsFile)
+    pools: Watched[Pools] = field(default_factory=lambda: Watched.fixed(Pools()))
     """Of SHOAL_POOLS; without it every pool that a worker names is one."""
     eviction: str = DEFAULT
     """As SHOAL_EVICTION of the workers: by which policy their victims are predicted."""
@@ -61,7 +63,7 @@ class Settings:
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
             redis_trust=RedisTrust.from_env(environ),
-            pools=PoolsFile.of(Path(pools)) if pools else PoolsFile(),
+            pools=Watched([Path(pools)], partial(read_pools, Path(pools))) if pools else Watched.fixed(Pools()),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,
             lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 10.0),
@@ -77,7 +79,7 @@ class Settings:
             "metrics_address": self.metrics_address,
             "redis": without_password(self.redis_url),
             "redis_trust": self.redis_trust.describe(),
-            "pools": str(self.pools.pools),
+            "pools": str(self.pools.content),
             "eviction": self.eviction,
             "lease_ms": self.lease_ms,
             "grace_seconds": self.grace_seconds,

@@ -69,8 +69,7 @@ class Delivery:
             if self._pop(held):
                 held.lease.outbox.append(worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result)))
                 held.lease.answer_seconds[held.job.job_id] = held.device_seconds
-                if held.span is not None:
-                    held.lease.traceparent = held.span.traceparent
+                held.lease.traceparent = held.span.traceparent or held.lease.traceparent
                 leases.append(held.lease)
         for lease in dict.fromkeys(leases):
             self._send(lease)
@@ -112,8 +111,7 @@ class Delivery:
     def _pop(self, held: HeldJob) -> bool:
         if held.lease.jobs.pop(held.number, None) is None:
             return False
-        if held.span is not None:
-            held.span.end()
+        held.span.end()
         held.resident.adapters.let_go(held.lease.lane.adapter)
         self._let_go(held.resident)
         return True

@@ -79,8 +79,7 @@ def _answer(held: HeldJob) -> bytes:
         result = model.finish(held.ready, outputs)
         ended = time.monotonic()
         metrics.FINISH_SECONDS.labels(held.resident.name).observe(ended - started)
-        if held.span is not None:
-            held.span.stage("finish", started, ended)
+        held.span.stage("finish", started, ended)
         timings = _timings(held, started, ended)
         return codec.result_of(result, revision=model.card.revision, tokens=held.ready.tokens, timings=timings)
     except ShoalError as error:
@@ -91,8 +90,7 @@ def _answer(held: HeldJob) -> bytes:
 
 
 def _failed(held: HeldJob, error: ShoalError) -> bytes:
-    if held.span is not None:
-        held.span.failed(error)
+    held.span.failed(error)
     return codec.failed(error, first_item=held.job.first_item)
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from shoal.v1 import inference_pb2, worker_pb2
 
@@ -19,9 +19,7 @@ from services.worker.adapters import AdapterCache
 from services.worker.batcher import Flow
 from services.worker.meter import Meter
 from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
-
-if TYPE_CHECKING:
-    from services.worker.spans import JobSpan
+from services.worker.spans import UNTRACED, JobSpan
 
 WEIGHTS: Final = (1e-3, 1e3)
 """Tenants' weights are kept within these, whatever a router says."""
@@ -150,8 +148,7 @@ class HeldJob:
     """Its share of forward passes, by tokens. `waste.py` guards it."""
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
-    span: JobSpan | None = None
-    """Of a job that is traced."""
+    span: JobSpan = UNTRACED
 
     @property
     def deadline_unix(self) -> float:

@@ -8,42 +8,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import Span, SpanKind
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.telemetry import traces
-from services.worker.held import HeldJob
+
+if TYPE_CHECKING:
+    from services.worker.held import HeldJob
 
 
 class JobSpan:
-    """`process <lane>`: from the pull until the answer is on its way."""
+    """`process <lane>`: from the pull until the answer is on its way. Without a span, of a job that is not traced: nothing."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span | None = None) -> None:
         self.span = span
 
     @property
     def traceparent(self) -> str:
-        return traces.traceparent_of(self.span)
+        return "" if self.span is None else traces.traceparent_of(self.span)
 
     def stage(self, name: str, started: float, ended: float) -> None:
         """One thing that was done for the job."""
-        span = traces.begin(name, self.span, start_ns=_unix_ns(started))
-        span.end(_unix_ns(ended))
+        if self.span is not None:
+            traces.begin(name, self.span, start_ns=_unix_ns(started)).end(_unix_ns(ended))
 
     def failed(self, error: ShoalError) -> None:
-        traces.failed(self.span, error)
+        if self.span is not None:
+            traces.failed(self.span, error)
 
     def end(self) -> None:
-        self.span.end()
+        if self.span is not None:
+            self.span.end()
 
 
-def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan | None:
-    """The job was just pulled, after `waited` seconds in its lane. None if it is not traced."""
+UNTRACED: Final = JobSpan()
+
+
+def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan:
+    """The job was just pulled, after `waited` seconds in its lane."""
     context = traces.context_of(job.traceparent)
     if context is None:
-        return None
+        return UNTRACED
     now, name = time.time_ns(), traces.lane_name(lane.pool, lane.model, lane.adapter)
     traces.begin(f"wait {name}", context, start_ns=now - int(waited * 1e9)).end(now)
     attributes = {
@@ -58,7 +66,7 @@ def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited:
 
 def batch(jobs: Sequence[HeldJob], started: float, ended: float, *, tokens: int, sequences: int) -> None:
     """One forward pass: a span in the trace of its first traced job, linked with all of them and they with it."""
-    spans = [held.span for held in dict.fromkeys(jobs) if held.span is not None]
+    spans = [held.span.span for held in dict.fromkeys(jobs) if held.span.span is not None]
     if not spans:
         return
     attributes: traces.Attributes = {
@@ -66,11 +74,10 @@ def batch(jobs: Sequence[HeldJob], started: float, ended: float, *, tokens: int,
         "shoal.batch.tokens": tokens,
         "shoal.batch.sequences": sequences,
     }
-    linked = [one.span for one in spans]
-    forward = traces.begin("forward", spans[0].span, attributes=attributes, links=linked, start_ns=_unix_ns(started))
+    forward = traces.begin("forward", spans[0], attributes=attributes, links=spans, start_ns=_unix_ns(started))
     forward.end(_unix_ns(ended))
     for one in spans[1:]:
-        one.span.add_link(forward.get_span_context())
+        one.add_link(forward.get_span_context())
 
 
 def _unix_ns(moment: float) -> int:

@@ -79,8 +79,15 @@ def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> No
 def test_encode_stdin_to_stdout(run: Run) -> None:
     ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]
+    assert run("encode", MODEL, "-", "--output", "-", stdin="one\ntwo\n").out == ran.out
     ran = run("encode", MODEL, "--input", "-", "--field", "t", "--json", stdin='{"t": "one"}\n"two"\n')
     assert len(ran.json()["items"]) == 2
+
+
+def test_no_line_on_stdin_is_an_error(run: Run) -> None:
+    ran = run("encode", MODEL, "-")
+    assert ran.code == 2
+    assert "stdin is empty" in ran.err
 
 
 def test_encode_json_has_everything(run: Run) -> None:

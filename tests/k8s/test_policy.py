@@ -11,9 +11,10 @@ import pytest
 
 from libs.catalog.pools import read_pools
 from libs.environment import number
+from libs.serving import LIVENESS
 from services.local.certs import Party
 from services.router.settings import Settings as RouterSettings
-from services.scheduler.app import LIVENESS, READINESS
+from services.scheduler.app import READINESS
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.app import HEALTH_NAME
 from services.worker.settings import Settings as WorkerSettings
@@ -49,7 +50,7 @@ GRACE_SECONDS = {
 }
 TO_SPARE_SECONDS = 5.0
 HEALTH_NAMES: dict[str, dict[str, str | None]] = {
-    "router": {"startupProbe": None, "livenessProbe": None, "readinessProbe": "shoal.v1.InferenceService"},
+    "router": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": "shoal.v1.InferenceService"},
     "scheduler": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": READINESS},
     "worker": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe"), HEALTH_NAME),
     "redis": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe")),

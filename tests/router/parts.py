@@ -28,10 +28,11 @@ from shoal.v1 import (
 
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
+from libs.serving.watched import Watched
 from services.router.app import running
 from services.router.routes import Routes
-from services.router.routes_files import RoutesFiles
 from services.router.settings import Settings
+from services.router.tenants import NOBODY, watch_tenants
 
 MODEL = "tests/embedder"
 EMBEDS = (models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE)
@@ -341,7 +342,7 @@ async def router(
     max_attempts: int = 3,
     pools: Pools | None = None,
     catalog: Catalog | None = None,
-    routes: RoutesFiles | None = None,
+    routes: Watched[Routes] | None = None,
     tenants: Path | None = None,
     in_flight_bytes: int = 1 << 30,
     grace_seconds: float = 5.0,
@@ -356,8 +357,8 @@ async def router(
         lease_ms=lease_ms,
         max_attempts=max_attempts,
         grace_seconds=grace_seconds,
-        routes=routes or RoutesFiles(Routes(pools or Pools(), catalog or Catalog())),
-        tenants=tenants,
+        routes=routes or Watched.fixed(Routes(pools or Pools(), catalog or Catalog())),
+        tenants=Watched.fixed(NOBODY) if tenants is None else watch_tenants(tenants),
         in_flight_bytes=in_flight_bytes,
     )
     async with running(settings) as address:

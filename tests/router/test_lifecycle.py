@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet
+from libs.serving import LIVENESS
 from services.local.settings import free_port
 from tests.router.parts import MODEL, Client, FakeWorker, card, changed, health, refused, router, until, vector, worker_stub
 from tests.support.redis import RedisServer
@@ -36,6 +37,7 @@ async def test_redis_may_be_killed_and_come_back(durable: bool) -> None:
             await until(lambda: has_jobs(client), "the job to be queued")
             server.kill()
             await until(lambda: not_serving(client), "health to turn")
+            assert await health(client.channel, LIVENESS) == "SERVING"  # or a probe would kill it
             refusal = await refused(client.encode("during"))
             assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY")
             assert refusal.retry_seconds > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.router.routes_files import RoutesFiles
+from services.router.routes_files import watch_routes
 from tests.router.parts import MODEL, Client, FakeWorker, card, router, until
 
 POOLS = "pools: {l4: {device: cuda}, a100: {device: cuda}}\n"
@@ -34,7 +34,7 @@ def cards(pool: str) -> str:
 async def test_a_model_moves_to_another_pool_without_a_restart(redis_url: str, tmp_path: Path) -> None:
     mount(tmp_path, "1", pools=POOLS)
     mount(tmp_path / "catalog", "1", cards=cards("l4"))
-    files = RoutesFiles.of(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
+    files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
     async with router(redis_url, routes=files) as client:
         able = {"on_disk": [card()], "can_load": True}
         async with _in_pool(client, "l4", **able).working() as first, _in_pool(client, "a100", **able).working() as second:
@@ -57,11 +57,11 @@ def _in_pool(client: Client, pool: str, **values: object) -> FakeWorker:
 async def test_changed_new_and_wrong_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "pools.yaml").write_text(POOLS)
     (tmp_path / "catalog").mkdir()
-    files = RoutesFiles.of(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
+    files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
 
     async def pools_of(model: str) -> tuple[str, ...]:
-        await files.look()
-        said = files.routes.catalog.of(model)
+        files.look()
+        said = files.content.catalog.of(model)
         return said.pools or () if said is not None else ()
 
     assert await pools_of("org/new") == ()
@@ -78,11 +78,11 @@ async def test_changed_new_and_wrong_files(tmp_path: Path, caplog: pytest.LogCap
 
 
 async def test_without_files_nothing_changes() -> None:
-    files = RoutesFiles.of(None, [], "other")
-    await files.look()
-    assert files.routes.default == "other"
+    files = watch_routes(None, [], "other")
+    files.look()
+    assert files.content.default == "other"
 
 
 def test_a_router_does_not_start_with_wrong_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
-        RoutesFiles.of(tmp_path / "nowhere.yaml", [], "cpu")
+        watch_routes(tmp_path / "nowhere.yaml", [], "cpu")

@@ -8,6 +8,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from services.router.settings import Settings
+from services.router.tenants import NOBODY
 
 
 def test_defaults() -> None:
@@ -20,8 +21,8 @@ def test_defaults() -> None:
 
 def test_a_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 2}}\n")
-    assert Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")}).tenants == tmp_path / "tenants.yaml"
-    assert Settings.from_env({}).tenants is None
+    assert Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")}).tenants.content.of("a").weight == 2
+    assert Settings.from_env({}).tenants.content == NOBODY
 
 
 def test_the_password_of_redis_is_not_told() -> None:
@@ -36,7 +37,7 @@ def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a]\n")
     environ = {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards"), "SHOAL_DEFAULT_POOL": "a"}
     settings = Settings.from_env(environ)
-    routes = settings.routes.routes
+    routes = settings.routes.content
     card = routes.catalog.of("org/name")
     assert card is not None
     assert (card.pools, list(routes.pools.by_name)) == (("a",), ["a", "b"])

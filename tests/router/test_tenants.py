@@ -11,7 +11,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from libs.queue.rates import Rate
-from services.router.tenants import Tenant, Tenants, TenantsFile, parse_tenants
+from services.router.tenants import Tenant, Tenants, parse_tenants, watch_tenants
 from tests.router.parts import Client, FakeWorker, Refusal, card, encode_request, router, until
 
 FILE = """\
@@ -60,14 +60,14 @@ def test_what_cannot_be_names_file_and_line(text: str, words: str) -> None:
 async def test_a_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants: {a: {weight: 2}}\n")
-    known = TenantsFile(path)
+    known = watch_tenants(path)
     for text, weight in (("tenants: {a: {weight: 33}}\n", 33.0), ("tenants: {a: {weight:", 33.0), ("default: {weight: 7}\n", 7.0)):
         replace(path, text)
-        await known.look()
-        assert known.tenants.of("a").weight == weight
+        known.look()
+        assert known.content.of("a").weight == weight
     path.unlink()
-    await known.look()
-    assert known.tenants.of("a").weight == 7.0
+    known.look()
+    assert known.content.of("a").weight == 7.0
 
 
 def replace(path: Path, text: str) -> None:

@@ -14,11 +14,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.catalog.pools import Pools, PoolSpec
+from libs.catalog.pools import Pools, PoolSpec, read_pools
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
+from libs.serving.watched import Watched
 from services.scheduler.app import Addresses, running
-from services.scheduler.pools_file import PoolsFile
 from services.scheduler.settings import Settings
 from tests.router.parts import until
 from tests.scheduler.test_metrics import scrape
@@ -31,13 +31,13 @@ REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
 
 
 @asynccontextmanager
-async def scheduler(redis: RedisServer, pools: PoolsFile | None = None) -> AsyncIterator[Addresses]:
+async def scheduler(redis: RedisServer, pools: Watched[Pools] | None = None) -> AsyncIterator[Addresses]:
     settings = Settings(
         "scheduler",
         address="127.0.0.1:0",
         metrics_address="127.0.0.1:0",
         redis_url=redis.url,
-        pools=pools or PoolsFile(POOLS),
+        pools=pools or Watched.fixed(POOLS),
     )
     async with running(settings) as addresses:
         yield addresses
@@ -93,8 +93,9 @@ async def _is(channel: grpc.aio.Channel, wanted: int) -> bool:
 async def test_a_changed_file_of_pools_counts_without_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "pools.yaml"
     file.write_text("pools: {l4-spot: {device: cuda, min_workers: 2}}\n")
+    watched = Watched([file], partial(read_pools, file))
     with RedisServer() as server:
-        async with scheduler(server, PoolsFile.of(file)) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
+        async with scheduler(server, watched) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
             await ready(channel)
             assert await value(channel) == 2
             file.write_text("pools: {l4-spot: {device: cuda, min_workers: 3}}\n")

@@ -14,7 +14,7 @@ from services.scheduler.settings import Settings
 def test_defaults() -> None:
     settings = Settings.from_env({"SHOAL_ADDRESS": "127.0.0.1:50051"})  # the router's
     assert settings == Settings(settings.scheduler_id, pools=settings.pools)
-    assert settings.pools.pools == Pools()
+    assert settings.pools.content == Pools()
     assert settings.address == "127.0.0.1:50053"
     assert settings.scheduler_id != Settings.from_env({}).scheduler_id
 
@@ -35,7 +35,7 @@ def test_everything_can_be_told(tmp_path: Path) -> None:
         }
     )
     assert (settings.scheduler_id, settings.address, settings.metrics_address) == ("s", "0.0.0.0:1", "0.0.0.0:2")
-    assert (list(settings.pools.pools.by_name), settings.eviction, settings.grace_seconds) == (["a100"], "lru", 3.0)
+    assert (list(settings.pools.content.by_name), settings.eviction, settings.grace_seconds) == (["a100"], "lru", 3.0)
     assert settings.log_level == "DEBUG"
     assert "secret" not in str(settings.describe())
 

@@ -20,7 +20,7 @@ from shoal.plans import Aggregation, Form, Priority, Role, Scale, Truncation
 from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False)]
 Input = Annotated[
     Path | None, typer.Option("--input", "-i", help=".txt (a text a line) or .jsonl; - for stdin.", show_default=False)
 ]
@@ -111,7 +111,9 @@ def score(
     mesh: Reach,
     model: ModelId,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What is searched for.", show_default=False)],
-    documents: Annotated[list[str] | None, typer.Argument(metavar="DOC", help="Documents.", show_default=False)] = None,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="DOC", help="Documents; - for stdin, one a line.", show_default=False)
+    ] = None,
     source: Input = None,
     field: Field = None,
     output: LineFile = None,

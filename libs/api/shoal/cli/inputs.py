@@ -29,15 +29,21 @@ class Record:
 
 
 def read(texts: Sequence[str] | None, source: Path | None, field: str | None, *, what: str = "TEXT") -> list[Record]:
-    """All texts of a command, arguments first. Raises InputError, OSError, and BadParameter if there are none."""
+    """All texts of a command, arguments first; `-` alone is stdin.
+
+    Raises InputError, OSError, and BadParameter if there are none.
+    """
+    if source is None and list(texts or ()) == ["-"]:
+        texts, source = (), Path("-")
     records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
     if source is not None:
         records += _file(source, field)
     elif field is not None:
         raise typer.BadParameter("--field is about the lines of --input FILE; give one")
     if not records:
-        none = f"nothing to do: give {what} arguments, or --input FILE (- for stdin)"
-        raise typer.BadParameter(none if source is None else f"{source} is empty")
+        if source is None:
+            raise typer.BadParameter(f"nothing to do: give {what} arguments, - for stdin, or --input FILE")
+        raise typer.BadParameter(f"{'stdin' if str(source) == '-' else source} is empty")
     return records
 
 
