@@ -20,7 +20,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -118,6 +118,9 @@ bench-cancel: $(VENV)/.dev ## Measure the device time that goes into cancelled r
 
 bench-overload: $(VENV)/.dev ## Measure goodput, refusals and recovery when five times too much is asked
 	$(BIN)/python -m benchmarks.overload $(ARGS)
+
+bench-telemetry: $(VENV)/.dev ## Measure what traces and scrapes cost
+	$(BIN)/python -m benchmarks.telemetry $(ARGS)
 
 bench-fairness: $(VENV)/.dev ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
 	$(BIN)/python -m benchmarks.fairness $(ARGS)

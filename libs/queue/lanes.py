@@ -155,13 +155,15 @@ class Lanes:
         worker_id: str = "",
         batch_id: str = "",
         ring: bool = False,
+        others_than: Sequence[str] = (),
     ) -> Pulled | Idle:
         """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
 
         Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
         attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: for whom `cancel` rings if it
         ends one of the jobs (empty: nobody). `batch_id` names the lease (empty: a new name); if the lane has leased a batch of that
-        name, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left.
+        name, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left. `others_than`: only
+        interactive jobs of tenants other than these, among the first 128; Idle does not say that the lane is empty then.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
@@ -180,6 +182,7 @@ class Lanes:
                 max_attempts=self._max_attempts,
                 dead_letter_limit=self._dead_letter_limit,
                 dead_result=self._dead_result,
+                others_than=others_than,
             )
             if reply[0] == 1:
                 ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]

@@ -20,7 +20,7 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     -- Answers 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of a group.
     local state = call('HMGET', meta, 'queued', 'vi', 'vb')
     local queued, virtual = tonumber(state[1] or 0), { i = tonumber(state[2] or 0), b = tonumber(state[3] or 0) }
-    local tags, members, payloads, owners = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}
+    local tags, members, payloads, owners, whose = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}, {}
     local fresh, added, added_tokens = {}, 0, 0
 
     local function add(at)
@@ -32,6 +32,7 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
       list[#list + 1], list[#list + 2] = start, member
       payloads[#payloads + 1], payloads[#payloads + 2] = id, ARGV[at + 6]
       owners[#owners + 1], owners[#owners + 2] = id, router_id .. '\\0' .. member
+      if class == 'i' then whose[#whose + 1], whose[#whose + 2] = id, tenant end
       fresh[id], added, added_tokens = true, added + 1, added_tokens + tokens
     end
 
@@ -71,6 +72,8 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     end
     write('HSET', payload, payloads)
     write('HSET', owner, owners)
+    write('HSET', tenants, whose)
+    if #whose > 0 then call('PEXPIRE', tenants, DAY) end    -- routers of before 2026-11-22 do not remove it
     count('queued', added_tokens)
     count('enqueued', added)
     count('enqueued_tokens', added_tokens)
@@ -96,8 +99,10 @@ async def pull(
     max_attempts: int,
     dead_letter_limit: int,
     dead_result: bytes,
+    others_than: Rest,
 ) -> Reply:
     """
+    -- others_than: tenants whose jobs stay; if there are any, so does bulk.
     -- Answers {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry or -1}.
     local now = clock(now_ms)
     local answer, jobs, held, size, sum, alone = { 1, 0, 0 }, { 0 }, {}, 0, 0, false
@@ -167,14 +172,39 @@ async def pull(
       return taken, last
     end
 
+    local function take_others()               -- of the first that wait; virtual time does not move, for others were due
+      local ids, left, taken, over = {}, {}, 0, {}
+      for at = others_than, #ARGV do left[ARGV[at]] = true end
+      local heads = call('ZRANGE', interactive, 0, 127, 'WITHSCORES')
+      for i = 1, #heads, 2 do ids[#ids + 1] = (parse(heads[i])) end
+      local whose = #ids > 0 and call('HMGET', tenants, unpack(ids)) or {}
+      for i, tenant in ipairs(whose) do
+        if size == budget_jobs or alone then break end
+        if tenant and not left[tenant] then
+          local leased, tokens = consider(heads[2 * i - 1], heads[2 * i], 0, nil)
+          if not leased then break end
+          taken = taken + leased
+          if tokens > 0 then over[#over + 1], removed_tokens = heads[2 * i - 1], removed_tokens + tokens end
+        end
+      end
+      write('ZREM', interactive, over)
+      return taken
+    end
+
     reap(now, max_attempts, dead_letter_limit, lane, dead_result)
     suspects = call('EXISTS', attempts) == 1
+    local takes_others = others_than <= #ARGV
     local state = call('HMGET', meta, 'vi', 'vb', 'credit')
     local credit, bulk_taken, bulk_last, later_taken, later_last = tonumber(state[3] or 0), 0, nil, 0, nil
-    -- Bulk goes first with what it has saved up: a ninth of the interactive tokens leased while it waited, so a tenth of all.
-    if credit > 0 and call('ZCARD', interactive) > 0 then bulk_taken, bulk_last = take(bulk, credit) end
-    local interactive_taken, interactive_last = take(interactive, nil)
-    if call('ZCARD', interactive) == 0 then later_taken, later_last = take(bulk, nil) end
+    local interactive_taken, interactive_last = 0, nil
+    if takes_others then
+      interactive_taken = take_others()
+    else
+      -- Bulk goes first with what it has saved up: a ninth of the interactive tokens leased while it waited, so a tenth of all.
+      if credit > 0 and call('ZCARD', interactive) > 0 then bulk_taken, bulk_last = take(bulk, credit) end
+      interactive_taken, interactive_last = take(interactive, nil)
+      if call('ZCARD', interactive) == 0 then later_taken, later_last = take(bulk, nil) end
+    end
     bulk_taken, bulk_last = bulk_taken + later_taken, later_last or bulk_last
 
     count('expired', expired)
@@ -185,7 +215,7 @@ async def pull(
     if size == 0 then
       settle()
       local expiry = call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
-      return { 0, answer[2], expiry and tonumber(expiry) or -1 }
+      return { 0, takes_others and 0 or answer[2], expiry and tonumber(expiry) or -1 }
     end
     jobs[1], answer[3] = sum, sum
     call('ZADD', leases, now + lease_ms, batch_id)

@@ -57,7 +57,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         check_worker(request.wire_version, request.worker_id)
         log.debug("pull", extra=fields({"worker": request.worker_id, "epoch": request.epoch}))
         lanes = [codec.to_lane(lane) for lane in request.lanes]
-        waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load)
+        waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load, bool(request.except_tenants))
         end = asyncio.get_running_loop().time() + min(request.wait_seconds, LONGEST_WAIT_SECONDS)
         self._waiters.add(waiter)
         claimed = None
@@ -137,7 +137,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
             if waiter.must_beat:
                 return worker_pb2.PullResponse(beat=True)
-            if has_looked:  # while it did, lanes that need a worker passed it by
+            if has_looked and not waiter.is_choosy:  # while it did, lanes that need a worker passed it by
                 self._bells.waits(waiter)
                 has_looked = False
             waiter.event.clear()
@@ -167,9 +167,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         rings = self._waiters.rings(lane)
         waiter.looking_at = lane
         try:
-            found = await self._pull(lane, request, budget_jobs, ring=not self._waiters.free_count(lane))
+            ring = not (waiter.is_choosy or self._waiters.free_count(lane))
+            found = await self._pull(lane, request, budget_jobs, ring=ring)
         finally:
             waiter.looking_at = None
+        if waiter.is_choosy:
+            return found if isinstance(found, Pulled) else None
         promised, waiter.promised = waiter.promised, ""
         if isinstance(found, Idle):
             self._bells.found_empty(lane, rings, found.next_expiry_ms)
@@ -190,6 +193,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             budget_tokens=request.budget_tokens,
             budget_jobs=budget_jobs,
             ring=ring,
+            others_than=request.except_tenants,
         )
         pulling = asyncio.ensure_future(work)
         try:

@@ -21,6 +21,7 @@ from libs.errors import InvalidInput
 
 MOST: Final = 10_000
 """Lanes of a pull, models and leases of a heartbeat, answers of one Complete."""
+MOST_EXCEPTED: Final = 16
 MOST_LABELS: Final = 10_000
 MOST_TEXT: Final = 1000
 """Characters of an error's text; a longer one is cut."""
@@ -45,6 +46,9 @@ def check_pull(request: worker_pb2.PullRequest) -> None:
     if request.batch_id or request.asked_again:
         _check_name(request.batch_id, "batch_id")
     _check_count(request.lanes, "lanes")
+    if len(request.except_tenants) > MOST_EXCEPTED:
+        message = f"except_tenants has {len(request.except_tenants):,} entries; at most {MOST_EXCEPTED} are allowed"
+        raise InvalidInput(message, field="except_tenants")
     for index, lane in enumerate(request.lanes):
         _check_lane(lane, f"lanes[{index}]")
 

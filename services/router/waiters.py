@@ -1,7 +1,8 @@
 """The pulls that wait at this router, and what is known of lanes without asking Redis. No I/O: this decides, `pull.py` acts.
 
 A lane is known to be empty after a pull found nothing there, until its bell rings. A bell wakes as many waiting pulls as there are
-jobs, those first that want the lane most; a pull that was woken and leaves without having looked passes the bell on.
+jobs, those first that want the lane most; a pull that was woken and leaves without having looked passes the bell on. Pulls
+that leave some tenants out look when they come and at bells that find too few others; what they see says nothing of the lane.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Waiter:
     pool: str
     lanes: Sequence[LaneKey]
     can_load: bool
+    is_choosy: bool = False
+    """It leaves some tenants out."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
     rung: dict[LaneKey, int] = field(default_factory=dict)
     """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
@@ -56,11 +59,12 @@ class Waiters:
 
     def __init__(self) -> None:
         self.is_closed = False
-        # The state: pulls in order of arrival, by worker, by lane with their preference; lanes known to be empty; how often each
-        # was rung; workers that were rung for while none of their pulls waited.
+        # The state: pulls in order of arrival, by worker, by lane with their preference, and so the choosy ones; lanes
+        # known to be empty; how often each was rung; workers that were rung for while none of their pulls waited.
         self._all: dict[Waiter, None] = {}
         self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
+        self._choosy: dict[LaneKey, dict[Waiter, int]] = {}
         self._empty: set[LaneKey] = set()
         self._rings: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
@@ -74,8 +78,16 @@ class Waiters:
         if waiter.worker_id in self._missed:
             self._missed.discard(waiter.worker_id)
             waiter.must_beat = True
+        by_lane = self._index(waiter)
+        if waiter.is_choosy:  # whom an older one of its worker leaves out is not whom it would leave out now
+            for other in self._by_worker[waiter.worker_id]:
+                if other.is_choosy and other is not waiter and set(other.lanes) <= set(waiter.lanes):
+                    other.is_ended = True
+                    other.event.set()
         for rank, lane in enumerate(waiter.lanes):
-            self._by_lane.setdefault(lane, {})[waiter] = rank
+            by_lane.setdefault(lane, {})[waiter] = rank
+        if waiter.is_choosy:
+            waiter.rung = dict.fromkeys(waiter.lanes, 0)
 
     def remove(self, waiter: Waiter) -> None:
         """The pull ends. Bells that it was woken for and did not follow go to others."""
@@ -84,11 +96,12 @@ class Waiters:
         del at_worker[waiter]
         if not at_worker:
             del self._by_worker[waiter.worker_id]
+        by_lane = self._index(waiter)
         for lane in waiter.lanes:
-            at_lane = self._by_lane.get(lane, {})
+            at_lane = by_lane.get(lane, {})
             at_lane.pop(waiter, None)
             if not at_lane:
-                self._by_lane.pop(lane, None)
+                by_lane.pop(lane, None)
         for lane, jobs in waiter.rung.items():
             self.ring(lane, max(1, jobs))
 
@@ -96,13 +109,17 @@ class Waiters:
         return waiter in self._all
 
     def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> int:
-        """There are `jobs` new jobs in the lane. Returns how many pulls look for them, that woken early included."""
+        """There are `jobs` new jobs in the lane. Returns how many pulls look for them, that woken early included, but no choosy
+        ones."""
         self._empty.discard(lane)
         self._rings[lane] = self._rings.get(lane, 0) + 1
         is_early = early in self._all and early.will_look_at(lane)
         woken = self._free(lane)[: jobs - is_early]
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
+        choosy = [waiter for waiter in self._choosy.get(lane, ()) if not waiter.is_ended]
+        for waiter in choosy[: jobs - is_early - len(woken)]:
+            waiter.wake(lane, jobs, 1)  # though it may be looking: what came meanwhile it may not see
         return len(woken) + is_early
 
     def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> Waiter | None:
@@ -138,6 +155,8 @@ class Waiters:
         """Bells may have been missed: nothing is known any more, and every pull looks at its lanes."""
         self._empty.clear()
         for waiter in self._all:
+            if waiter.is_choosy:
+                waiter.rung = dict.fromkeys(waiter.lanes, 0)
             waiter.event.set()
 
     def close(self) -> None:
@@ -164,6 +183,8 @@ class Waiters:
 
     def next_lane(self, waiter: Waiter) -> LaneKey | None:
         """The lane most wanted by this pull that may have jobs."""
+        if waiter.is_choosy:
+            return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
         return next((lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None)
 
     def rings(self, lane: LaneKey) -> int:
@@ -180,6 +201,9 @@ class Waiters:
         self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
         self._missed.clear()  # a heartbeat comes every two seconds anyway
+
+    def _index(self, waiter: Waiter) -> dict[LaneKey, dict[Waiter, int]]:
+        return self._choosy if waiter.is_choosy else self._by_lane
 
     def _free(self, lane: LaneKey) -> list[Waiter]:
         at_lane = self._by_lane.get(lane, {})

@@ -3,8 +3,8 @@
 On the way of a request between `intake.py`, which prepares sequences, and `runner.py`, which runs the batch chosen here.
 
 Device time is shared by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), as lanes share out tokens: between models,
-and within a model between flows (`Flow`). Whoever has had the fewest device seconds for its weight is next; who comes anew begins
-at the virtual time, where the one in service stands, and so is neither behind the others nor owed for the time it was away.
+and within a model between flows (`Flow`). Whoever has had the fewest device seconds for its weight is next. The virtual time is
+where the one in service stands; who comes anew begins BURST_SECONDS behind it, and is owed no more for the time it was away.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ BULK_SHARE: Final = 1 / 9
 COMPANY_SECONDS: Final = 0.005
 """How much further than the flow whose turn it is others may be and still join its batch. Flows that keep pace stay together in
 large batches; a light one is not held up by the work of one that has just had a batch."""
+
+BURST_SECONDS: Final = 0.25
+"""Of the device, for weight 1: what somebody who has had less than its share gets at once, before those who have had theirs.
+Requests come in bunches, also of a client that needs little; sharing evenly with a backlog would double what a bunch takes."""
 
 REMEMBERED_SECONDS: Final = 5.0
 """How long it counts what somebody had who has nothing waiting. That is long against the time in which a busy lane is filled up
@@ -115,7 +119,10 @@ class Turns(Generic[Key]):
 
     def tag(self, key: Key) -> float:
         """Of one who is not known: where it would begin."""
-        return self._tags[key] if key in self._tags else max(self._virtual, self._away.get(key, (0.0,))[0])
+        if key in self._tags:
+            return self._tags[key]
+        begin = self._virtual - BURST_SECONDS
+        return max(begin, self._away[key][0]) if key in self._away else begin
 
     def come(self, key: Key) -> None:
         if key not in self._tags:
@@ -186,8 +193,8 @@ class WaitingRoom:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.lanes: dict[tuple[str, str], int] = {}
-        """Tokens that wait, by model and adapter, where any do."""
+        self.lanes: dict[tuple[str, str], dict[Flow, int]] = {}
+        """Tokens that wait, by model and adapter, of each flow, where any do."""
         # The whole state beside that. Every waiting sequence is in one line, and its line is found by its job and index.
         self._models: Turns[str] = Turns()
         self._shares: dict[str, _Share] = {}
@@ -281,10 +288,14 @@ class WaitingRoom:
             self._models.leave(line.model, self._now)
 
     def _count(self, line: _Line, tokens: int) -> None:
-        lane = (line.model, line.key[1].adapter)
+        flow = line.key[1]
+        lane = (line.model, flow.adapter)
         self.tokens += tokens
-        self.lanes[lane] = self.lanes.get(lane, 0) + tokens
-        if not self.lanes[lane]:
+        flows = self.lanes.setdefault(lane, {})
+        flows[flow] = flows.get(flow, 0) + tokens
+        if not flows[flow]:
+            del flows[flow]
+        if not flows:
             del self.lanes[lane]
 
     def _forget(self) -> None:

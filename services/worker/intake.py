@@ -160,7 +160,9 @@ class Intake:
             seconds = resident.meter.expected_seconds(tokens)
             for adapter in resident.adapters.lanes():
                 name = (resident.name, adapter)
-                lanes[name] = LaneState(waiting.get(name, 0) + self._preparing[name], tokens, seconds)
+                flows = waiting.get(name, {})
+                tenants = {flow.tenant: count for flow, count in flows.items() if not flow.is_bulk}
+                lanes[name] = LaneState(sum(flows.values()) + self._preparing[name], tokens, seconds, tenants)
         return lanes
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
@@ -187,6 +189,7 @@ class Intake:
             wire_version=WIRE_VERSION,
             batch_id=self._unanswered.pop() if is_again else f"{self._identity.epoch}-{next(self._batch_numbers)}",
             asked_again=is_again,
+            except_tenants=sorted(pull.except_tenants),
         )
         if self._stop.is_set():  # since this task was made
             return False
@@ -202,6 +205,8 @@ class Intake:
         if response.beat:
             self._beat()
         is_empty = not (response.batch_id or response.load_model or response.beat)
+        if is_empty and pull.except_tenants:
+            return False  # a newer one has taken its place, or nobody came
         if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, wait_seconds / 2):
             if time.monotonic() >= self._pause_until:  # the other pull in flight may have come back empty as well
                 self._link.try_next()
@@ -276,8 +281,7 @@ class Intake:
             if error is None:
                 ready.append(held)
             else:
-                if held.span is not None:
-                    held.span.failed(error)
+                held.span.failed(error)
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
         self._runner.add([held for held in ready if not held.is_complete])
         self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
@@ -299,8 +303,7 @@ class Intake:
         ended = time.monotonic()
         held.prepare_seconds = ended - started
         metrics.PREPARE_SECONDS.labels(held.resident.name).observe(held.prepare_seconds)
-        if held.span is not None:
-            held.span.stage("prepare", started, ended)
+        held.span.stage("prepare", started, ended)
         return None
 
     def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:

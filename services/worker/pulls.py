@@ -4,14 +4,14 @@ On the way of a request before everything else in the worker; `intake.py` acts o
 
 What lies in a lane is shared out fairly by Redis, what lies here by the batcher. What neither can do is to let a job overtake that
 is still there while the room here is full. So little is kept here of each lane, at most one batch and a half and what one pull
-brings; some of it is fetched just before the device is free; and lanes of which little waits here are always asked for, however
-much there is of others.
+brings; some of it is fetched just before the device is free; lanes of which little waits here are always asked for, however much
+there is of others; and so are jobs of tenants of whom little waits here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 LEAD_SECONDS: Final = (0.004, 0.02)
@@ -25,6 +25,12 @@ LITTLE: Final = 3 / 8
 
 MUCH: Final = 3 / 2
 """Of a lane of which more batches than that wait nothing is asked for."""
+
+FULL: Final = 3
+"""Of a lane of which more batches than that wait nobody is asked for: there may be very many tenants."""
+
+MOST_LEFT_OUT: Final = 16
+"""Tenants that a pull leaves out."""
 
 QUICK_SECONDS: Final = 0.03
 """Batches that take less are over before a pull is: two of a lane are kept ready, by pulls for whole ones. Of others one."""
@@ -52,18 +58,22 @@ class Pull:
     lanes: frozenset[LaneName]
     can_load: bool
     tokens: int
+    except_tenants: frozenset[str] = frozenset()
+    """Others only."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
     """Of one lane here.
 
-    `waiting_tokens`: pulled, not yet in a forward pass. `batch_tokens`, `batch_seconds`: of one batch; 0 seconds: unknown.
+    `waiting_tokens`: pulled, not yet in a forward pass; `tenants`: of each tenant, those being tokenised not included.
+    `batch_tokens`, `batch_seconds`: of one batch; 0 seconds: unknown.
     """
 
     waiting_tokens: int = 0
     batch_tokens: int = 1 << 30
     batch_seconds: float = 0.0
+    tenants: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +118,17 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
 
     At idle two pulls for everything are in flight, so that one is waiting at the router while the other's job is worked on. While
     the device is busy one asks for lanes of which little waits here. Of others more is asked for when the device is nearly free,
-    unless more than one and a half batches wait: what arrives in between then comes in one answer and goes back in one, and whoever
-    has had least of its lane is in the next batch.
+    unless more than one and a half batches wait: what arrives in between then comes in one answer and goes back in one. Until then
+    a pull waits for other tenants than those of whom much is here, unless batches are over too soon for it to matter: whoever comes
+    with little is in the next batch, whatever others have in the lane.
     """
     s = situation
     if s.waiting_tokens >= MOST_BATCHES * budget_tokens:
         return Plan()
     is_late = s.busy_seconds <= s.lead_seconds
     look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
+    common = tuple(pull for pull in s.flying if not pull.except_tenants)
+    choosy = tuple(pull for pull in s.flying if pull.except_tenants)
     firsts: list[Pull] = []
     seconds: list[Pull] = []
     for size, lanes in _by_size(s.lanes, budget_tokens).items():
@@ -126,15 +139,27 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         if wanted:
             is_dry = is_late and not any(lanes[name].waiting_tokens for name in wanted)
             copies = 2 if is_dry and (is_quick or not s.waiting_tokens) else 1
-            missing = [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, s.flying))
+            missing = [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, common))
             is_asked = copies > len(missing)
             firsts += missing[: 0 if is_asked else 1]
             seconds += missing[0 if is_asked else 1 :]
+        for name, state in lanes.items():
+            heavy = _heaviest(state.tenants)
+            is_asked = name in wanted or any(name in pull.lanes and pull.except_tenants <= heavy for pull in choosy)
+            if heavy and not (is_quick or is_asked) and state.waiting_tokens <= size * FULL:
+                seconds.append(Pull(frozenset({name}), False, tokens, heavy))
     if s.can_load and not any(pull.can_load for pull in (*s.flying, *firsts)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
         firsts.append(Pull(empty, True, max(1, budget_tokens // 2)))
     firsts = firsts[: MOST_PULLS - len(s.flying)]
     return Plan((*firsts, *seconds[: max(0, MOST_PULLS - KEPT_PULLS - len(s.flying) - len(firsts))]), look_again)
+
+
+def _heaviest(tenants: Mapping[str, int]) -> frozenset[str]:
+    """Those who have at least half as much as who has most."""
+    most = max(tenants.values(), default=0)
+    heavy = [tenant for tenant, tokens in tenants.items() if tokens >= most / 2]
+    return frozenset(sorted(heavy, key=tenants.__getitem__)[-MOST_LEFT_OUT:])
 
 
 def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[int, dict[LaneName, LaneState]]:

@@ -18,7 +18,7 @@ from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker import spans
-from services.worker.batcher import Batch, Group, Limits, Waiting, WaitingRoom
+from services.worker.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
 from services.worker.held import HeldJob
 from services.worker.ladder import Caps, Ladder, Outcome
 from services.worker.meter import Meter
@@ -107,10 +107,10 @@ class Runner:
     def waiting_tokens(self) -> int:
         return self._room.tokens
 
-    def waiting(self) -> dict[tuple[str, str], int]:
-        """Tokens that wait, by model and adapter."""
+    def waiting(self) -> dict[tuple[str, str], dict[Flow, int]]:
+        """Tokens that wait, by model and adapter, of each flow."""
         with self._condition:
-            return dict(self._room.lanes)
+            return {lane: dict(flows) for lane, flows in self._room.lanes.items()}
 
     def batch_tokens(self, models: Iterable[str]) -> dict[str, int]:
         """The largest batch of each model that would be run now: the token budget, or what it gets done in the time it may take."""

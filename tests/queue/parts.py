@@ -80,6 +80,7 @@ class Inside:
     tenants: set[str]
     queued_tokens: int
     holders: dict[str, str]
+    whose: dict[str, str]
 
 
 def raw(reply: object) -> bytes:
@@ -89,7 +90,7 @@ def raw(reply: object) -> bytes:
 
 
 async def look_inside(redis: Redis) -> Inside:
-    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_, holders = Keys(1).of(LANE)
+    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_, holders, whose = Keys(1).of(LANE)
     members = [raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)]
     return Inside(
         waiting=[member.decode().split(":", 3)[3] for member in members],
@@ -102,9 +103,10 @@ async def look_inside(redis: Redis) -> Inside:
         batches={raw(name).decode() for name in await redis.hkeys(batches)},
         tenants={raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
         queued_tokens=sum(int(member.split(b":")[1]) for member in members),
+        whose={raw(name).decode(): raw(tenant).decode() for name, tenant in (await redis.hgetall(whose)).items()},
         holders={raw(name).decode(): raw(worker).decode().rstrip() for name, worker in (await redis.hgetall(holders)).items()},
     )
 
 
-NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0, {})
+NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0, {}, {})
 """What an idle lane looks like."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 import pytest
@@ -73,12 +74,25 @@ class LaneMachine(RuleBasedStateMachine):
             self.enqueued_tokens += tokens * len(new)
             self.owner |= {one.job_id: router for one in group}
 
-    @rule(router=ROUTERS, worker=st.sampled_from(["v", "w"]), budget_tokens=st.integers(1, 100), budget_jobs=st.integers(1, 8))
-    def pull(self, router: str, worker: str, budget_tokens: int, budget_jobs: int) -> None:
-        lanes = self.lanes[router]
-        pulled = self.run(lanes.pull(LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs))
+    @rule(
+        router=ROUTERS,
+        worker=st.sampled_from(["v", "w"]),
+        budget_tokens=st.integers(1, 100),
+        budget_jobs=st.integers(1, 8),
+        others_than=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
+    )
+    def pull(
+        self, router: str, worker: str, budget_tokens: int, budget_jobs: int, others_than: AbstractSet[str] = frozenset()
+    ) -> None:
+        pulled = self.run(
+            self.lanes[router].pull(
+                LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs, others_than=sorted(others_than)
+            )
+        )
         self.collect()
         if isinstance(pulled, Pulled):
+            jobs = [self.alive[one.job_id] for one in pulled.jobs]
+            assert not others_than or all(one.priority == "interactive" and one.tenant not in others_than for one in jobs)
             assert all(self.alive[one.job_id].payload == one.payload for one in pulled.jobs)
             assert pulled.tokens == sum(one.tokens for one in pulled.jobs)
             assert len(pulled.jobs) == 1 or (pulled.tokens <= budget_tokens and not any(one.attempts for one in pulled.jobs))
@@ -172,6 +186,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert inside.leases == inside.batches
         # Who is rung for when a job is cancelled: of every job that does not wait, the worker that it was leased to last.
         assert inside.holders == {job_id: self.holder[job_id] for job_id in set(self.alive) - set(inside.waiting)}
+        assert inside.whose == {one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"}
         batches = [self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch)) for batch in inside.batches]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
         places = Counter(job_id for job_id in [*inside.waiting, *leased] if job_id in self.alive)

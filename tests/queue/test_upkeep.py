@@ -6,6 +6,7 @@ from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
 from libs.queue.keys import Keys
+from libs.queue.library import KEYS
 from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside, raw
 
 
@@ -95,7 +96,7 @@ async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis
     await lease(lanes, 20)
     await lanes.sweep(LANE)
     assert set((await look_inside(redis)).holders) == {"a", "b"}
-    await redis.hset(Keys(1).of(LANE)[-1], mapping={f"{number}": "gone" for number in range(10)})
+    await redis.hset(Keys(1).of(LANE)[KEYS.index("holders")], mapping={f"{number}": "gone" for number in range(10)})
     await lanes.sweep(LANE)
     assert (await look_inside(redis)).holders == {}
 

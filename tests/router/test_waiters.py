@@ -145,3 +145,34 @@ async def test_a_ring_for_a_worker_waits_for_its_next_pull() -> None:
         late = Waiter("v", "cpu", (A,), False)
         waiters.add(late)
         assert not late.must_beat
+
+
+async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() -> None:
+    waiters = Waiters()
+    choosy, common = Waiter("w", "cpu", [A, B], False, is_choosy=True), waiter(A)
+    waiters.add(choosy)
+    assert [waiters.next_lane(choosy), choosy.rung.pop(A)] == [A, 0]
+    assert [waiters.next_lane(choosy), choosy.rung.pop(B)] == [B, 0]
+    assert waiters.next_lane(choosy) is None, "though no lane is known to be empty"
+    assert (waiters.ring(A), waiters.free_count(A), waiters.holders(A)) == (0, 0, [])
+    assert waiters.ring_early(B, 1, "job") is None
+    assert choosy.rung.pop(A) == 0
+    waiters.add(common)
+    assert waiters.ring(A) == 1
+    assert not choosy.rung
+    waiters.ring(A)  # the other one is under way
+    assert choosy.rung == {A: 0}
+    choosy.rung.clear()
+    choosy.looking_at = A
+    waiters.ring(A)
+    assert choosy.rung == {A: 0}, "it may be looking too early"
+    newer = Waiter("w", "cpu", [A, B], False, is_choosy=True)
+    waiters.add(newer)
+    assert (choosy.is_ended, newer.is_ended) == (True, False)
+    newer.rung.clear()
+    waiters.ring(A)
+    assert newer.rung == {A: 0}
+    waiters.remove(common)
+    waiters.remove(choosy)
+    waiters.remove(newer)
+    assert waiters.ring(A) == 0

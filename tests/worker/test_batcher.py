@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from services.worker.batcher import (
     BULK_SHARE,
+    BURST_SECONDS,
     CANDIDATES,
     COMPANY_SECONDS,
     NOBODY,
@@ -79,7 +81,7 @@ def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Gr
         assert tuple(one.waiting for one in taken) == batch.chosen
         assert {one.flow for one in taken} == set(batch.weighed)
         assert room.tokens == sum(one.waiting.tokens for one in everything.values())
-        assert sum(room.lanes.values()) == room.tokens
+        assert sum(sum(flows.values()) for flows in room.lanes.values()) == room.tokens
         assert {model for model, _ in room.lanes} == {one.group.model for one in everything.values()}
         now += 1
         room.ran(batch, 1.0, now)
@@ -224,6 +226,20 @@ def test_a_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -
     serve(room, WIDE, 0.0)
     room.add(A, [Waiting(1000, 0, 1, 1.0), Waiting(1000, 1, 2, 1.0)], Y)
     assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
+
+
+@pytest.mark.parametrize(("group", "flow"), [(B, NOBODY), (A, Y)])
+def test_a_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_credit(group: Group, flow: Flow) -> None:
+    room = WaitingRoom()
+    room.add(A, [Waiting(number, 0, 100, 0.0) for number in range(100)], X)
+    for now in range(3):
+        serve(room, WIDE, now, seconds=0.1)
+    for number in range(20):
+        room.add(group, [Waiting(1000 + number, 0, 100, 3.0)], flow)
+    order = [serve(room, WIDE, 3.0, seconds=0.1).chosen[0].job >= 1000 for _ in range(12)]
+    most = math.ceil(BURST_SECONDS / 0.1)
+    assert all(order[:most])
+    assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
 
 
 def test_flows_that_keep_pace_share_batches() -> None:

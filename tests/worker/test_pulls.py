@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.pulls import (
+    FULL,
     LEAD_SECONDS,
     LITTLE,
     MOST_BATCHES,
+    MOST_LEFT_OUT,
     MOST_PULLS,
     PROMPT_SECONDS,
     QUICK_SECONDS,
@@ -27,8 +29,10 @@ BUDGET = 1000
 LEAD = 0.01
 
 
-def lane(waiting_tokens: int = 0, batch_tokens: int = BUDGET, batch_seconds: float = 0.1) -> LaneState:
-    return LaneState(waiting_tokens, batch_tokens, batch_seconds)
+def lane(
+    waiting_tokens: int = 0, batch_tokens: int = BUDGET, batch_seconds: float = 0.1, tenants: dict[str, int] | None = None
+) -> LaneState:
+    return LaneState(waiting_tokens, batch_tokens, batch_seconds, tenants or {})
 
 
 def plan(
@@ -116,7 +120,13 @@ def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"])),
-        st.builds(lane, st.integers(0, 3000), st.integers(0, 3000), st.sampled_from([0.0, 0.01, 0.1, 3.0])),
+        st.builds(
+            lane,
+            st.integers(0, 3000),
+            st.integers(0, 3000),
+            st.sampled_from([0.0, 0.01, 0.1, 3.0]),
+            st.dictionaries(st.sampled_from("tu"), st.integers(1, 3000)),
+        ),
     ),
     st.lists(st.frozensets(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"]))), max_size=MOST_PULLS),
     st.floats(0, 3),
@@ -132,12 +142,36 @@ def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneNam
         assert one.lanes or one.can_load, "a pull for nothing is never sent"
         assert 1 <= one.tokens <= BUDGET
         for name in one.lanes:
+            if one.except_tenants:
+                assert lanes[name].waiting_tokens <= FULL * BUDGET
+                assert not one.can_load
+                continue
             assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
             if busy_seconds > LEAD:
                 assert lanes[name].waiting_tokens <= LITTLE * BUDGET
     if waiting < MOST_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MOST_PULLS:
         asked = {name for one in (*pulls, *planned.pulls) for name in one.lanes}
         assert {name for name, state in lanes.items() if not state.waiting_tokens} <= asked
+
+
+def others(*tenants: str) -> Pull:
+    return Pull(frozenset({A}), False, BUDGET // 2, frozenset(tenants))
+
+
+def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> None:
+    heavy = {"heavy": 900, "too": 500, "light": 100}
+    full = {A: lane(1500, tenants=heavy)}
+    assert plan(full, busy_seconds=1.0).pulls == (others("heavy", "too"),)
+    assert plan(full, others("heavy", "too"), busy_seconds=1.0).pulls == ()
+    assert plan(full, others("heavy"), busy_seconds=1.0).pulls == ()
+    assert plan(full, others("heavy", "light"), busy_seconds=1.0).pulls == (others("heavy", "too"),)
+    assert plan({A: lane(1501, tenants=heavy)}, busy_seconds=LEAD).pulls == (others("heavy", "too"),)
+    assert plan(full, others("heavy"), busy_seconds=LEAD).pulls == (pull(A),), "that waits for others brings not whatever there is"
+    assert plan({A: lane(3000, tenants=heavy)}, busy_seconds=1.0).pulls == (others("heavy", "too"),)
+    assert plan({A: lane(3001, tenants=heavy)}, busy_seconds=1.0).pulls == (), "there may be very many others"
+    assert plan({A: lane(1500, batch_seconds=QUICK_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0).pulls == (), "no sooner so"
+    (many,) = plan({A: lane(1500, tenants={str(number): 50 + number for number in range(30)})}, busy_seconds=1.0).pulls
+    assert many.except_tenants == {str(number) for number in range(30 - MOST_LEFT_OUT, 30)}
 
 
 def test_the_lead_is_what_a_pull_takes() -> None:

@@ -14,7 +14,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from services.worker import codec
-from services.worker.batcher import Limits
+from services.worker.batcher import NOBODY, Flow, Limits
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.models import Output, Sequence
 from services.worker.runner import Runner
@@ -267,7 +267,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     other.job.tenant = "other"
     b.runner.add([other])
     assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 100, "org/unknown": 1000}
-    assert b.runner.waiting() == {("org/fake", ""): 2}
+    assert b.runner.waiting() == {("org/fake", ""): {NOBODY: 1, Flow(tenant="other"): 1}}
 
 
 def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:

@@ -44,7 +44,7 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again")
+    __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again", "except_tenants")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class PullRequest(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ASKED_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    EXCEPT_TENANTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -67,7 +68,8 @@ class PullRequest(_message.Message):
     wire_version: int
     batch_id: str
     asked_again: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ..., batch_id: _Optional[str] = ..., asked_again: bool = ...) -> None: ...
+    except_tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ..., batch_id: _Optional[str] = ..., asked_again: bool = ..., except_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat", "now_unix_ms")
