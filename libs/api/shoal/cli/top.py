@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Annotated, Self
 
@@ -51,11 +53,11 @@ def top(
     if not (once or as_json or sys.stdout.isatty()):
         raise typer.BadParameter("there is no terminal to draw on: use --once or --json")
     client = mesh()
-    with suppress(KeyboardInterrupt):
+    with _interruptible() as is_interrupted:
         if once or as_json:
-            _print(client, interval, pool, once, as_json)
+            _print(client, interval, pool, once, as_json, is_interrupted)
         else:
-            _live(client, interval, pool)
+            _live(client, interval, pool, is_interrupted)
 
 
 def looks(client: Client, interval: float, pool: str, pause: Callable[[float], bool]) -> Iterator[Picture | ShoalError]:
@@ -77,31 +79,50 @@ def looks(client: Client, interval: float, pool: str, pause: Callable[[float], b
             return
 
 
-def _print(client: Client, interval: float, pool: str, once: bool, as_json: bool) -> None:
+def _print(client: Client, interval: float, pool: str, once: bool, as_json: bool, is_interrupted: Callable[[], bool]) -> None:
     is_away, seen = False, 0
-    for look in looks(client, interval, pool, threading.Event().wait):
-        if isinstance(look, ShoalError):
+    found = SimpleQueue[Picture | ShoalError]()
+    with _Watcher(client, interval, pool, found.put) as watcher:
+        while not is_interrupted():
+            try:
+                look = found.get(timeout=_REDRAW_SECONDS)
+            except Empty:
+                if watcher.failure is not None:
+                    raise watcher.failure from None
+                continue
+            if isinstance(look, ShoalError):
+                if once:
+                    raise look
+                if not is_away:
+                    note(f"{look.message}; asking again until it is there")
+                is_away = True
+                continue
+            if is_away:
+                note(f"router {look.router_id} is back")
+            is_away, seen = False, seen + 1
+            if once and seen < _LOOKS_AT_ONCE:
+                continue
+            if as_json:
+                emit({"address": client.address, "unix_seconds": time.time()} | asdict(look))
+                sys.stdout.flush()
+            else:
+                show(drawn(look, _head(client, look, pool), Console().width if sys.stdout.isatty() else WIDTH))
             if once:
-                raise look
-            if not is_away:
-                note(f"{look.message}; asking again until it is there")
-            is_away = True
-            continue
-        if is_away:
-            note(f"router {look.router_id} is back")
-        is_away, seen = False, seen + 1
-        if once and seen < _LOOKS_AT_ONCE:
-            continue
-        if as_json:
-            emit({"address": client.address, "unix_seconds": time.time()} | asdict(look))
-            sys.stdout.flush()
-        else:
-            show(drawn(look, _head(client, look, pool), Console().width if sys.stdout.isatty() else WIDTH))
-        if once:
-            return
+                return
 
 
-def _live(client: Client, interval: float, pool: str) -> None:
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Says whether Ctrl-C was pressed. As an exception it can be lost: one raised in a destructor is printed and forgotten."""
+    pressed = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _live(client: Client, interval: float, pool: str, is_interrupted: Callable[[], bool]) -> None:
     console = Console()
     with (
         _Watcher(client, interval, pool) as watcher,
@@ -110,7 +131,7 @@ def _live(client: Client, interval: float, pool: str) -> None:
     ):
         while watcher.failure is None:
             live.update(watcher.view(console.width, console.height), refresh=True)
-            if is_quit(_REDRAW_SECONDS):
+            if is_quit(_REDRAW_SECONDS) or is_interrupted():
                 return
     raise watcher.failure
 
@@ -118,11 +139,13 @@ def _live(client: Client, interval: float, pool: str) -> None:
 class _Watcher:
     """Looks at the mesh on a thread of its own, so that neither the screen nor the keyboard waits for a router.
 
-    `failure`: why it has ended.
+    `told` is given each look there. `failure`: why it has ended.
     """
 
-    def __init__(self, client: Client, interval: float, pool: str) -> None:
-        self._client, self._interval, self._pool = client, interval, pool
+    def __init__(
+        self, client: Client, interval: float, pool: str, told: Callable[[Picture | ShoalError], None] = lambda _: None
+    ) -> None:
+        self._client, self._interval, self._pool, self._told = client, interval, pool, told
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch")
         # Written by the thread: the last picture and when it came; why there is none now.
@@ -153,6 +176,7 @@ class _Watcher:
     def _run(self) -> None:
         try:
             for look in looks(self._client, self._interval, self._pool, self._closing.wait):
+                self._told(look)
                 if isinstance(look, ShoalError):
                     self._problem = look.message
                 else:
