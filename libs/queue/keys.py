@@ -78,7 +78,7 @@ class Keys:
         own = ("i", "b", "pay", "own", "att", "fi", "fb", "lease", "batch", "meta")
         shared = ("lanes", "dead", "replies:")
         prefix = f"v1:{{{slot}}}:lane:{lane.name}:"
-        return (*(prefix + part for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared), f"{prefix}hold", f"{prefix}ten")
+        return (*(prefix + part for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared), f"{prefix}hold", f"{prefix}whose")
 
     def indexes(self) -> Iterator[str]:
         """One ZSET a slot: lane names by the time of last use."""

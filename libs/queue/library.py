@@ -19,7 +19,7 @@ KEYS = (
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
     "holders",  # HASH: job id -> worker that it is leased to, padded to 65; a hint by which a cancellation finds the worker at once
-    "tenants",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
+    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
 )
 
 LIBRARY = """
@@ -84,7 +84,7 @@ local function finish(ids)             -- ends jobs wherever they stand: for eac
   write('HDEL', owner, ids)
   if call('EXISTS', attempts) == 1 then write('HDEL', attempts, ids) end
   write('HDEL', holders, ids)
-  write('HDEL', tenants, ids)
+  write('HDEL', whose, ids)
   count('queued', -freed)
   return ended
 end
@@ -142,7 +142,7 @@ end
 
 local function settle()                -- an idle lane keeps nothing but its counters, which expire
   if call('EXISTS', interactive, bulk, leases) > 0 then return end
-  call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, tenants)
+  call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, whose)
   call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')
 end
 """

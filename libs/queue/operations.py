@@ -20,7 +20,7 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     -- Answers 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of a group.
     local state = call('HMGET', meta, 'queued', 'vi', 'vb')
     local queued, virtual = tonumber(state[1] or 0), { i = tonumber(state[2] or 0), b = tonumber(state[3] or 0) }
-    local tags, members, payloads, owners, whose = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}, {}
+    local tags, members, payloads, owners, names = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}, {}
     local fresh, added, added_tokens = {}, 0, 0
 
     local function add(at)
@@ -32,7 +32,7 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
       list[#list + 1], list[#list + 2] = start, member
       payloads[#payloads + 1], payloads[#payloads + 2] = id, ARGV[at + 6]
       owners[#owners + 1], owners[#owners + 2] = id, router_id .. '\\0' .. member
-      if class == 'i' then whose[#whose + 1], whose[#whose + 2] = id, tenant end
+      if class == 'i' then names[#names + 1], names[#names + 2] = id, tenant end
       fresh[id], added, added_tokens = true, added + 1, added_tokens + tokens
     end
 
@@ -72,8 +72,8 @@ async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: i
     end
     write('HSET', payload, payloads)
     write('HSET', owner, owners)
-    write('HSET', tenants, whose)
-    if #whose > 0 then call('PEXPIRE', tenants, DAY) end    -- routers of before 2026-11-22 do not remove it
+    write('HSET', whose, names)
+    if #names > 0 then call('PEXPIRE', whose, DAY) end    -- routers of before 2026-11-22 do not remove it
     count('queued', added_tokens)
     count('enqueued', added)
     count('enqueued_tokens', added_tokens)
@@ -177,8 +177,8 @@ async def pull(
       for at = others_than, #ARGV do left[ARGV[at]] = true end
       local heads = call('ZRANGE', interactive, 0, 127, 'WITHSCORES')
       for i = 1, #heads, 2 do ids[#ids + 1] = (parse(heads[i])) end
-      local whose = #ids > 0 and call('HMGET', tenants, unpack(ids)) or {}
-      for i, tenant in ipairs(whose) do
+      local names = #ids > 0 and call('HMGET', whose, unpack(ids)) or {}
+      for i, tenant in ipairs(names) do
         if size == budget_jobs or alone then break end
         if tenant and not left[tenant] then
           local leased, tokens = consider(heads[2 * i - 1], heads[2 * i], 0, nil)

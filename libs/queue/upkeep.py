@@ -69,10 +69,10 @@ async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_l
           if not live[id] and finish({ id })[1] then expired = expired + 1 end
         end
       end
-      -- routers of before 2026-11-22 leave jobs that they end in `holders` and `tenants`; a lost hint costs a cancellation two
+      -- routers of before 2026-11-22 leave jobs that they end in `holders` and `whose`; a lost hint costs a cancellation two
       -- seconds, or a job the time until the next pull for everybody
       if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
-      if call('HLEN', tenants) > call('HLEN', payload) then call('DEL', tenants) end
+      if call('HLEN', whose) > call('HLEN', payload) then call('DEL', whose) end
       call('HSET', meta, 'queued', queued, 'leased', leased)
     end
     count('expired', expired)
