@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import grpc
+import pytest
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
+from libs.fleet.versions import WIRE_VERSION
 from libs.queue import connect
-from tests.router.parts import MODEL, Client, FakeWorker, card, encode_request, refused, router, until, vector
+from tests.router.parts import MODEL, Client, FakeWorker, card, encode_request, refused, router, until, vector, worker_stub
 
 
 async def test_a_request_is_answered(redis_url: str) -> None:
@@ -235,3 +239,47 @@ async def test_a_job_that_kills_its_workers_is_given_up(redis_url: str) -> None:
             refusal = await call
             assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
             assert not healthy.jobs
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_pull_that_leaves_a_tenant_out_waits_for_others(redis_url: str, routers: int) -> None:
+    """Whatever that tenant has in the lane, and also if the other one asks another router. A newer pull takes its place."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(router(redis_url, router_id=f"r{number}")) for number in range(routers)]
+        calls: list[asyncio.Future[object]] = []
+
+        def ask(tenant: str, text: str) -> None:
+            metadata = (("x-shoal-tenant", tenant),)
+            calls.append(asyncio.ensure_future(clients[0].inference.Encode(encode_request(text), timeout=30, metadata=metadata)))
+
+        async def queued() -> int:
+            return (await clients[0].lane()).enqueued_jobs
+
+        def pulls(*left_out: str) -> asyncio.Future[worker_pb2.PullResponse]:
+            request = worker_pb2.PullRequest(
+                worker_id="w", epoch="e", pool="cpu", lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)], budget_tokens=1000,
+                budget_jobs=10, wait_seconds=10, wire_version=WIRE_VERSION, except_tenants=left_out,
+            )  # fmt: skip
+            return asyncio.ensure_future(worker_stub(clients[-1].channel).Pull(request))
+
+        for number in range(5):
+            ask("heavy", f"heavy {number}")
+        await until(lambda: _is_at_least(queued, 5), "the backlog")
+        older = pulls("heavy")
+        await asyncio.sleep(0.3)
+        assert not older.done()
+        newer = pulls("heavy", "other")
+        assert not (await asyncio.wait_for(older, 5)).batch_id
+        ask("heavy", "one more")
+        ask("other", "of another")
+        await until(lambda: _is_at_least(queued, 7), "both")
+        assert not newer.done()
+        ask("light", "light")
+        found = await asyncio.wait_for(newer, 5)
+        assert [worker_pb2.Job.FromString(job).encode.items[0].text for job in found.jobs] == ["light"]
+        for call in calls:
+            call.cancel()
+
+
+async def _is_at_least(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await count() >= wanted

@@ -41,6 +41,11 @@ CASES: dict[str, tuple[Callable[..., None], Message, str]] = {
         worker_pb2.HeartbeatRequest(worker_id="w", pool="cpu", batches=[worker_pb2.HeldBatch(batch_id="b")]),
         "batches[0].lane.pool",
     ),
+    "a pull that leaves very many out": (
+        reports.check_pull,
+        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1, except_tenants=map(str, range(17))),
+        "except_tenants",
+    ),
     "a pull for nothing": (reports.check_pull, worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1), "budget_jobs"),
     "a pull of a nameless lane": (
         reports.check_pull,
