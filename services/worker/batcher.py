@@ -188,7 +188,8 @@ class WaitingRoom:
 
     No flow starves. One that is not remembered waits for at most one batch of each other model that waits, and then for at most
     one of each other flow of its own. Between two batches of a flow, others get at most what its last one cost, by weight, and one
-    batch each. Flows that always have work waiting get device time by weight, but for one batch each.
+    batch each; those who come anew, BURST_SECONDS more. Flows that always have work waiting get device time by weight, but for one
+    batch each.
     """
 
     def __init__(self) -> None:
