@@ -205,8 +205,8 @@ class Intake:
         if response.beat:
             self._beat()
         is_empty = not (response.batch_id or response.load_model or response.beat)
-        if is_empty and pull.except_tenants:
-            return False  # a newer one has taken its place, or nobody came
+        if is_empty and self._is_replaced(pull):
+            return False
         if is_empty and time.monotonic() - started < min(_QUICK_SECONDS, wait_seconds / 2):
             if time.monotonic() >= self._pause_until:  # the other pull in flight may have come back empty as well
                 self._link.try_next()
@@ -216,6 +216,13 @@ class Intake:
         if response.load_model:
             self._load(response.load_model, response.load_adapter)
         return bool(response.batch_id) and self._accept(response, started)
+
+    def _is_replaced(self, pull: Pull) -> bool:
+        """Whether a newer one that leaves tenants of its lane out is in flight: the router has ended this one for it."""
+        return (
+            bool(pull.except_tenants)
+            and sum(bool(one.except_tenants) and one.lanes == pull.lanes for one in self._flying.values()) > 1
+        )
 
     def _load(self, model: str, adapter: str) -> None:
         """The model, if it is not resident; the adapter into it, now or as soon as it is."""
