@@ -1,6 +1,6 @@
 """The lanes: jobs wait in Redis here, between `services/router/dispatch.py` and `services/router/pull.py`."""
 
-from libs.queue.connection import UnsuitableRedis, connect
+from libs.queue.connection import UnsuitableRedis, connect, open_all
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import LaneKey, WorkerBell
 from libs.queue.lanes import Lanes
@@ -21,4 +21,5 @@ __all__ = [
     "UnsuitableRedis",
     "WorkerBell",
     "connect",
+    "open_all",
 ]

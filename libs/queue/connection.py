@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,24 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
         driver_info=None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
     )
     return Redis.from_pool(pool)
+
+
+async def open_all(redis: Redis) -> None:
+    """Connects as often as `redis` may, at once, where they would come one by one in moments when many commands wait.
+
+    For the start, before anyone uses `redis`. Raises NoCapacity if one of them cannot be had.
+    """
+    pool: Any = redis.connection_pool
+    wanted = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections)]
+    try:
+        with translated():
+            await asyncio.gather(*wanted)
+    finally:
+        for one in wanted:
+            one.cancel()
+        for had in await asyncio.gather(*wanted, return_exceptions=True):
+            if not isinstance(had, BaseException):
+                await pool.release(had)
 
 
 class Subscriber(PubSub):

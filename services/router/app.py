@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,7 +12,7 @@ from shoal.v1 import inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_
 
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
-from libs.queue import Lanes, connect
+from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
@@ -65,7 +65,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             files = (settings.tenants, settings.routes)
             upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
             flight = Flight(limit_bytes=settings.in_flight_bytes)
-            is_ready = await _first_look(upkeep)
+            is_ready = await _first_look(upkeep, partial(open_all, redis))
             inference = InferenceService(
                 lanes,
                 view,
@@ -102,13 +102,14 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await redis.aclose()
 
 
-async def _first_look(upkeep: Upkeep) -> bool:
+async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
     """Whether Redis answered in time, so that the first health check tells the truth."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while True:
                 try:
                     await upkeep.look()
+                    await open_connections()
                 except NoCapacity:
                     await asyncio.sleep(RECONNECT_SECONDS)
                 else:

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import LaneKey, Lanes, UnsuitableRedis, WorkerBell, connect
+from libs.queue import LaneKey, Lanes, UnsuitableRedis, WorkerBell, connect, open_all
 from libs.queue.keys import BELL, LAYOUT
 from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
@@ -88,6 +88,49 @@ async def test_a_redis_that_is_away_is_no_capacity(frail: RedisServer, clock: Cl
     frail.start()
     assert ids(await lease(lanes)) == ["a", "b"]
     await redis.aclose()
+
+
+async def connections(redis: Redis) -> int:
+    return int((await redis.info("clients"))["connected_clients"])
+
+
+async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None:
+    """As many as there would be after a moment in which that many commands wait, and no more then."""
+    redis = connect(frail.url, max_connections=7)
+    assert await connections(redis) == 1
+    await open_all(redis)
+    assert await connections(redis) == 7
+    await asyncio.gather(*(redis.blpop(["nothing"], timeout=0.1) for _ in range(20)))
+    assert await connections(redis) == 7
+    await redis.aclose()
+
+
+async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_later(frail: RedisServer) -> None:
+    redis = connect(frail.url, max_connections=7)
+    frail.kill()
+    with pytest.raises(NoCapacity):
+        await open_all(redis)
+    frail.start()
+    await open_all(redis)
+    assert await connections(redis) == 7
+    await redis.aclose()
+
+
+async def test_opening_that_is_cut_off_keeps_no_connection_in_use() -> None:
+    """By a server that takes connections and says nothing, not even to a password."""
+
+    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as server:
+        redis = connect(f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", max_connections=3)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await open_all(redis)
+        assert not redis.connection_pool._in_use_connections
+        await redis.aclose()
 
 
 async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, other: Lanes, redis: Redis) -> None:
