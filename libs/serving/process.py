@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 import uvloop
 
+from libs import garbage
 from libs.errors import ShoalError
 from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
@@ -55,6 +56,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[T
         configure(name, settings.log_level)
         traces.start(name, settings.instance, os.environ)
         _allow_connections()
+        garbage.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
     except* refused as group:  # also those that a supervised loop ended with

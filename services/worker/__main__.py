@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from libs import garbage
 from libs.errors import ShoalError
 from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("services.worker")
 
 _M_ARENA_MAX = -8  # malloc.h
+_COMPILED_PRODUCTS = "256"
 
 
 def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
@@ -30,7 +32,7 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
         traces.start("worker", settings.worker_id, os.environ)
         _limit_threads(settings.threads)
         _limit_heaps()
-        _limit_compiled_products()
+        limit_compiled_products()
         code = _run(settings, open_device)
     except ShoalError as error:
         print(f"worker: {error.message}", file=sys.stderr)
@@ -57,11 +59,13 @@ def _limit_heaps() -> None:
         mallopt(_M_ARENA_MAX, 2)
 
 
-def _limit_compiled_products() -> None:
-    """Before torch is imported. oneDNN compiles a product for each shape that it meets, and packed batches have ever new ones: of
-    its 1,024 all would be kept for minutes, some 200 MB of them, without being faster than 128 (docs/decisions.md).
+def limit_compiled_products() -> None:
+    """Before torch is imported. oneDNN compiles a product for each shape that it meets, and packed batches have ever new ones. It
+    and ideep, through which torch calls it, would each keep what 1,024 of them need: some 500 MB in a worker of small models, full
+    only after many minutes, and what replaces them leaves the heap in holes (docs/decisions.md).
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(limit, _COMPILED_PRODUCTS)
 
 
 def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -> int:
@@ -72,6 +76,7 @@ def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -
 
     torch.set_num_threads(settings.threads)
     torch.set_num_interop_threads(1)
+    garbage.freeze()
     device = (open_device or devices.open_device)(settings)
     described = settings.describe() | {"device": device.name, "memory_bytes": str(device.memory_bytes)}
     log.info("worker starts", extra=fields({**described, "batch_tokens": device.batch_tokens}))

@@ -90,7 +90,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
-        trim=_trim_host,
+        trim=trim_host,
         # The number of threads belongs to the calling thread, so the device thread must set its own.
         enter=lambda: torch.set_num_threads(settings.threads),
     )
@@ -119,11 +119,11 @@ def _recover_accelerator() -> None:
 
 def _trim_accelerator() -> None:
     torch.cuda.empty_cache()
-    _trim_host()
+    trim_host()
 
 
-def _trim_host() -> None:
-    """Without it the C library keeps much of what it was given back, and a worker grows with the models that it had.
+def trim_host() -> None:
+    """Gives freed host memory back. The C library keeps much of it else, and a worker grows with the models that it had.
 
     Models are no garbage in cycles, so that Python's collector, which stops all threads for long, is left alone.
     """

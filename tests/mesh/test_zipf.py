@@ -130,8 +130,9 @@ def started(directory: Path, checkpoints: dict[str, Path], memory_bytes: int, po
         "SHOAL_MEMORY_BYTES": str(memory_bytes),
         "SHOAL_BATCH_TOKENS": str(BATCH_TOKENS),
         "SHOAL_EVICTION": policy,
-        # oneDNN keeps that many compiled products whatever models come and go. Its 1,024 would fill up for minutes, 100 MB in all.
+        # oneDNN and ideep keep that many compiled products whatever models come and go. A worker's 256 would fill up for minutes.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+        "LRU_CACHE_CAPACITY": "128",
     }
     shelves = ":".join(f"{name}={path}" for name, path in checkpoints.items())
     return Cluster(directory, models=shelves, environment=environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import zlib
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -274,6 +275,27 @@ async def test_health_follows_the_workers_life(tmp_path: Path) -> None:
             answer = await health.Check(health_pb2.HealthCheckRequest(service="worker"))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         bay.stop.set()
+
+
+async def test_freed_memory_is_given_back_in_a_thread_while_the_worker_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, threads = 0, set[int]()
+
+    def trim() -> None:
+        nonlocal times
+        times += 1
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr("services.worker.app.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr("services.worker.app.trim_host", trim)
+    async with routers(FakeLanes()) as running:
+        async with worker(tmp_path, running):
+            await until(lambda: times >= 3)
+        ended_at = times
+        await asyncio.sleep(0.1)
+    assert times == ended_at
+    assert threading.get_ident() not in threads
 
 
 async def test_a_lost_device_ends_the_worker_with_its_error_and_its_jobs_handed_back(tmp_path: Path) -> None:
