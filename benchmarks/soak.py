@@ -6,10 +6,10 @@ drifts; for the rest of it requests come at 80 % of that, at random moments (Poi
 resident memory, threads and open files of every process are written down.
 
 The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first time, allocators and caches fill
-up, and Redis stands still for two seconds, so that routers open as many connections to it as they ever do (16 each). Of the rest:
-memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`).
-A process is flat if the interval contains 0 or reaches no higher than 0.5 % of its memory in ten minutes. This process, which asks,
-is shown as `client` and not judged: its tallies grow by design.
+up. Of the rest: memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`),
+and the open files of the first and the last tenth, as medians, because gRPC renews its connections every few minutes and for some
+seconds has the old one and the new one open. A process is flat if the interval contains 0 or reaches no higher than 0.5 % of its
+memory in ten minutes. This process, which asks, is shown as `client` and not judged: its tallies grow by design.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median_low
 
 import psutil
 from rich.console import Console
@@ -81,10 +82,11 @@ class Grown:
 
 @dataclass(slots=True)
 class Answers:
-    """`took`: when each answer came, and after how long; both in seconds."""
+    """`took`: when each answer came, and after how long, in seconds. `errors`: how many of each kind; `examples`: its first."""
 
     took: list[tuple[float, float]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
 
 
 class Load:
@@ -105,8 +107,10 @@ class Load:
         asked = time.monotonic()
         try:
             await self._chance.choice(self._ways)()
-        except Exception as error:  # Whatever it is, it is counted by name and makes the run fail.
-            answers.errors[f"{type(error).__name__}: {error}"[:200]] += 1
+        except Exception as error:  # Whatever it is, it is counted by kind and makes the run fail.
+            kind = type(error).__name__
+            answers.errors[kind] += 1
+            answers.examples.setdefault(kind, str(error)[:200])
         else:
             now = time.monotonic()
             answers.took.append((now - began, now - asked))
@@ -121,7 +125,7 @@ class Load:
 
         await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
         if answers.errors:
-            raise RuntimeError(f"while capacity was measured: {answers.errors}")
+            raise RuntimeError(f"while capacity was measured: {dict(answers.errors)}, {answers.examples}")
         return sum(seconds / 4 <= at <= seconds for at, _ in answers.took) / (seconds * 3 / 4)
 
     async def open_loop(self, rate: float, seconds: float, answers: Answers, began: float) -> None:
@@ -153,16 +157,8 @@ async def watch(
         await asyncio.sleep(1.0 - (time.monotonic() - began) % 1.0)
 
 
-async def stall(redis: psutil.Process) -> None:
-    """For two seconds, ten seconds from now: less than what routers take for a Redis that is gone."""
-    await asyncio.sleep(10)
-    redis.suspend()
-    await asyncio.sleep(2)
-    redis.resume()
-
-
 def grown(name: str, samples: Sequence[Sample]) -> Grown:
-    """Of those that count. Start and end are the means of the first and the last tenth; files and threads, their peaks."""
+    """Of those that count. Start and end are those of the first and the last tenth: means; of files, medians; of threads, peaks."""
     tenth = max(1, len(samples) // 10)
     first, last = samples[:tenth], samples[-tenth:]
     return Grown(
@@ -170,7 +166,7 @@ def grown(name: str, samples: Sequence[Sample]) -> Grown:
         sum(one.rss for one in first) / tenth,
         sum(one.rss for one in last) / tenth,
         trend([one.seconds for one in samples], [one.rss for one in samples]),
-        (max(one.files for one in first), max(one.files for one in last)),
+        (median_low(one.files for one in first), median_low(one.files for one in last)),
         (max(one.threads for one in first), max(one.threads for one in last)),
     )
 
@@ -185,6 +181,7 @@ class Result:
     capacities: list[float]
     answered: int
     errors: dict[str, int]
+    examples: dict[str, str]
     p50: float
     p99: list[float]
     processes: list[Grown]
@@ -226,10 +223,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
                     capacities.append(await load.closed_loop(CAPACITY_SECONDS))
                     rate = given.share * capacities[-1]
                     progress.update(task, description=f"{rate:.0f} requests/s")
-                    stalling = asyncio.create_task(stall(processes["redis"])) if len(capacities) == 1 else None
                     await load.open_loop(rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began)
-                    if stalling is not None:
-                        await stalling
             finally:
                 watching.cancel()
     counted = {name: [one for one in own if one.seconds >= given.warm_up] for name, own in samples.items()}
@@ -237,7 +231,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
     stretch = (given.minutes * 60 - given.warm_up) / 10
     tenths = [[seconds for at, seconds in took if 0 <= (at - given.warm_up) - part * stretch < stretch] for part in range(10)]
     return Result(
-        given.minutes, given.warm_up, given.share, capacities, len(answers.took), dict(answers.errors),
+        given.minutes, given.warm_up, given.share, capacities, len(answers.took), dict(answers.errors), answers.examples,
         percentile([seconds for _, seconds in took], 0.5), [percentile(one, 0.99) if one else 0.0 for one in tenths],
         [grown(name, own) for name, own in counted.items()], samples,
     )  # fmt: skip
@@ -249,7 +243,7 @@ def show(result: Result, console: Console) -> None:
     counts = f"{result.answered:,} answers, {sum(result.errors.values())} errors"
     console.print(f"{load}, of which the first {result.warm_up:g} s do not count: {counts}")
     for error, count in result.errors.items():
-        console.print(f"  {count} x {error}", style="red", markup=False)
+        console.print(f"  {count} x {error}, the first: {result.examples[error]}", style="red", markup=False)
     console.print(f"p50 {result.p50 * 1e3:.1f} ms; p99 of each tenth, ms: " + " ".join(f"{one * 1e3:.0f}" for one in result.p99))
     table = Table("process", box=None)
     for heading in ("MiB at first", "at last", "KiB a minute", "95 % interval", "open files", "threads", ""):

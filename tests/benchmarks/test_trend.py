@@ -44,10 +44,11 @@ def test_too_few_samples_are_refused() -> None:
         trend(range(19), range(19))
 
 
-def samples(bytes_a_second: float, files_at_last: int = 20) -> list[Sample]:
+def samples(bytes_a_second: float, files_at_last: int = 20, since: int = 500, until: int = 540) -> list[Sample]:
+    """`files_at_last`: between those seconds, where 20 are open else."""
     noise = wandering(1)
     return [
-        Sample(float(at), int(100 * MIB + bytes_a_second * at + 1000 * noise[at]), 8, files_at_last if at > 500 else 20)
+        Sample(float(at), int(100 * MIB + bytes_a_second * at + 1000 * noise[at]), 8, files_at_last if since <= at < until else 20)
         for at in range(540)
     ]
 
@@ -62,3 +63,8 @@ def test_a_process_that_leaks_is_told_from_one_that_does_not() -> None:
 def test_a_file_that_stays_open_is_seen() -> None:
     assert grown("steady", samples(0)).opens_no_more
     assert not grown("one more", samples(0, files_at_last=21)).opens_no_more
+
+
+def test_a_file_that_is_soon_closed_is_no_growth() -> None:
+    """Of gRPC's connections, which are renewed."""
+    assert grown("renewed", samples(0, files_at_last=21, since=510, until=514)).opens_no_more
