@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 import secrets
@@ -34,6 +35,16 @@ def check_name(value: str, name: str) -> None:
 
 def check_redis_url(url: str) -> None:
     check(urlsplit(url).scheme in {"redis", "rediss", "unix"}, "SHOAL_REDIS_URL", "redis://, rediss:// or unix://")
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether it is this machine. In doubt it is not so."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def without_password(url: str) -> str:

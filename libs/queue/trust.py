@@ -10,16 +10,21 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from shoal.trust import Tls, Watched
 
-from libs.environment import check
+from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
+
+_BEYOND: Final = (
+    "rediss:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain text. "
+    "SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,9 @@ class RedisTrust:
         paths = (environ.get(f"SHOAL_REDIS_{part}") for part in ("PASSWORD_FILE", "CA", "CERT", "KEY"))
         return RedisTrust(*(Path(path) if path else None for path in paths))
 
-    def check(self, url: str) -> None:
-        """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, or a file cannot be used."""
+    def check(self, url: str, *, allow_insecure: bool = False) -> None:
+        """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, a file cannot be used, or requests
+        and the password would go to another machine in plain text, unless that is allowed."""
         parts = urlsplit(url)
         query = parse_qs(parts.query)
         is_tls = parts.scheme == "rediss"
@@ -55,6 +61,8 @@ class RedisTrust:
         check(
             not (self.password_file and has_password), "SHOAL_REDIS_URL", "without a password: SHOAL_REDIS_PASSWORD_FILE names one"
         )
+        is_here = parts.scheme == "unix" or is_loopback_host(parse_url(url).get("host", "localhost"))
+        check(is_tls or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
         try:
             self._tls.read()
         except ValueError as error:

@@ -5,14 +5,13 @@ Each serving process carries one `Security` in its settings. With nothing set, e
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from libs.environment import check
+from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
 from libs.serving.identity import is_printable
 from libs.serving.tls import TlsFiles
@@ -142,12 +141,7 @@ def is_loopback(address: str) -> bool:
     host = address.rpartition(":")[0]
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback_host(host)
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

@@ -57,7 +57,7 @@ class Settings:
         check(bool(self.address), "SHOAL_ADDRESS", "host:port or unix:path")
         check(0 <= self.connection_seconds <= 86_400, "SHOAL_CONNECTION_SECONDS", "0..86400")
         check_redis_url(self.redis_url)
-        self.redis_trust.check(self.redis_url)
+        self.redis_trust.check(self.redis_url, allow_insecure=self.security.allow_insecure)
         check(self.max_queued_tokens >= 1, "SHOAL_MAX_QUEUED_TOKENS", "at least 1")
         check(self.max_queued_seconds > 0, "SHOAL_MAX_QUEUED_SECONDS", "above 0")
         check(self.in_flight_bytes >= 1 << 20, "SHOAL_IN_FLIGHT_BYTES", "at least 1048576")

@@ -43,7 +43,7 @@ class Settings:
         check_name(self.scheduler_id, "SHOAL_SCHEDULER_ID")
         check(bool(self.address), "SHOAL_SCHEDULER_ADDRESS", "host:port or unix:path")
         check_redis_url(self.redis_url)
-        self.redis_trust.check(self.redis_url)
+        self.redis_trust.check(self.redis_url, allow_insecure=self.security.allow_insecure)
         check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")

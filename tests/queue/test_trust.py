@@ -174,7 +174,8 @@ async def test_the_password_is_what_the_file_has_when_a_connection_is_made(
         ("rediss://h", {"SHOAL_REDIS_CA": "text"}, "no PEM certificates"),
         ("redis://:s3cret@h", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "without a password"),
         ("unix:///r?password=s3cret", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "without a password"),
-        ("redis://h", {"SHOAL_REDIS_PASSWORD_FILE": "none"}, "none cannot be read"),
+        ("redis://127.0.0.1", {"SHOAL_REDIS_PASSWORD_FILE": "none"}, "none cannot be read"),
+        ("redis://h", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "plain text"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

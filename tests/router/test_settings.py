@@ -26,9 +26,23 @@ def test_a_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
 
 
 def test_the_password_of_redis_is_not_told() -> None:
-    settings = Settings.from_env({"SHOAL_REDIS_URL": "redis://user:hunter2@redis.example:6379/1"})
+    settings = Settings.from_env({"SHOAL_REDIS_URL": "rediss://user:hunter2@redis.example:6379/1"})
     assert "hunter2" not in str(settings.describe())
     assert "redis.example" in str(settings.describe())
+
+
+@pytest.mark.parametrize("url", ["redis://redis.example:6379/0", "redis:///0?host=10.0.0.7"])
+def test_a_redis_elsewhere_needs_tls_or_to_be_told(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"):
+        Settings.from_env({"SHOAL_REDIS_URL": url})
+    assert Settings.from_env({"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"}).redis_url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "redis://:secret@[::1]:1", "redis:///2", "unix:///r", "rediss://redis.example"]
+)
+def test_a_redis_here_needs_none(url: str) -> None:
+    assert Settings.from_env({"SHOAL_REDIS_URL": url}).redis_url == url
 
 
 def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
