@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import uvloop
 
-from libs import garbage
+from libs import memory
 from libs.errors import ShoalError
 from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
@@ -56,7 +56,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[T
         configure(name, settings.log_level)
         traces.start(name, settings.instance, os.environ)
         _allow_connections()
-        garbage.freeze()
+        memory.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
     except* refused as group:  # also those that a supervised loop ended with
@@ -79,8 +79,10 @@ async def _until_signalled(settings: Told, running: Running[Told]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end, asked_to_end, loop, number)
+    tidying = loop.create_task(memory.tidy())
     async with running(settings):
         await asked_to_end.wait()
+    tidying.cancel()
 
 
 def _end(asked_to_end: asyncio.Event, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from libs import garbage
+from libs import memory
 from libs.errors import ShoalError
 from libs.telemetry import traces
 from libs.telemetry.logs import configure, fields
@@ -76,7 +76,7 @@ def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -
 
     torch.set_num_threads(settings.threads)
     torch.set_num_interop_threads(1)
-    garbage.freeze()
+    memory.freeze()
     device = (open_device or devices.open_device)(settings)
     described = settings.describe() | {"device": device.name, "memory_bytes": str(device.memory_bytes)}
     log.info("worker starts", extra=fields({**described, "batch_tokens": device.batch_tokens}))

@@ -16,6 +16,7 @@ from typing import Final
 
 import uvloop
 
+from libs import memory
 from libs.eviction import POLICIES
 from libs.serving import serving
 from libs.store import open_store
@@ -25,7 +26,7 @@ from services.worker.adapters import AdapterLoader, adapter_finder
 from services.worker.batcher import Limits
 from services.worker.clock import MeshClock
 from services.worker.delivery import Delivery
-from services.worker.device import Device, trim_host
+from services.worker.device import Device
 from services.worker.finisher import Finisher
 from services.worker.heartbeat import Heartbeat
 from services.worker.intake import Identity, Intake
@@ -35,7 +36,6 @@ from services.worker.notice import Source, grace_left, noticed, source_of, stops
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
 from services.worker.settings import Settings
-from services.worker.threads import in_thread
 from services.worker.waste import Waste
 from services.worker.widening import Widening
 
@@ -47,9 +47,6 @@ _HAND_BACK_SECONDS: Final = 3.0
 """How long handing unfinished jobs back may take at the end; after that their leases run out."""
 
 _GOODBYE_SECONDS: Final = 2.0
-
-TIDY_SECONDS: Final = 60.0
-"""How often freed memory is given back to the system, which takes milliseconds (docs/decisions.md)."""
 
 _RELIEF_SECONDS: Final = 5.0
 """How long the device thread waits for an idle model to go when memory is short."""
@@ -209,7 +206,7 @@ class Worker:
         self._beating = self._tasks.create_task(self._heartbeat.run())
         self._pulling = self._tasks.create_task(self._intake.run())
         self._tasks.create_task(self._residency.run())
-        self._tidying = self._tasks.create_task(_tidy())
+        self._tidying = self._tasks.create_task(memory.tidy())
         self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
         # Whoever waits for `stop` waits for the loss of the device, too.
         self._device.add_done_callback(lambda _: self._stop.set())
@@ -269,13 +266,6 @@ class Worker:
     def _models_changed(self) -> None:
         self._pull_again.set()
         self._report_again.set()
-
-
-async def _tidy() -> None:
-    """Until it is cancelled. Batches of ever other sizes leave holes in the heap, which the C library keeps for long."""
-    while True:
-        await asyncio.sleep(TIDY_SECONDS)
-        await in_thread(trim_host)
 
 
 async def _within(seconds: float, work: Awaitable[None]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
 from services.worker.held import Model
@@ -28,8 +28,6 @@ _ACCELERATOR_SHARE = 0.93
 
 _HOST_SHARE = 0.5
 """Of the host's memory, for models that had to leave an accelerator."""
-
-_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -90,7 +88,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
-        trim=trim_host,
+        trim=memory.trim,
         # The number of threads belongs to the calling thread, so the device thread must set its own.
         enter=lambda: torch.set_num_threads(settings.threads),
     )
@@ -119,16 +117,7 @@ def _recover_accelerator() -> None:
 
 def _trim_accelerator() -> None:
     torch.cuda.empty_cache()
-    trim_host()
-
-
-def trim_host() -> None:
-    """Gives freed host memory back. The C library keeps much of it else, and a worker grows with the models that it had.
-
-    Models are no garbage in cycles, so that Python's collector, which stops all threads for long, is left alone.
-    """
-    if _trim_heap is not None:
-        _trim_heap(0)
+    memory.trim()
 
 
 def _host_bytes() -> int:

@@ -287,8 +287,8 @@ async def test_freed_memory_is_given_back_in_a_thread_while_the_worker_serves(
         times += 1
         threads.add(threading.get_ident())
 
-    monkeypatch.setattr("services.worker.app.TIDY_SECONDS", 0.01)
-    monkeypatch.setattr("services.worker.app.trim_host", trim)
+    monkeypatch.setattr("libs.memory.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr("libs.memory.trim", trim)
     async with routers(FakeLanes()) as running:
         async with worker(tmp_path, running):
             await until(lambda: times >= 3)
