@@ -2,8 +2,8 @@
 
 A real mesh (Redis, two routers, a scheduler, two single-threaded workers) with small random models answers encode, score and
 extract requests of mixed lengths. Every minute capacity is measured in a closed loop for six seconds, because the machine's speed
-drifts; for the rest of it requests come at 80 % of that, at random moments (Poisson), whether or not answers come. Every second the
-resident memory, threads and open files of every process are written down.
+drifts; for the rest of it requests come at 80 % of the least of the last three capacities, at random moments (Poisson), whether or
+not answers come. Every second the resident memory, threads and open files of every process are written down.
 
 The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first time, allocators and caches fill
 up. Of the rest: memory's slope by least squares through ten batch means, with its 95 % confidence interval (`benchmarks/trend.py`),
@@ -41,6 +41,8 @@ FLAT_SECONDS = 600.0
 ROUND_SECONDS = 60.0
 CAPACITY_SECONDS = 6.0
 """Of each round."""
+LATEST = 3
+"""Rounds of which the least capacity counts: a machine that others use may be half as fast a minute later."""
 AT_ONCE = 24
 """Requests in flight while capacity is measured."""
 WORDS = (2, 40)
@@ -221,7 +223,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
                 while (left := began + given.minutes * 60 - time.monotonic()) > CAPACITY_SECONDS:
                     progress.update(task, description="capacity")
                     capacities.append(await load.closed_loop(CAPACITY_SECONDS))
-                    rate = given.share * capacities[-1]
+                    rate = given.share * min(capacities[-LATEST:])
                     progress.update(task, description=f"{rate:.0f} requests/s")
                     await load.open_loop(rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began)
             finally:
@@ -239,7 +241,9 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
 
 def show(result: Result, console: Console) -> None:
     capacities = " ".join(f"{one:.0f}" for one in result.capacities)
-    load = f"{result.share:.0%} of what was possible in each round ({capacities} requests/s), for {result.minutes:g} minutes"
+    load = (
+        f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} requests/s), for {result.minutes:g} minutes"
+    )
     counts = f"{result.answered:,} answers, {sum(result.errors.values())} errors"
     console.print(f"{load}, of which the first {result.warm_up:g} s do not count: {counts}")
     for error, count in result.errors.items():
