@@ -61,7 +61,11 @@ class RedisTrust:
         check(
             not (self.password_file and has_password), "SHOAL_REDIS_URL", "without a password: SHOAL_REDIS_PASSWORD_FILE names one"
         )
-        is_here = parts.scheme == "unix" or is_loopback_host(parse_url(url).get("host", "localhost"))
+        try:
+            host = parse_url(url).get("host", "localhost")
+        except ValueError as error:  # whose text names the part, and not what it is
+            raise InvalidInput(f"SHOAL_REDIS_URL: {error}", field="SHOAL_REDIS_URL") from None
+        is_here = parts.scheme == "unix" or is_loopback_host(host)
         check(is_tls or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
         try:
             self._tls.read()
