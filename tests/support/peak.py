@@ -1,0 +1,28 @@
+"""The most memory that a process held, as the kernel counts it: for tests of what a hostile input may cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+class Peak:
+    """Of one process. `grown` is how many bytes more than at the beginning it held at its largest."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is measured anew from here (man 5 proc)
+        self._before = self._bytes("VmRSS")
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes("VmHWM")
+
+    @property
+    def grown(self) -> int:
+        return self.bytes - self._before
+
+    def _bytes(self, field: str) -> int:
+        found = re.search(rf"{field}:\s+(\d+) kB", self._status.read_text())
+        assert found is not None, f"{self._status} has no {field}"
+        return int(found[1]) * 1024
