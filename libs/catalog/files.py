@@ -24,7 +24,7 @@ MAX_HEADER_BYTES: Final = 16 << 20
 """Of a safetensors file's JSON: 200,000 tensors. The format itself allows 100 MB, of which Python would make a gigabyte."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_MAX_COUNT: Final = (1 << 31) - 1
+MAX_COUNT: Final = (1 << 31) - 1
 _MAX_DIGITS: Final = 40  # tokenizers write 10^30 for "no limit"
 _MAX_DEPTH: Final = 64
 _MAX_WORDS: Final = 600
@@ -60,7 +60,7 @@ class Config:
             raise self.broken(key, f"must be a string, not {value!r}")
         return value
 
-    def number(self, key: str, default: int = 0, *, most: float = _MAX_COUNT) -> int:
+    def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
         """A count. Tokenizers write a huge one for "no limit": `most` is infinite where that may be."""
         value = self._value(key)
         if value is None:
