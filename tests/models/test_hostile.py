@@ -23,9 +23,11 @@ from tokenizers import Tokenizer
 
 from libs.catalog import read_card
 from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
+from libs.catalog.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from services.worker import codec, disk
 from services.worker.models import EncodeWork, TextModel
+from services.worker.models.heads.spans import spans_of
 from services.worker.models.processing.chat import _messages, _rendered, _text
 from services.worker.models.processing.regexes import PUBLISHED, slow, tried
 from services.worker.models.processing.tokenizer import load_tokenizer
@@ -168,6 +170,29 @@ def test_a_failure_can_always_be_told(tmp_path: Path) -> None:
     failure = codec.failure_of(ModelBroken(f"{name}: cannot be read"))
     assert "udcff" in failure.message
     assert len(failure.message.encode()) < 10_000
+
+
+def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(checkpoint: Path) -> None:
+    change(checkpoint, "config_sentence_transformers.json", prompts={"query": "q" * 100_000})
+    with pytest.raises(ModelBroken, match="`prompts` has more than 65,536 characters"):
+        read_card(checkpoint, "org/tiny")
+    (checkpoint / "modules.json").unlink()
+    names = {str(number): "x" * 10_000 for number in range(100)}
+    change(checkpoint, "config.json", architectures=["BertForSequenceClassification"], id2label=names)
+    change(checkpoint, "config_sentence_transformers.json", prompts={})
+    with pytest.raises(ModelBroken, match="`id2label` has names of more than 524,288 characters"):
+        read_card(checkpoint, "org/tiny")
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_width", 10**9), ("max_len", 10**9)])
+def test_spans_are_not_counted_by_the_billion(checkpoint: Path, key: str, value: int) -> None:
+    """GLiNER lists words x width spans for each text, whatever of them lies in it."""
+    settings = {"encoder_config": dict(tiny.CONFIG), "hidden_size": 8, "span_mode": "markerV0", key: value}
+    (checkpoint / "gliner_config.json").write_text(json.dumps(settings))
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}` is 1000000000"):
+        read_gliner(checkpoint)
+    with limited(BYTES):
+        assert len(spans_of(3, 1 << 30)[0]) == 6
 
 
 # Tensors
@@ -324,7 +349,7 @@ LONG: Final = {"[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["x" * 1_000_000]}
 
 
 def _model(**changes: object) -> dict[str, object]:
-    return dict(tiny.TOKENIZER["model"]) | changes  # type: ignore[call-overload,no-any-return]
+    return dict(tiny.TOKENIZER["model"]) | changes  # type: ignore[call-overload]
 
 
 def _unigram(*pieces: str) -> dict[str, object]:
@@ -360,10 +385,12 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
         {"post_processor": _template(single=[A, *[SEP] * 5000], special_tokens=MANY)}, "puts 100,000,000 tokens around a single"
     ),
     "ids around a pair": (
-        {"post_processor": _template(single=[A], pair=[A, *[SEP] * 1000], special_tokens=MANY)}, "puts 20,000,000 tokens around a pair"
+        {"post_processor": _template(single=[A], pair=[A, *[SEP] * 1000], special_tokens=MANY)},
+        "puts 20,000,000 tokens around a pair",
     ),
     "templates in a sequence": (
-        {"post_processor": {"type": "Sequence", "processors": [_template(single=[A, SEP])] * 100}}, "puts 100 tokens around a single"
+        {"post_processor": {"type": "Sequence", "processors": [_template(single=[A, SEP])] * 100}},
+        "puts 100 tokens around a single",
     ),
     "a text a million times": ({"post_processor": _template(single=[A] * 1_000_000)}, "a text into `single` more than once"),
     "a long special token": ({"post_processor": _template(special_tokens=LONG)}, "a token of 1,000,000 characters"),
@@ -390,7 +417,8 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Removed", "invert": False}}, "takes "
     ),
     "a pattern that takes for ever": (
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?:a|a)*b"}, "behavior": "Removed", "invert": False}}, "takes more"
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?:a|a)*b"}, "behavior": "Removed", "invert": False}},
+        "takes more",
     ),
 }  # fmt: skip
 
