@@ -283,7 +283,7 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     header = tensor_header(directory, name)
     size, first = (directory / name).stat().st_size, 8 + len(header)
     try:
-        values = json.loads(header.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole, parse_constant=_no_number)
+        values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_no_number)
         if _HALF_PAIR.search(header):
             json.dumps(values, ensure_ascii=False).encode("utf-8")
         values.pop("__metadata__", None)
@@ -294,7 +294,8 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object with each of its names once: others may read the last of them, or the first. Raises ValueError."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name is there twice")

@@ -7,14 +7,14 @@ and panics where something cannot be done: what a file asks for is held within b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer, normalizers
 
-from libs.catalog.files import Config, read_file, shortened
+from libs.catalog.files import Config, once, read_file, shortened
 from libs.errors import ModelBroken, ShoalError
 from services.worker.models.processing.bounds import refuse_bombs
 
@@ -70,18 +70,11 @@ def _parsed(data: bytes) -> Mapping[str, object]:
     if (values := data.count(b",")) > _MOST_VALUES:
         raise _broken(f"has up to {values:,} values; at most {_MOST_VALUES:,} are served")
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_once)
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise _broken(f"cannot be read: {error or type(error).__name__}") from error
     if not isinstance(found, dict):
         raise _broken("must hold a JSON object")
-    return found
-
-
-def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
     return found
 
 
