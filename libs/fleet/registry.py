@@ -210,6 +210,26 @@ class Fleet:
             await self._redis.hdel(_FAILURES, *gone)
         return dict(live)
 
+    async def heard(self, worker_id: str) -> tuple[str, int] | None:
+        """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock); None if it is not registered."""
+        with translated():
+            value = cast("bytes | None", await self._redis.hget(_WORKERS, worker_id))
+        if value is None:
+            return None
+        time_ms, _, heartbeat = value.partition(b" ")
+        return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(time_ms)
+
+    async def forget(self, worker_id: str, heard_ms: int) -> bool:
+        """Removes a worker that is gone; False if it was heard of since `heard_ms`, or was removed already."""
+        if not await scripts.forget(self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)):
+            return False
+
+        def change(snapshot: FleetSnapshot) -> FleetSnapshot:
+            return replace(snapshot, workers={name: one for name, one in snapshot.workers.items() if name != worker_id})
+
+        self._tell(change)
+        return True
+
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
         """True if no worker but this one may now load the lane's model, until `ttl_ms` are over or the claim is released."""
         with translated():
