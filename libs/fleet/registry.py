@@ -18,7 +18,8 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
-from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerRecord
+from libs.fleet.cards import digest_of, merged, without_measures
+from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection import translated
 from libs.queue.keys import BELL, LaneKey, WorkerBell
 
@@ -58,6 +59,8 @@ class Fleet:
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
+        # What each worker last told of its models' files, as digests by model.
+        self._told_cards: dict[str, dict[str, int]] = {}
         # What was told since the last refresh began: what that read may be older.
         self._told: list[_Change] = []
 
@@ -66,17 +69,19 @@ class Fleet:
         become resident, and all of a worker that has been started again, are given another chance.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
-        cards = {model.model: model.card for model in heartbeat.models if model.HasField("card")}
-        changed = {name: card for name, card in cards.items() if self.snapshot.card(name) != card}
+        kept = _without_cards(heartbeat)
+        told = {model.model: digest_of(model.card) for model in heartbeat.models if model.HasField("card")}
+        changed = self._changed_cards(heartbeat, kept, told)
         now_ms = await scripts.report(
             self._redis,
             (_WORKERS, _CARDS),
             worker_id=heartbeat.worker_id,
-            heartbeat=_without_cards(heartbeat).SerializeToString(),
+            heartbeat=kept.SerializeToString(),
             leaving=heartbeat.leaving,
             new_cards=[part for name, card in changed.items() for part in (name, card.SerializeToString())],
         )
-        record = WorkerRecord.of(heartbeat, now_ms)
+        self._told_cards[heartbeat.worker_id] = told
+        record = WorkerRecord.of(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             workers = {name: worker for name, worker in snapshot.workers.items() if name != record.worker_id}
@@ -86,6 +91,24 @@ class Fleet:
 
         self._tell(change)
         await self._note_failures(previous, heartbeat)
+
+    def _changed_cards(
+        self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, told: Mapping[str, int]
+    ) -> dict[str, models_pb2.ModelCard]:
+        """Cards of models that are another than is known, now that the worker has told its own (`libs/fleet/cards.py`)."""
+        before = self._told_cards.get(heartbeat.worker_id, {})
+        others = [worker.models for name, worker in self.snapshot.workers.items() if name != heartbeat.worker_id]
+        changed = {}
+        for model, own in zip(heartbeat.models, kept.models, strict=True):
+            name, known = model.model, self.snapshot.card(model.model)
+            if model.HasField("card"):
+                repeats = known is not None and told[name] == before.get(name)
+                plain = without_measures(known if known is not None and repeats else model.card)
+                copies = [models[name] for models in others if name in models]
+                card = merged(plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)])
+                if card != known:
+                    changed[name] = card
+        return changed
 
     def _tell(self, change: _Change) -> None:
         self._told.append(change)
@@ -190,6 +213,7 @@ class Fleet:
         if gone:
             await self._redis.hdel(_WORKERS, *gone)
         self._heartbeats = {worker_id: self._heartbeats[worker_id] for worker_id in heartbeats if worker_id.decode() in live}
+        self._told_cards = {worker_id: told for worker_id, told in self._told_cards.items() if worker_id in live}
         return live
 
     def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
@@ -334,9 +358,12 @@ def _claim(lane: LaneKey) -> str:
 
 
 def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
+    """What is kept of it: of cards only what the worker measured itself."""
     kept = worker_pb2.HeartbeatRequest()
     kept.CopyFrom(heartbeat)
     kept.ClearField("batches")
     for model in kept.models:
+        model.data_type = model.data_type or model.card.data_type
+        model.tokens_per_byte = model.tokens_per_byte or model.card.tokens_per_byte
         model.ClearField("card")
     return kept
