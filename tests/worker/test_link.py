@@ -183,7 +183,7 @@ def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
 
 async def test_a_worker_whose_connection_breaks_says_at_once_that_it_lives_and_connects_elsewhere(tmp_path: Path) -> None:
     lanes = FakeLanes()
-    async with routers(lanes, 2) as both, worker(tmp_path / "models", both, heartbeat_seconds=60.0) as bay:
+    async with routers(lanes, 2) as both, worker(tmp_path / "models", both, heartbeat_seconds=5.0) as bay:
         await until(lambda: bool(lanes.connects) and bool(lanes.heartbeats), "the first connection")
         (first,) = lanes.connects
         for router in both:
