@@ -153,8 +153,10 @@ class Fleet:
             doublings=0 if is_passing else FAILURE_DOUBLINGS,
         )
 
+        told = _until(failure, PASSING_MS)
+
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            failed = {**snapshot.failures.get(model, {}), worker_id: failure}
+            failed = {**snapshot.failures.get(model, {}), worker_id: told}
             return replace(snapshot, failures={**snapshot.failures, model: failed})
 
         self._tell(change)
@@ -227,7 +229,7 @@ class Fleet:
             expiry_ms, _, failure = value.partition(b" ")
             model, _, worker_id = field.decode().partition(" ")
             if int(expiry_ms) > now_ms:
-                live[model][worker_id] = worker_pb2.Failure.FromString(failure)
+                live[model][worker_id] = _until(worker_pb2.Failure.FromString(failure), int(expiry_ms) - now_ms)
             else:
                 gone.append(field)
         if gone:
@@ -351,6 +353,15 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
     if scheduler_id is None:
         return None
     return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0), json.loads(desired or b"{}"))
+
+
+def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
+    """Of what could not be reached: a retry may help once the worker tries again itself, in `left_ms`."""
+    told = worker_pb2.Failure()
+    told.CopyFrom(failure)
+    if failure.reason == NoCapacity.reason:
+        told.retry_after_seconds = left_ms / 1000
+    return told
 
 
 def _claim(lane: LaneKey) -> str:
