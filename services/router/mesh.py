@@ -17,6 +17,7 @@ from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, ma
 from libs.fleet.affinity import busy_shares, score
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
+from services.router import limits
 from services.router.offers import is_led
 from services.router.routes import Routes, Wanted, choose_lane
 from services.router.view import View, known_models
@@ -77,6 +78,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
     ) -> pb.ExplainPlacementResponse:
         if not request.model:
             raise InvalidInput("model is required", field="model")
+        limits.ID.check(len(request.model), "model")
         snapshot, gauges = self._view.snapshot, self._view.gauges
         chosen = choose_lane(Wanted(request.model), self._routes.content, snapshot, self._view.backlog, EXPLAINED_SECONDS)
         pools = self._routes.content.of_model(request.model, snapshot) or (chosen.pool,)

@@ -14,6 +14,7 @@ from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
+from services.router import limits
 from services.router.codec import from_failure
 from services.router.routes import Routes, refuse_pool
 from services.router.validation import check_model
@@ -129,6 +130,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 def _require(model: str) -> None:
     if not model:
         raise InvalidInput("model is required", field="model")
+    limits.ID.check(len(model), "model")
 
 
 def _pin(model: str, pinned: bool) -> worker_pb2.Directive:
