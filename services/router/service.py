@@ -109,7 +109,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_encode, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
         response.timings.total_seconds = time.perf_counter() - begin
@@ -120,7 +120,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_score, context.time_remaining(), held)
         response = codec.merge_score(answers, request.top_n)
         response.timings.total_seconds = time.perf_counter() - begin
@@ -131,16 +131,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse]
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_extract, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
 
-    def _hold(self, rpc: Rpc) -> Held:
+    def _hold(self, request: Request, rpc: Rpc) -> Held:
         call = current_call()
-        return self._flight.enter(len(call.body), call.tenant, rpc)
+        return self._flight.enter(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
     async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
         call = current_call()

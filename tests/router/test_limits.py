@@ -201,3 +201,23 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
         print(f"router {router_process.grown / 1e6:.1f} MB, Redis {redis_process.grown / 1e6:.1f} MB")
         assert router_process.grown < 64e6
         assert redis_process.grown < 16e6
+
+
+def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path) -> None:
+    """Of the smallest items and of the longest query: the router's peak when it has let in what it may."""
+    limit = 96 << 20
+    few = [encode_request(*["a"] * 10_000) for _ in range(120)]
+    large = [pb.ScoreRequest(query=pb.Item(text="東" * 131_072), documents=[pb.Item(text="d" * 4000)] * 100) for _ in range(40)]
+    room = {"SHOAL_IN_FLIGHT_BYTES": str(limit), "SHOAL_MAX_QUEUED_TOKENS": "4000000000"}
+    with Cluster(tmp_path, models="", workers=0, environment=room) as cluster, grpc.insecure_channel(cluster.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for verb, requests in (("Encode", few), ("Score", large)):
+            peak, calls = Peak(cluster.processes["router-0"].pid), []
+            for number, request in enumerate(requests):
+                request.model = f"tests/{verb}-{number % 20}"
+                metadata = (("x-shoal-tenant", f"t{number}"),)
+                calls.append(getattr(stub, verb).future(request, timeout=5.0, metadata=metadata))
+            codes = {call.code() for call in calls}
+            assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}, verb
+            print(f"{verb}: {peak.grown / 1e6:.1f} MB")
+            assert peak.grown < 1.5 * limit, verb
