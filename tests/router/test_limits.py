@@ -179,25 +179,25 @@ def hypothesis_of(size: int, labels: int) -> pb.ExtractRequest:
 def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path: Path) -> None:
     """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took 4.2 GB), then with about the
     most that is let in."""
-    beyond = {
-        "Extract": [hypothesis_of(4_000_000, 256)],
-        "Encode": [changed(encode_request(*["x" * 100] * 2000), instruction="i" * 2_000_000)],
-        "Score": [pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 4_000_000), documents=[pb.Item(text="d")] * 10_000)],
+    beyond: dict[str, codec.Request] = {
+        "Extract": hypothesis_of(4_000_000, 256),
+        "Encode": changed(encode_request(*["x" * 100] * 2000), instruction="i" * 2_000_000),
+        "Score": pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 4_000_000), documents=[pb.Item(text="d")] * 10_000),
     }
-    within = {
-        "Extract": [hypothesis_of(1022, 256)],
-        "Encode": [changed(encode_request(*["x" * 100] * 3500), instruction="i" * 16_384)],
-        "Score": [pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d")] * 400)],
+    within: dict[str, codec.Request] = {
+        "Extract": hypothesis_of(1022, 256),
+        "Encode": changed(encode_request(*["x" * 100] * 3500), instruction="i" * 16_384),
+        "Score": pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d")] * 400),
     }
     with Cluster(tmp_path, models="", workers=0) as cluster, grpc.insecure_channel(cluster.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         router_process, redis_process = (Peak(cluster.processes[name].pid) for name in ("router-0", "redis"))
         for requests, code in ((beyond, grpc.StatusCode.INVALID_ARGUMENT), (within, grpc.StatusCode.DEADLINE_EXCEEDED)):
-            for verb, (request,) in requests.items():
+            for verb, request in requests.items():
                 request.model = f"tests/{verb}"  # a lane of its own: what is given up leaves one a little later
                 with pytest.raises(grpc.RpcError) as error:
                     getattr(stub, verb)(request, timeout=2.0)
-                assert error.value.code() == code, f"{verb}: {error.value.details()}"  # type: ignore[attr-defined]
+                assert error.value.code() == code, f"{verb}: {error.value.details()}"
         print(f"router {router_process.grown / 1e6:.1f} MB, Redis {redis_process.grown / 1e6:.1f} MB")
         assert router_process.grown < 64e6
         assert redis_process.grown < 16e6
@@ -206,8 +206,10 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
 def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path) -> None:
     """Of the smallest items and of the longest query: the router's peak when it has let in what it may."""
     limit = 96 << 20
-    few = [encode_request(*["a"] * 10_000) for _ in range(120)]
-    large = [pb.ScoreRequest(query=pb.Item(text="東" * 131_072), documents=[pb.Item(text="d" * 4000)] * 100) for _ in range(40)]
+    few: list[codec.Request] = [encode_request(*["a"] * 10_000) for _ in range(120)]
+    large: list[codec.Request] = [
+        pb.ScoreRequest(query=pb.Item(text="東" * 131_072), documents=[pb.Item(text="d" * 4000)] * 100) for _ in range(40)
+    ]
     room = {"SHOAL_IN_FLIGHT_BYTES": str(limit), "SHOAL_MAX_QUEUED_TOKENS": "4000000000"}
     with Cluster(tmp_path, models="", workers=0, environment=room) as cluster, grpc.insecure_channel(cluster.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
