@@ -15,6 +15,8 @@ class InferenceServiceStub(object):
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def __init__(self, channel):
@@ -50,6 +52,8 @@ class InferenceServiceServicer(object):
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def Encode(self, request, context):
@@ -108,6 +112,8 @@ class InferenceService(object):
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     @staticmethod

@@ -27,6 +27,8 @@ class InferenceServiceStub:
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -58,6 +60,8 @@ class InferenceServiceAsyncStub:
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     Encode: grpc.aio.UnaryUnaryMultiCallable[
@@ -88,6 +92,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     @abc.abstractmethod
