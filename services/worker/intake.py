@@ -30,6 +30,7 @@ from services.worker.delivery import Delivery
 from services.worker.finisher import Finisher, must_succeed
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
+from services.worker.meter import whole_texts
 from services.worker.models import Prepared
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
@@ -301,7 +302,7 @@ class Intake:
                 raise DeadlinePassed("the deadline passed before the job was tokenised")
             work = codec.to_work(held.job)
             held.prepared = _adapted(held.resident.model.prepare(work), held.lease.lane.adapter)
-            held.text_bytes = codec.text_bytes(work)
+            held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
         except ShoalError as error:
             return error
         except Exception as error:
@@ -320,7 +321,7 @@ class Intake:
         if not self._preparing[lane]:
             del self._preparing[lane]
         for held in ready:
-            held.resident.meter.add_texts(held.ready.tokens, held.text_bytes)
+            held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)
         if not ready or self._runner.is_running:  # else the device takes them now, and wakes us then
             self._wake.set()
