@@ -108,14 +108,16 @@ class Recipe:
 def read(data: bytes) -> Recipe | None:
     """None for what is no recipe, or one of more than MOST_BYTES in any of its texts."""
     try:
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(data).items()}
+        told = json.loads(data).items()
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told}
         recipe = Recipe(**values)
         counts = (recipe.items, recipe.empty, recipe.labels, recipe.forms, *recipe.unknown)
         sizes = [_bytes(text) for text in (recipe.text, recipe.shared, recipe.instruction, recipe.label)]
         within = 0 < recipe.deadline <= 10 and max(counts) <= 1 << 20 and max(sizes) <= MOST_BYTES and min(*counts, *sizes) >= 0
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
-    return recipe if within and recipe.verb in VERBS else None
+    typed = all(type(getattr(recipe, one.name)) is type(one.default) for one in fields(recipe))
+    return recipe if within and typed and recipe.verb in VERBS else None
 
 
 def make(random: Random, known: Sequence[bytes]) -> bytes:

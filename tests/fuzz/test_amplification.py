@@ -68,7 +68,7 @@ def test_a_request_that_costs_more_than_its_budget_is_found_and_the_next_has_a_m
     caller = Caller(tmp_path)
     ordinary = Recipe(items=200).to_json()
     try:
-        monkeypatch.setitem(amplification.BUDGETS, "worker-0", Budget(1 << 40, 0, 0.0, 0.0, -1.0))  # type: ignore[arg-type]
+        monkeypatch.setitem(amplification.BUDGETS, "worker-0", Budget(1 << 40, 0, 0.0, 0.0, -1.0))
         with pytest.raises(Broken, match="encode: worker-0 has computed for"):
             caller.one(ordinary)
         monkeypatch.undo()

@@ -42,7 +42,7 @@ def _write_forms(directory: Path) -> None:
 def _write_adapter(directory: Path) -> None:
     directory.mkdir(parents=True)
     _write_json(directory / "adapter_config.json", dict(tiny.ADAPTER) | {"base_model_name_or_path": FORMS, "rank_pattern": {}})
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for module in ("query", "value"):
         stem = f"base_model.model.encoder.layer.0.attention.self.{module}.lora"
         shapes |= {f"{stem}_A.weight": (2, tiny.HIDDEN), f"{stem}_B.weight": (tiny.HIDDEN, 2)}
