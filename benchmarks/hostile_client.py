@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.rpc import error_details_pb2, status_pb2
 from shoal.v1 import inference_pb2 as pb
 
 from benchmarks.texts import MINILM_ID
@@ -108,8 +109,18 @@ class Hostile:
         call = method(attack.body, timeout=DEADLINE_SECONDS, metadata=self._metadata)
         if is_cancelled:
             asyncio.get_running_loop().call_later(CANCEL_SECONDS, call.cancel)
-        code = await call.code()
-        self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][code.name] += 1
+        why = _reason(await call.code(), await call.trailing_metadata())
+        self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][why] += 1
+
+
+def _reason(code: grpc.StatusCode, metadata: grpc.aio.Metadata | None) -> str:
+    """Of a refusal the mesh's own word for it, such as RATE_LIMITED; else the code."""
+    details = dict(list(metadata or ())).get("grpc-status-details-bin", b"")
+    info = error_details_pb2.ErrorInfo()
+    for detail in status_pb2.Status.FromString(details if isinstance(details, bytes) else b"").details:
+        if detail.Unpack(info):
+            return str(info.reason)
+    return code.name
 
 
 async def main(address: str, rate: float) -> None:

@@ -17,7 +17,7 @@ from tests.fuzz import tiny
 
 FORMS, PAIRS, HYPOTHESES, LABELS = "tiny/forms", "tiny/pairs", "tiny/hypotheses", "tiny/labels"
 ADAPTER: Final = "tiny/adapter"
-POSITIONS: Final = 512
+POSITIONS: Final = 2048
 """Of the model that reads labels before each text; the others take 32 tokens."""
 
 Shapes = Mapping[str, tuple[int, ...]]

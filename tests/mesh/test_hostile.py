@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -56,7 +57,7 @@ class Clients:
         answer = await self._stub.Encode(request, timeout=60, metadata=(("x-shoal-tenant", "light"),))
         return np.frombuffer(answer.dense.data, np.float32)
 
-    def attack(self, attack: Attack) -> grpc.aio.UnaryUnaryCall[bytes, bytes]:
+    def attack(self, attack: Attack) -> grpc.aio.UnaryUnaryCall[Any, bytes]:
         """It is on its way when this returns."""
         method = self._hostile.unary_unary(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
         return method(attack.body, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", TENANT),))
@@ -65,7 +66,7 @@ class Clients:
         """Jobs ever, in all lanes."""
         return sum(lane.enqueued_jobs for lane in (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh.lanes)
 
-    async def let_in(self, call: grpc.aio.UnaryUnaryCall[bytes, bytes], before: int) -> None:
+    async def let_in(self, call: grpc.aio.UnaryUnaryCall[Any, bytes], before: int) -> None:
         """Until more jobs than `before` have been in the lanes, or the call is over."""
         while True:
             if call.done() or await self.enqueued() > before:
