@@ -35,6 +35,7 @@ def write_kinds(root: Path) -> None:
 def _write_forms(directory: Path) -> None:
     """Dense, sparse and token vectors, as bge-m3 has them."""
     tiny.write(directory)
+    _write_tokenizer(directory, 32)
     for name, width in (("sparse_linear", 1), ("colbert_linear", 4)):
         (directory / f"{name}.safetensors").write_bytes(save(_drawn({"weight": (width, tiny.HIDDEN), "bias": (width,)})))
 
@@ -98,8 +99,12 @@ def _write_labels(directory: Path) -> None:
 
 
 def _write_tokenizer(directory: Path, length: int, words: list[str] | None = None) -> None:
-    """That of `tiny.py`; words beyond its own are special."""
-    made = json.loads(json.dumps(tiny.TOKENIZER))
+    """That of `tiny.py`, split as published models of the family split; words beyond its own are special.
+
+    A pattern of the checkpoint's own would have each text tokenised whole, since nobody knows how far it looks.
+    """
+    made = json.loads(json.dumps(tiny.TOKENIZER)) | {"pre_tokenizer": {"type": "BertPreTokenizer"}}
+    made["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
     for number, word in list(enumerate(words or ()))[len(tiny.WORDS) :]:
         made["model"]["vocab"][word] = number
         made["added_tokens"].append(dict(made["added_tokens"][0]) | {"id": number, "content": word})
