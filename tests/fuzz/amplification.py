@@ -58,7 +58,7 @@ class Budget:
 
 BUDGETS: Final[Mapping[str, Budget]] = {
     "router-0": Budget(64 << 20, 24, 1.0, 0.5),
-    "worker-0": Budget(128 << 20, 32, 1.5, 2.0, 0.002),
+    "worker-0": Budget(128 << 20, 64, 1.5, 2.0, 0.002),
     "redis": Budget(32 << 20, 8, 0.5, 0.25),
 }
 """By process. docs/fuzzing.md says why so much."""
