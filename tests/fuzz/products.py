@@ -39,6 +39,11 @@ LETTERS: Final[Mapping[str, str]] = {
 }
 VERBS: Final = ("encode", "search", "pairs", "hypotheses", "prompts", "labels")
 
+# What the contract allows of a shared text, by verb, and of a label and an instruction: most of what is beyond is soon refused.
+_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0}
+_LABEL: Final = 1_000
+_INSTRUCTION: Final = 16_000
+
 Text = tuple[str, int]
 """A key of LETTERS, and about how many bytes."""
 
@@ -132,15 +137,16 @@ def make(random: Random, known: Sequence[bytes]) -> bytes:
 def _drawn(random: Random) -> Recipe:
     verb = random.choice(VERBS)
     labelled = verb in ("hypotheses", "prompts", "labels")
-    odd = random.random() < 0.1
+    odd, legal = random.random() < 0.1, random.random() < 0.6
+    shared, label, instruction = (_SHARED[verb], _LABEL, _INSTRUCTION) if legal else (MOST_BYTES,) * 3
     return Recipe(
         verb=verb,
         items=_count(random, MOST_ITEMS),
         text=_letters(random, 1, MOST_BYTES),
-        shared=_letters(random, 0, MOST_BYTES) if random.random() < 0.8 else ("words", 20),
-        instruction=_letters(random, 0, MOST_BYTES) if random.random() < 0.3 else ("words", 0),
+        shared=_letters(random, 0, shared) if random.random() < 0.8 else ("words", 20),
+        instruction=_letters(random, 0, instruction) if random.random() < 0.3 else ("words", 0),
         labels=_count(random, MOST_LABELS) if labelled else 0,
-        label=_letters(random, 1, MOST_BYTES) if labelled else ("words", 5),
+        label=_letters(random, 1, label) if labelled else ("words", 5),
         forms=_count(random, 2000) if verb == "encode" and random.random() < 0.3 else 0,
         empty=_count(random, 1 << 20) if odd else 0,
         unknown=(_count(random, 50_000), _count(random, MOST_BYTES >> 2)) if random.random() < 0.1 else (0, 0),
@@ -151,7 +157,7 @@ def _drawn(random: Random) -> Recipe:
 
 def _count(random: Random, most: int) -> int:
     """As likely between 1 and 10 as between 1,000 and 10,000."""
-    return int(most ** random.random())
+    return int(most ** random.random()) if most else 0
 
 
 def _letters(random: Random, least: int, most: int) -> Text:
