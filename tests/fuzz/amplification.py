@@ -1,0 +1,218 @@
+"""What a request makes others spend: memory and processor time of router, worker and Redis, in proportion to its bytes.
+
+A mesh of processes of their own, each with the tiny checkpoints of `tiny_kinds.py`. Every input is sent as one tenant's request; a
+good request of another tenant follows at once. Both are watched: as soon as a process has spent more than the request may cost it,
+the mesh is ended and the input is a finding, so that no machine runs out of memory over it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from shoal.v1 import inference_pb2 as pb
+
+from tests.fuzz import products, tiny_kinds
+from tests.fuzz.products import Recipe
+from tests.fuzz.target import Broken, Internal, Target, Try
+from tests.support.cluster import Cluster
+from tests.support.peak import Peak
+
+_LOOK_SECONDS: Final = 0.02
+_CALM_SECONDS: Final = 0.06
+"""Who has spent less than a hundredth of a second in so long is done."""
+_GOOD_SECONDS: Final = 15.0
+_CORES: Final = len(os.sched_getaffinity(0))
+_TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one request may cost a process: so much whatever it is, and so much for each byte of it.
+
+    `sequence_seconds`: for each sequence that it may put through the model; as long as its deadline lasts.
+    """
+
+    memory_bytes: int
+    memory_per_byte: float
+    seconds: float
+    seconds_per_megabyte: float
+    sequence_seconds: float = 0.0
+
+    def memory(self, size: int) -> float:
+        return self.memory_bytes + self.memory_per_byte * size
+
+    def time(self, size: int, recipe: Recipe) -> float:
+        forward = min(self.sequence_seconds * recipe.sequences, _CORES * recipe.deadline)
+        return self.seconds + self.seconds_per_megabyte * size / (1 << 20) + forward
+
+
+BUDGETS: Final[Mapping[str, Budget]] = {
+    "router-0": Budget(64 << 20, 24, 1.0, 0.5),
+    "worker-0": Budget(128 << 20, 64, 1.5, 2.0, 0.002),
+    "redis": Budget(32 << 20, 8, 0.5, 0.25),
+}
+"""By process. docs/fuzzing.md says why so much."""
+
+
+class Spent:
+    """What a process has taken since this was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._peak = Peak(pid)
+        self._before = self._seconds()
+
+    @property
+    def memory(self) -> int:
+        return self._peak.grown
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds() - self._before
+
+    def _seconds(self) -> float:
+        user, system = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK
+
+
+class Watch:
+    """One input's spending against what it may cost."""
+
+    def __init__(self, cluster: Cluster, recipe: Recipe, size: int) -> None:
+        self._recipe, self._size = recipe, size
+        self._spent = {name: Spent(cluster.processes[name].pid) for name in BUDGETS}
+        self._processes = {name: cluster.processes[name] for name in BUDGETS}
+
+    def wait(self, call: Any) -> None:
+        """Until the call is over. Raises Broken if one of them spends too much meanwhile."""
+        over = threading.Event()
+        call.add_done_callback(lambda _: over.set())
+        while not over.wait(_LOOK_SECONDS):
+            self.check()
+        self.check()
+
+    def calm(self) -> None:
+        """Until nobody works on it any more."""
+        still = threading.Event()
+        while True:
+            before = [spent.seconds for spent in self._spent.values()]
+            still.wait(_CALM_SECONDS)
+            self.check()
+            after = [spent.seconds for spent in self._spent.values()]
+            if sum(after) - sum(before) <= 2 * _TICK:
+                return
+
+    def check(self) -> None:
+        for name, spent in self._spent.items():
+            if (code := self._processes[name].poll()) is not None:
+                raise Broken(f"{name} has ended with status {code}")
+            memory, seconds, budget = spent.memory, spent.seconds, BUDGETS[name]
+            if memory > budget.memory(self._size):
+                told = f"{memory >> 20:,} MiB for {self._size:,} bytes; {int(budget.memory(self._size)) >> 20:,} are allowed"
+                raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {told}")
+            if seconds > budget.time(self._size, self._recipe):
+                allowed = budget.time(self._size, self._recipe)
+                told = f"{seconds:.1f} s for {self._size:,} bytes; {allowed:.1f} are allowed"
+                raise Broken(f"{self._recipe.verb}: {name} has computed for {told}")
+
+    def told(self) -> dict[str, tuple[float, float]]:
+        """Memory in MiB and seconds of each, for those who set budgets."""
+        return {name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2)) for name, spent in self._spent.items()}
+
+
+class Caller:
+    """Tries inputs on a mesh, which is started anew after each that has broken it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        tiny_kinds.write_kinds(root / "models")
+        # The state: a mesh that is well, its channel, and what it answers to a good request.
+        self._cluster: Cluster | None = None
+        self._channel: grpc.Channel
+        self._expected: NDArray[np.float32]
+        self._starts = 0
+        self.last: Watch | None = None
+
+    def one(self, data: bytes) -> None:
+        recipe = products.read(data)
+        if recipe is None:
+            return
+        try:
+            self._try(self._cluster or self._start(), recipe)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Nothing is finished: what it works on is what was too much."""
+        if self._cluster is None:
+            return
+        self._channel.close()
+        for name in [*self._cluster.workers, *self._cluster.routers, "redis"]:
+            self._cluster.kill(name)
+        self._cluster = None
+
+    def _start(self) -> Cluster:
+        self._starts += 1
+        directory = self._root / str(self._starts)
+        directory.mkdir()
+        environment = {"SHOAL_HEARTBEAT_SECONDS": "0.5", "SHOAL_LOG_LEVEL": "WARNING"}
+        self._cluster = Cluster(directory, models=str(self._root / "models"), environment=environment).__enter__()
+        self._channel = grpc.insecure_channel(self._cluster.address, [("grpc.max_receive_message_length", -1)])
+        for verb in products.VERBS:
+            for adapter in (False, True):
+                warm = Recipe(verb, shared=("words", 5), labels=2, forms=3 * (verb == "encode"), adapter=adapter, deadline=30.0)
+                self._call(warm.path, warm.body(), "good", warm.deadline).result()
+        self._expected = self._vectors(self._good())
+        return self._cluster
+
+    def _try(self, cluster: Cluster, recipe: Recipe) -> None:
+        body = recipe.body()
+        watch = self.last = Watch(cluster, recipe, len(body))
+        call = self._call(recipe.path, body, "hostile", recipe.deadline)
+        watch.wait(call)
+        good = self._good()
+        watch.wait(good)
+        watch.calm()
+        if (code := call.code()) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+            raise Internal(f"{recipe.path} was answered with {code.name}: {(call.details() or '')[:200]}")
+        if (code := good.code()) is not grpc.StatusCode.OK:
+            raise Broken(f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}")
+        if not np.allclose(self._vectors(good), self._expected, atol=1e-4):
+            raise Broken(f"{recipe.verb}: a good request of another tenant was answered wrongly")
+
+    def _good(self) -> Any:
+        request = pb.EncodeRequest(model=tiny_kinds.FORMS, items=[pb.Item(text="a text"), pb.Item(text="text text e")])
+        return self._call("/shoal.v1.InferenceService/Encode", request.SerializeToString(), "good", _GOOD_SECONDS)
+
+    def _call(self, path: str, body: bytes, tenant: str, seconds: float) -> Any:
+        call = self._channel.unary_unary(path, bytes, bytes)
+        return call.future(body, timeout=seconds, metadata=(("x-shoal-tenant", tenant),), wait_for_ready=True)
+
+    @staticmethod
+    def _vectors(call: Any) -> NDArray[np.float32]:
+        dense = pb.EncodeResponse.FromString(call.result()).dense
+        return np.frombuffer(dense.data, "<f4").reshape(tuple(dense.shape))
+
+
+@contextmanager
+def _open() -> Iterator[Try]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        caller = Caller(Path(folder))
+        try:
+            yield caller.one
+        finally:
+            caller.close()
+
+
+TARGETS: Final = (Target("amplification", products.make, _open, share=6.0, memory_bytes=64 << 30, hang_seconds=120.0),)

@@ -1,0 +1,188 @@
+"""Requests that are larger than they look: a recipe of a few numbers, and the request of up to megabytes that it stands for.
+
+What multiplies is what is tried most: an instruction, a query or a hypothesis with each item, labels with each item, forms with
+each token. An input is the recipe as JSON, so that a corpus of whole megabytes is small and can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from shoal.v1 import inference_pb2 as pb
+
+from tests.fuzz import tiny_kinds
+from tests.fuzz.target import Random
+
+MOST_BYTES: Final = 4 << 20
+"""Of each repeated or single text of a request; about, since a letter may have four bytes."""
+MOST_ITEMS: Final = 20_000
+MOST_LABELS: Final = 300
+DEADLINES: Final = (2.0, 2.0, 2.0, 0.5, 0.05)
+
+LETTERS: Final[Mapping[str, str]] = {
+    "words": "text a ",
+    "one word": "a",
+    "spaces": " ",
+    "lines": "\n",
+    "controls": "\x01",
+    "ligatures": "\ufdfa",  # eighteen letters once it is normalised
+    "accents": "e\u0301",
+    "emoji": "\U0001f480",
+    "hangul": "\ud55c",
+    "places": "{}",  # of labels, in a hypothesis
+    "quotes": "``",  # replaced by the tokenizer
+    "unknown": "\u6771 ",
+}
+VERBS: Final = ("encode", "search", "pairs", "hypotheses", "prompts", "labels")
+
+# What the contract allows of a shared text, by verb, and of a label and an instruction: most of what is beyond is soon refused.
+_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0}
+_LABEL: Final = 1_000
+_INSTRUCTION: Final = 16_000
+
+Text = tuple[str, int]
+"""A key of LETTERS, and about how many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A request: `items` times `text`; `shared` is the instruction, query or hypothesis, `instruction` the one beside a query.
+
+    `empty`: items without content; `unknown`: a field that the contract lacks, as a group so deep and of so many bytes; `deadline`:
+    the caller's, in seconds.
+    """
+
+    verb: str = "encode"
+    items: int = 1
+    text: Text = ("words", 10)
+    shared: Text = ("words", 0)
+    instruction: Text = ("words", 0)
+    labels: int = 0
+    label: Text = ("words", 5)
+    forms: int = 0
+    empty: int = 0
+    unknown: tuple[int, int] = (0, 0)
+    adapter: bool = False
+    deadline: float = 2.0
+
+    @property
+    def path(self) -> str:
+        """Of the method."""
+        verb = {"encode": "Encode", "search": "Score", "pairs": "Score"}.get(self.verb, "Extract")
+        return f"/shoal.v1.InferenceService/{verb}"
+
+    @property
+    def sequences(self) -> int:
+        """At most so many go through the model: a legal request pays for them."""
+        each = max(1, self.labels) if self.verb in ("hypotheses", "prompts") else 1
+        return self.items * each
+
+    def body(self) -> bytes:
+        """On the wire."""
+        return self._request().SerializeToString() + _unknown(*self.unknown)
+
+    def _request(self) -> Message:
+        items = [pb.Item(text=_text(self.text, self.items))] * self.items + [pb.Item()] * self.empty
+        shared, instruction = _text(self.shared), _text(self.instruction)
+        labels = [f"{number} {_text(self.label, self.labels)}" for number in range(self.labels)]
+        adapter = tiny_kinds.ADAPTER if self.adapter else ""
+        if self.verb == "encode":
+            forms: list[Any] = [1 + number % 3 for number in range(self.forms)]
+            return pb.EncodeRequest(
+                model=tiny_kinds.FORMS, items=items, instruction=shared, representations=forms, adapter=adapter
+            )  # fmt: skip
+        if self.verb in ("search", "pairs"):
+            model = tiny_kinds.FORMS if self.verb == "search" else tiny_kinds.PAIRS
+            return pb.ScoreRequest(model=model, query=pb.Item(text=shared), documents=items, instruction=instruction)
+        if self.verb == "labels":
+            return pb.ExtractRequest(model=tiny_kinds.LABELS, items=items, entities=pb.EntitiesTask(labels=labels))
+        model = tiny_kinds.HYPOTHESES if self.verb == "hypotheses" else tiny_kinds.FORMS
+        hypothesis = shared and f"{{}} {shared}"
+        return pb.ExtractRequest(model=model, items=items, classify=pb.ClassifyTask(labels=labels, hypothesis=hypothesis))
+
+    def to_json(self) -> bytes:
+        """Only what is not the default."""
+        own = asdict(self)
+        return json.dumps({one.name: own[one.name] for one in fields(self) if own[one.name] != one.default}).encode()
+
+
+def read(data: bytes) -> Recipe | None:
+    """None for what is no recipe, or one of more than MOST_BYTES in any of its texts."""
+    try:
+        told = json.loads(data).items()
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told}
+        recipe = Recipe(**values)
+        counts = (recipe.items, recipe.empty, recipe.labels, recipe.forms, *recipe.unknown)
+        sizes = [_bytes(text) for text in (recipe.text, recipe.shared, recipe.instruction, recipe.label)]
+        within = 0 < recipe.deadline <= 10 and max(counts) <= 1 << 20 and max(sizes) <= MOST_BYTES and min(*counts, *sizes) >= 0
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return None
+    typed = all(type(getattr(recipe, one.name)) is type(one.default) for one in fields(recipe))
+    return recipe if within and typed and recipe.verb in VERBS else None
+
+
+def make(random: Random, known: Sequence[bytes]) -> bytes:
+    """A recipe with one product at least, or a known one with a value or two changed."""
+    old = read(random.choice(known)) if known and random.random() < 0.3 else None
+    drawn = asdict(_drawn(random))
+    if old is None:
+        return Recipe(**drawn).to_json()
+    return Recipe(**(asdict(old) | {name: drawn[name] for name in random.sample(sorted(drawn), 2)})).to_json()
+
+
+def _drawn(random: Random) -> Recipe:
+    verb = random.choice(VERBS)
+    labelled = verb in ("hypotheses", "prompts", "labels")
+    odd, legal = random.random() < 0.1, random.random() < 0.6
+    shared, label, instruction = (_SHARED[verb], _LABEL, _INSTRUCTION) if legal else (MOST_BYTES,) * 3
+    return Recipe(
+        verb=verb,
+        items=_count(random, MOST_ITEMS),
+        text=_letters(random, 1, MOST_BYTES),
+        shared=_letters(random, 0, shared) if random.random() < 0.8 else ("words", 20),
+        instruction=_letters(random, 0, instruction) if random.random() < 0.3 else ("words", 0),
+        labels=_count(random, MOST_LABELS) if labelled else 0,
+        label=_letters(random, 1, label) if labelled else ("words", 5),
+        forms=_count(random, 2000) if verb == "encode" and random.random() < 0.3 else 0,
+        empty=_count(random, 1 << 20) if odd else 0,
+        unknown=(_count(random, 50_000), _count(random, MOST_BYTES >> 2)) if random.random() < 0.1 else (0, 0),
+        adapter=verb == "encode" and random.random() < 0.2,
+        deadline=random.choice(DEADLINES),
+    )
+
+
+def _count(random: Random, most: int) -> int:
+    """As likely between 1 and 10 as between 1,000 and 10,000."""
+    return int(most ** random.random()) if most else 0
+
+
+def _letters(random: Random, least: int, most: int) -> Text:
+    return random.choice(list(LETTERS)), max(least, _count(random, most))
+
+
+def _text(text: Text, times: int = 1) -> str:
+    """So that so many of them have no more than MOST_BYTES."""
+    letters, size = LETTERS[text[0]], min(_bytes(text), MOST_BYTES // max(1, times))
+    return letters * max(-(-size // len(letters.encode())), min(1, _bytes(text)))
+
+
+def _bytes(text: Text) -> int:
+    name, size = text
+    if name not in LETTERS:
+        raise KeyError(name)
+    return int(size)
+
+
+def _unknown(depth: int, size: int) -> bytes:
+    """Field 100, which nobody knows: groups within groups, and bytes in the innermost. Nothing for neither."""
+    if not depth and not size:
+        return b""
+    length, inner = size, b""
+    while length > 0x7F:
+        inner += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return b"\xa3\x06" * depth + b"\xa2\x06" + inner + bytes([length]) + bytes(size) + b"\xa4\x06" * depth

@@ -1,0 +1,78 @@
+"""The oracle of `amplification`: recipes are requests of bounded size, and what a process takes is counted against its budget."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shoal.v1 import inference_pb2 as pb
+
+from tests.fuzz import amplification, products, tiny_kinds
+from tests.fuzz.amplification import BUDGETS, Budget, Caller, Spent
+from tests.fuzz.products import Recipe
+from tests.fuzz.target import Broken
+
+MIB = 1 << 20
+SPENDER = "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 << 20)\n" + (
+    "while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n"
+)
+
+
+def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:
+    chance, known = random.Random(3), list[bytes]()
+    for _ in range(200):
+        data = products.make(chance, known)
+        recipe = products.read(data)
+        assert recipe is not None
+        assert recipe.to_json() == data
+        assert len(data) < 500
+        assert len(recipe.body()) < 32 * MIB
+        known.append(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"verb": "gone"}', b'{"items": 1e99}', b'{"shared": ["words", 99999999]}'])
+def test_what_is_no_recipe_is_no_request(data: bytes) -> None:
+    assert products.read(data) is None
+
+
+def test_a_recipe_is_the_request_that_it_tells_of() -> None:
+    recipe = Recipe("hypotheses", items=3, text=("one word", 4), shared=("spaces", 6), labels=2, unknown=(3, 200))
+    request = pb.ExtractRequest.FromString(recipe.body())
+    assert request.model == tiny_kinds.HYPOTHESES
+    assert [item.text for item in request.items] == ["aaaa"] * 3
+    assert request.classify.hypothesis == "{}       "
+    assert len(request.classify.labels) == 2
+    assert recipe.sequences == 6
+
+
+def test_what_a_process_takes_is_counted() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        spent = Spent(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert 60 * MIB <= spent.memory <= 80 * MIB
+        assert 0.3 <= spent.seconds <= 0.6
+        process.stdin.write(b"\n")
+
+
+def test_a_request_that_costs_more_than_its_budget_is_found_and_the_next_has_a_mesh_that_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = Caller(tmp_path)
+    ordinary = Recipe(items=200).to_json()
+    try:
+        monkeypatch.setitem(amplification.BUDGETS, "worker-0", Budget(1 << 40, 0, 0.0, 0.0, -1.0))
+        with pytest.raises(Broken, match="encode: worker-0 has computed for"):
+            caller.one(ordinary)
+        monkeypatch.undo()
+        caller.one(ordinary)
+    finally:
+        caller.close()
+    assert BUDGETS["worker-0"].sequence_seconds > 0
