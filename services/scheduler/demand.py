@@ -250,6 +250,13 @@ class Track:
             self._current = min(self._current, self._highest[0][1])
         return self._current
 
+    def forget_above(self, workers: int) -> int:
+        """What was answered above `workers` is not asked for again; the answer that is left."""
+        if self._highest and self._highest[0][1] > workers:
+            self._highest = deque((at, min(whole, workers)) for at, whole in self._highest)
+        self._current = min(self._current, workers)
+        return self._current
+
 
 @dataclass(slots=True)
 class _Pool:
@@ -362,15 +369,21 @@ class Demand:
         elif age >= hold_seconds:
             pool.held = 0
         active = is_active(seen, goals) or pool.wanted_elsewhere > 0 or pool.held > 0
-        desired = max(pool.tracks[options].decide(need.workers, seen.at, hold_seconds), pool.held, int(active))
+        track = pool.tracks[options]
+        desired = max(track.decide(need.workers, seen.at, hold_seconds), pool.held, int(active))
+        if not active:
+            # What nothing needs may be kept, but is not started: whoever takes the workers away (KEDA does, all at once) finds
+            # that none is missing, and the pool begins anew with what comes next.
+            desired = track.forget_above(seen.live)
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
     def _input(self, name: str, reading: _Reading, elapsed: float) -> PoolInput:
         spec, pool, at = self.specs.of(name), self._pools[name], self.at or 0.0
         seen = reading.seen[name]
         workers = seen.workers
-        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at)
-        cold_start = pool.starts.seconds(spec.cold_start_seconds + spec.node_seconds)
+        configured = spec.cold_start_seconds + spec.node_seconds
+        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured)
+        cold_start = pool.starts.seconds(configured)
         health = [_health(worker, reading.fleet.now_ms) for worker in workers]
         usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
         models = [self._work(spec, model, lanes, reading, elapsed) for model, lanes in reading.lanes_of(name)]
