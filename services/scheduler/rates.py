@@ -35,7 +35,7 @@ small and so slower than the worker could be."""
 _KEPT_STARTS: Final = 9
 _ENOUGH_STARTS: Final = 3
 OVERDUE_FACTOR: Final = 3.0
-"""A worker that has not come after so many cold starts is not counted on any more, and counts as no longer start if it does come."""
+"""A worker that has not come after so many cold starts is not counted on; if it does come, its start counts as that long."""
 _LEAST_OVERDUE_SECONDS: Final = 30.0
 """So that starts can be measured where they are configured to take no time."""
 YOUNG_SECONDS: Final = 120.0

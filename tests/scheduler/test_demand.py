@@ -425,6 +425,7 @@ def test_a_cold_start_begins_when_the_pool_is_needed() -> None:
         demand.update(mesh.look(150.0))
     assert one(demand).input.cold_start_seconds == pytest.approx(2.5)
 
+
 def test_a_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
     mesh, demand = Mesh(), Demand(pools())
     demand.update(mesh.look())  # Redis was emptied too: workers report again one by one
