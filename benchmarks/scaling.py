@@ -74,7 +74,7 @@ def started(directory: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 def row(scheduler: str, found: Sequence[dict[str, Any]]) -> list[str]:
     def average(key: str) -> float:
-        return mean(one[key] for one in found)
+        return float(mean(one[key] for one in found))
 
     quarters = [mean(values) for values in zip(*(one["cold_start_seconds"] for one in found), strict=True)]
     each = [f"{one['held_share']:.0%}" for one in found]

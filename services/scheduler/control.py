@@ -20,6 +20,7 @@ from libs.eviction import Policy
 from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Lanes, UnsuitableRedis
 from libs.telemetry.logs import fields
+from services.scheduler.demand import PoolDemand
 from services.scheduler.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
 from services.scheduler.rates import Arrivals
 from services.scheduler.view import Look, View
@@ -42,8 +43,8 @@ _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `desired`: the
-    workers that each pool should have, to be told with the plan."""
+    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `demands`: what
+    each pool needs by then, to be told with the plan."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Control:
         scheduler_id: str,
         policy: Policy,
         seen: Callable[[Look], object],
-        desired: Callable[[], Mapping[str, int]] = dict,
+        demands: Callable[[], Mapping[str, PoolDemand]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lanes = lanes
@@ -63,7 +64,7 @@ class Control:
         self._scheduler_id = scheduler_id
         self._policy = policy
         self._seen = seen
-        self._desired = desired
+        self._demands = demands
         self._clock = clock
         self._rung = asyncio.Event()
         # The state: whether Redis was found fit; what arrives; since when work waits for models that nobody serves; the lead's
@@ -150,7 +151,7 @@ class Control:
         self._rung.clear()
         fleet = await self._fleet.refresh()
         gauges = {gauge.lane: gauge for gauge in await self._lanes.lane_gauges()}
-        look = Look(fleet, gauges, self._clock())
+        look = Look(fleet, gauges, self._clock(), leads=bool(self._fence))
         self._arrivals.update(gauges, look.at)
         wanted = [(lane.pool, lane.model) for lane, gauge in gauges.items() if gauge.queued_tokens]
         waiting = set(wanted) - _served(fleet, wanted)
@@ -243,7 +244,15 @@ class Control:
         notes = {model: note for model, (_, note) in self._deeds.items()} | dict(made.notes)
         changed = {model: note for model, note in notes.items() if self._told.get(model) != note}
         changed |= dict.fromkeys(self._told.keys() - notes.keys(), "")
-        await self._fleet.note_plan(number >> FENCE_BITS, number, changed, desired=self._desired(), anew=anew)
+        demands = self._demands()
+        await self._fleet.note_plan(
+            number >> FENCE_BITS,
+            number,
+            changed,
+            desired={name: demand.desired for name, demand in demands.items()},
+            cold_starts={name: demand.input.cold_start_seconds for name, demand in demands.items()},
+            anew=anew,
+        )
         self._told = notes
 
 

@@ -127,13 +127,13 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
 async def test_a_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
     lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
     scheduler = Control(
-        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, desired=demand.desired
+        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, demands=lambda: demand.demands
     )
     await mesh.ask("org/a")
     await scheduler.tick()
     leader = (await mesh.fleet.refresh()).leader
     assert leader is not None
-    assert leader.desired == {"cpu": 1}
+    assert (leader.desired, leader.cold_starts) == ({"cpu": 1}, {"cpu": 60.0})
 
 
 async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twice(redis: Redis, mesh: Mesh) -> None:

@@ -544,6 +544,66 @@ def test_the_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
     assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
 
 
+def both(first: Demand, second: Demand) -> tuple[tuple[int, bool], tuple[int, bool]]:
+    return (one(first).desired, one(first).active), (one(second).desired, one(second).active)
+
+
+def test_a_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
+    mesh = Mesh()
+    leader = started(mesh)
+    idle_after_a_burst(leader, mesh)
+    second = Demand(leader.specs)
+    second.update(mesh.look(1.0, leader=leader))
+    leader.update(mesh.look(leader=leader, leads=True))
+    assert both(leader, second) == ((3, False), (3, False))
+    assert one(second).input.cold_start_seconds == one(leader).input.cold_start_seconds == 2.5
+    del mesh.workers["a"]
+    for _ in range(301):
+        leader.update(mesh.look(1.0, leader=leader, leads=True))
+        second.update(mesh.look(leader=leader))
+        assert len({*both(leader, second)}) == 1
+    assert both(leader, second) == ((0, False), (0, False))
+    mesh.lane(6_000)  # what is needed now is answered before the leader has told it
+    second.update(mesh.look(0.1, leader=leader))
+    assert (one(second).desired, one(second).active) == (3, True)
+
+
+def test_who_takes_the_lead_goes_on_with_what_was_told() -> None:
+    mesh = Mesh()
+    leader = started(mesh)
+    idle_after_a_burst(leader, mesh)
+    second = Demand(leader.specs)
+    second.update(mesh.look(1.0, leader=leader))
+    second.update(mesh.look(1.0, leads=True))
+    assert (one(second).desired, one(second).active) == (3, False)
+    assert one(second).input.cold_start_seconds == 2.5
+
+
+def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
+    """One has looked before the request was enqueued again, to the same count, and the other has not."""
+    mesh, first, second = Mesh(), Demand(pools()), Demand(pools())
+    for demand in (first, second):
+        demand.update(mesh.look())
+        mesh.at -= 1.0
+    mesh.at += 400.0
+    mesh.lane(0, enqueued=100, used_at=mesh.at)
+    for demand in (first, second):
+        demand.update(mesh.look())
+    mesh.gauges.clear()
+    mesh.worker("a", holding())
+    first.update(mesh.look(300.0))
+    mesh.lane(0, enqueued=100, used_at=mesh.at)
+    for demand in (first, second):
+        demand.update(mesh.look(1.0))
+        mesh.at -= 1.0
+    assert both(first, second) == ((1, True), (1, True))
+    mesh.at += 61.0
+    for demand in (first, second):
+        demand.update(mesh.look())
+    assert not one(first).active
+    assert not one(second).active
+
+
 def test_without_a_file_pools_are_those_that_are_seen() -> None:
     mesh, demand = Mesh(), Demand(Pools())
     assert demand.knows("any")
