@@ -61,7 +61,8 @@ def priority_name(priority: pb.Priority) -> Priority:
 def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
     """Why the pool cannot serve the lane's model or adapter, or None while it may.
 
-    Of an adapter the first worker with the model that could not load it decides, unless it could only not be reached.
+    Of an adapter the first worker with the model that could not load it decides; if it could only not be reached, or found no room,
+    all of them must have failed.
     """
     if snapshot.failures.get(lane.model):
         failure = snapshot.verdict(lane.model, lane.pool)
@@ -73,7 +74,8 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
     if any(lane.adapter in record.adapters for record in records):
         return None
     failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
-    return next((failure for failure in failures if failure.reason != NoCapacity.reason), None)
+    passing = failures[0] if failures and len(failures) == len(records) else None
+    return next((failure for failure in failures if failure.reason != NoCapacity.reason), passing)
 
 
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
