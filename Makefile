@@ -20,7 +20,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ bench-swap: $(VENV)/.dev ## Measure how long a model takes from disk and from ho
 
 bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
 	$(BIN)/python -m benchmarks.plan $(ARGS)
+
+bench-scaling: $(VENV)/.dev ## Simulate scaling to zero with the scheduler of an earlier commit and of this tree: make bench-scaling ARGS='--before COMMIT'
+	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
 bench-cancel: $(VENV)/.dev ## Measure the device time that goes into cancelled requests
 	$(BIN)/python -m benchmarks.cancel $(ARGS)

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast
 
 from redis.asyncio import Redis
@@ -42,6 +43,7 @@ _WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
 )
 
 _Notes = dict[bytes, bytes]
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 _Change = Callable[[FleetSnapshot], FleetSnapshot]
 
 
@@ -184,7 +186,7 @@ class Fleet:
                 pipeline.time()
                 for name in (_WORKERS, _CARDS, _FAILURES):
                     pipeline.hgetall(name)
-                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms", "desired")
+                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms", "desired", "cold_starts")
                 (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
             now_ms = seconds * 1000 + microseconds // 1000
             snapshot = FleetSnapshot(
@@ -324,14 +326,24 @@ class Fleet:
         return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
 
     async def note_plan(
-        self, fence: int, plan: int, changed: Mapping[str, str], *, desired: Mapping[str, int] | None = None, anew: bool = False
+        self,
+        fence: int,
+        plan: int,
+        changed: Mapping[str, str],
+        *,
+        desired: Mapping[str, float] = _NOTHING,
+        cold_starts: Mapping[str, float] = _NOTHING,
+        anew: bool = False,
     ) -> None:
         """Tells of the leader's last plan: its number, what it says of models, where that changed (empty: nothing any more; `anew`:
-        of no other model either), and how many workers pools should have. LostLeadership if another leads."""
+        of no other model either), how many workers pools should have and how long one takes to come. LostLeadership if another
+        leads."""
         parts = [part for note in changed.items() for part in note]
-        wishes = json.dumps(dict(desired or {}))
+        wishes, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
         keys = (_LEADER, _NOTES)
-        if not await scripts.note_plan(self._redis, keys, fence=fence, plan=str(plan), desired=wishes, anew=anew, changed=parts):
+        if not await scripts.note_plan(
+            self._redis, keys, fence=fence, plan=str(plan), desired=wishes, cold_starts=starts, anew=anew, changed=parts
+        ):
             raise LostLeadership
 
     async def plan_notes(self, *models: str) -> dict[str, str]:
@@ -349,10 +361,11 @@ class Fleet:
 
 
 def _leader(values: list[bytes | None]) -> LeaderRecord | None:
-    scheduler_id, fence, plan, plan_ms, desired = values
+    scheduler_id, fence, plan, plan_ms, desired, cold_starts = values
     if scheduler_id is None:
         return None
-    return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0), json.loads(desired or b"{}"))
+    numbers = (int(fence or 0), int(plan or 0), int(plan_ms or 0))
+    return LeaderRecord(scheduler_id.decode(), *numbers, json.loads(desired or b"{}"), json.loads(cold_starts or b"{}"))
 
 
 def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:

@@ -136,13 +136,14 @@ class WorkerRecord:
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
     """The scheduler that leads: its fencing number, the number of its last plan (fence × 2³² + a counter), when it made that (Unix
-    time by Redis' clock), and how many workers each pool should have by then."""
+    time by Redis' clock), how many workers each pool should have by then, and how many seconds it thinks that one takes to come."""
 
     scheduler_id: str
     fence: int
     plan: int
     plan_ms: int
     desired: Mapping[str, int] = field(default_factory=dict)
+    cold_starts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

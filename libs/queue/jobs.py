@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from libs.queue.keys import LaneKey
@@ -71,7 +71,8 @@ class RenewedBatch:
 class LaneGauges:
     """A lane's counters: of jobs unless tokens are named. From `enqueued` on they only grow, until the lane is idle for a day.
 
-    `enqueued_tokens`: of the jobs in `enqueued`; from its growth come arrivals in tokens a second.
+    `enqueued_tokens`: of the jobs in `enqueued`; from its growth come arrivals in tokens a second. `used_ms`: when jobs came last,
+    or a later moment at which the lane was swept and had some; Unix time by Redis' clock, 0: unknown.
     """
 
     lane: LaneKey
@@ -84,3 +85,4 @@ class LaneGauges:
     dead: int
     cancelled: int
     enqueued_tokens: int = 0
+    used_ms: int = field(default=0, compare=False)

@@ -317,9 +317,9 @@ class Lanes:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for index in indexes:
                     pipeline.zremrangebyscore(index, "-inf", now_ms - DAY_MS)
-                    pipeline.zrange(index, 0, -1)
-                names = [name for found in (await pipeline.execute())[1::2] for name in found]
-            lanes = [LaneKey.parse(name.decode()) for name in names]
+                    pipeline.zrange(index, 0, -1, withscores=True)
+                used = [pair for found in (await pipeline.execute())[1::2] for pair in found]
+            lanes = [LaneKey.parse(name.decode()) for name, _ in used]
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
                     keys = self._keys.of(lane)
@@ -328,8 +328,10 @@ class Lanes:
                     pipeline.hmget(keys[9], *_COUNTERS)
                 replies = await pipeline.execute()
         return [
-            LaneGauges(lane, interactive + bulk, *(int(number or 0) for number in counters))
-            for lane, interactive, bulk, counters in zip(lanes, replies[0::3], replies[1::3], replies[2::3], strict=True)
+            LaneGauges(lane, interactive + bulk, *(int(number or 0) for number in (*counters, used_ms)))
+            for lane, (_, used_ms), interactive, bulk, counters in zip(
+                lanes, used, replies[0::3], replies[1::3], replies[2::3], strict=True
+            )
         ]
 
     async def sweep(self, lane: LaneKey) -> None:

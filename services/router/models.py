@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 from shoal.v1 import models_pb2 as pb
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelService(models_pb2_grpc.ModelServiceServicer):
-    """Shows and steers models. Orders reach a worker with its next heartbeat."""
+    """Shows and steers models. Orders reach a worker with its next heartbeat; loads and pins are answered once they were obeyed."""
 
     def __init__(self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float) -> None:
         self._fleet = fleet
@@ -49,12 +50,8 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         snapshot, routes = self._view.snapshot, self._routes.content
         refuse_pool(request.pool, routes, snapshot)
         pool = request.pool or next(iter(routes.of_model(request.model, snapshot)), routes.default)
-        seconds = context.time_remaining()
-        try:
-            async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
-                await self._load(request.model, pool)
-        except TimeoutError:
-            raise DeadlinePassed(f"the deadline passed before {request.model} was loaded; the order stands") from None
+        async with self._within(context.time_remaining(), f"{request.model} was loaded"):
+            await self._load(request.model, pool)
         return pb.LoadModelResponse(model=self._describe(request.model))
 
     async def EvictModel(
@@ -70,9 +67,23 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         self, request: pb.PinModelRequest, context: grpc.aio.ServicerContext[pb.PinModelRequest, pb.PinModelResponse]
     ) -> pb.PinModelResponse:
         self._require_known(request.model)
-        for worker in self._view.snapshot.resident_on(request.model):
-            await self._order(worker, _pin(request.model, request.pinned))
+        what = f"{request.model} was {'' if request.pinned else 'un'}pinned"
+        async with self._within(context.time_remaining(), what):
+            holders = self._view.snapshot.resident_on(request.model)
+            for worker in holders:
+                await self._order(worker, _pin(request.model, request.pinned))
+            for worker in holders:
+                await self._pinned(request.model, request.pinned, worker)
         return pb.PinModelResponse(model=self._describe(request.model))
+
+    @asynccontextmanager
+    async def _within(self, seconds: float | None, what: str) -> AsyncIterator[None]:
+        """Waits no longer than the caller does. Raises DeadlinePassed, saying what did not come about."""
+        try:
+            async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
+                yield
+        except TimeoutError:
+            raise DeadlinePassed(f"the deadline passed before {what}; the order stands") from None
 
     def _describe(self, model: str) -> pb.Model:
         return describe(model, self._view.snapshot, self._view.gauges)
@@ -123,6 +134,16 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             failure = snapshot.failures.get(model, {}).get(worker.worker_id)
             if failure is not None and failure is not earlier and now.state(model) == pb.MODEL_STATE_FAILED:
                 raise from_failure(failure)
+            await self._view.changed()
+
+    async def _pinned(self, model: str, pinned: bool, worker: WorkerRecord) -> None:
+        """Returns when the worker says that it has obeyed, or does not hold the model any more."""
+        while True:
+            now = self._view.snapshot.workers.get(worker.worker_id)
+            if now is None or now.epoch != worker.epoch or now.state(model) != pb.MODEL_STATE_RESIDENT:
+                return
+            if now.models[model].pinned == pinned:
+                return
             await self._view.changed()
 
 

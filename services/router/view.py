@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.v1 import models_pb2
 
+from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey
 from services.router.pace import Drains, Pace, pace_of
@@ -101,9 +102,14 @@ class View:
 
 
 def known_models(snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> list[models_pb2.Model]:
-    """Every model that a worker names or failed to load, by id."""
+    """Every model that a worker names or failed to load, by id; without names that were asked for and that nobody found."""
     names = {name for worker in snapshot.workers.values() for name in worker.models} | set(snapshot.failures)
-    return [describe(name, snapshot, gauges) for name in sorted(names)]
+    return [describe(name, snapshot, gauges) for name in sorted(names) if not _is_nowhere(name, snapshot)]
+
+
+def _is_nowhere(model: str, snapshot: FleetSnapshot) -> bool:
+    reasons = {failure.reason for failure in snapshot.failures.get(model, {}).values()}
+    return reasons == {ModelNotFound.reason} and is_new(model, snapshot)
 
 
 def known_names(snapshot: FleetSnapshot) -> set[str]:

@@ -57,7 +57,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
         scheduler_id=settings.scheduler_id,
         policy=POLICIES[settings.eviction],
         seen=demand.update,
-        desired=demand.desired,
+        demands=lambda: demand.demands,
     )
     try:
         async with AsyncExitStack() as stack:

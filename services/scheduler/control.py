@@ -20,6 +20,8 @@ from libs.eviction import Policy
 from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Lanes, UnsuitableRedis
 from libs.telemetry.logs import fields
+from services.scheduler.deeds import Deeds
+from services.scheduler.demand import PoolDemand
 from services.scheduler.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
 from services.scheduler.rates import Arrivals
 from services.scheduler.view import Look, View
@@ -34,16 +36,14 @@ DEBOUNCE_SECONDS: Final = 0.02
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
 """For how long an order is remembered."""
-NOTE_SECONDS: Final = 600.0
-"""For how long what was done with a model is told."""
 FENCE_BITS: Final = 32
 """A plan's number is the leader's fencing number above so many bits, in which its plans are counted."""
 _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `desired`: the
-    workers that each pool should have, to be told with the plan."""
+    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `demands`: what
+    each pool needs by then, to be told with the plan."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Control:
         scheduler_id: str,
         policy: Policy,
         seen: Callable[[Look], object],
-        desired: Callable[[], Mapping[str, int]] = dict,
+        demands: Callable[[], Mapping[str, PoolDemand]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lanes = lanes
@@ -63,12 +63,12 @@ class Control:
         self._scheduler_id = scheduler_id
         self._policy = policy
         self._seen = seen
-        self._desired = desired
+        self._demands = demands
         self._clock = clock
         self._rung = asyncio.Event()
         # The state: whether Redis was found fit; what arrives; since when work waits for models that nobody serves; the lead's
         # fencing number (0: another leads) and how many plans were made by it; orders that heartbeats may not show yet; what was
-        # told of models, and what was done with them and when.
+        # told of models, and what was done with them.
         self._is_checked = False
         self._arrivals = Arrivals()
         self._waiting_since_ms: dict[Site, int] = {}
@@ -76,7 +76,7 @@ class Control:
         self._plans = 0
         self._sent: list[SentOrder] = []
         self._told: dict[str, str] = {}
-        self._deeds: dict[str, tuple[float, str]] = {}
+        self._deeds = Deeds()
 
     async def run(self, on_look: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled; `on_look` is awaited after every look. Raises UnsuitableRedis."""
@@ -150,7 +150,7 @@ class Control:
         self._rung.clear()
         fleet = await self._fleet.refresh()
         gauges = {gauge.lane: gauge for gauge in await self._lanes.lane_gauges()}
-        look = Look(fleet, gauges, self._clock())
+        look = Look(fleet, gauges, self._clock(), leads=bool(self._fence))
         self._arrivals.update(gauges, look.at)
         wanted = [(lane.pool, lane.model) for lane, gauge in gauges.items() if gauge.queued_tokens]
         waiting = set(wanted) - _served(fleet, wanted)
@@ -168,7 +168,7 @@ class Control:
                 self._lost()
         elif fence != self._fence:
             log.info("leading", extra=fields({"fence": fence}))
-            self._fence, self._plans, self._sent, self._told, self._deeds = fence, 0, [], {}, {}
+            self._fence, self._plans, self._sent, self._told, self._deeds = fence, 0, [], {}, Deeds()
 
     def _lost(self) -> None:
         log.warning("lead lost", extra=fields({"fence": self._fence}))
@@ -185,7 +185,7 @@ class Control:
         # In a thread: a plan for thousands of models takes longer than KEDA's questions may wait.
         made = await asyncio.to_thread(plan, state)
         await self._send(made.orders, number, look.fleet.now_ms)
-        await self._tell(made, number, anew=is_first)
+        await self._tell(made, look, number, anew=is_first)
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
@@ -234,16 +234,23 @@ class Control:
         known = {*order.known, *(other.worker_id for other in earlier if other.model == order.model)}
         return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS, lane=lane, known=known)
 
-    async def _tell(self, made: Plan, number: int, *, anew: bool) -> None:
+    async def _tell(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
         """Of the plan: what is held back now, and what was done in the last minutes."""
-        now = self._clock()
-        done = {order.model for order in made.orders}
-        self._deeds |= {model: (now, made.notes[model]) for model in done if model in made.notes}
-        self._deeds = {model: deed for model, deed in self._deeds.items() if now - deed[0] < NOTE_SECONDS}
-        notes = {model: note for model, (_, note) in self._deeds.items()} | dict(made.notes)
+        now, ordered = self._clock(), {order.model for order in made.orders}
+        self._deeds.ordered(made.orders, made.notes, now)
+        held_back = {model: note for model, note in made.notes.items() if model not in ordered}
+        notes = self._deeds.notes(look.fleet, now) | held_back
         changed = {model: note for model, note in notes.items() if self._told.get(model) != note}
         changed |= dict.fromkeys(self._told.keys() - notes.keys(), "")
-        await self._fleet.note_plan(number >> FENCE_BITS, number, changed, desired=self._desired(), anew=anew)
+        demands = self._demands()
+        await self._fleet.note_plan(
+            number >> FENCE_BITS,
+            number,
+            changed,
+            desired={name: demand.desired for name, demand in demands.items()},
+            cold_starts={name: demand.input.cold_start_seconds for name, demand in demands.items()},
+            anew=anew,
+        )
         self._told = notes
 
 

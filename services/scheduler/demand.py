@@ -1,8 +1,8 @@
 """How many workers a pool should have: the formula of docs/scaling.md, and the little it must remember. Pure.
 
 `need_of` is the arithmetic for one moment, `Track` turns a series of needs into a number that rises at once and falls late, and
-`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not, and all answer
-alike.
+`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not. All answer alike:
+from what Redis has, and where something must be remembered from what the leader told last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from libs.catalog.pools import Pools, PoolSpec
-from libs.fleet import COMING, FleetSnapshot, WorkerRecord
+from libs.fleet import COMING, FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.fleet.snapshot import HELD
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
@@ -250,6 +250,19 @@ class Track:
             self._current = min(self._current, self._highest[0][1])
         return self._current
 
+    def follow(self, need: float, told: int, at: float, hold_seconds: float) -> int:
+        """As `decide`, of a scheduler that does not lead: the leader's number `told`, or the need where that has just grown."""
+        self.decide(max(need, told), at, hold_seconds)
+        self._current = max(math.ceil(need - _EPSILON), told)
+        return self._current
+
+    def forget_above(self, workers: int) -> int:
+        """What was answered above `workers` is not asked for again; the answer that is left."""
+        if self._highest and self._highest[0][1] > workers:
+            self._highest = deque((at, min(whole, workers)) for at, whole in self._highest)
+        self._current = min(self._current, workers)
+        return self._current
+
 
 @dataclass(slots=True)
 class _Pool:
@@ -261,6 +274,10 @@ class _Pool:
     starts: ColdStarts = field(default_factory=ColdStarts)
     held: int = 0
     """Workers that a scheduler found when it started."""
+    was_told: bool = False
+    """Another scheduler, which led, has told what was answered before."""
+    told_start: float = 0.0
+    """What that one thought that a cold start takes, seconds; 0: not told."""
     named_at: float = 0.0
     last_arrival: float | None = None
     wanted_elsewhere: float = 0.0
@@ -281,6 +298,7 @@ class Demand:
         self._arrivals = Arrivals()
         self._speeds = Speeds()
         self._answers: dict[tuple[str, Options], PoolDemand] = {}
+        self._told: LeaderRecord | None = None  # of another scheduler, which leads
 
     def knows(self, pool: str) -> bool:
         """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour, which
@@ -296,6 +314,7 @@ class Demand:
         elapsed = look.at - self.at if self.at is not None else 0.0
         self._began = self._began if self.at is not None else look.at
         self.at = look.at
+        self._told = None if look.leads else look.fleet.leader
         self._arrivals.update(look.gauges, look.at)
         reading = _Reading(look.fleet, look.gauges)
         for name in self._names(reading, look.at):
@@ -309,10 +328,6 @@ class Demand:
             pool.starts.want(self._answers[name, Options()].desired - pool.input.live, look.at)
         self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
         return self.demands
-
-    def desired(self) -> dict[str, int]:
-        """The workers that each pool should have, by the last look."""
-        return {name: demand.desired for name, demand in self.demands.items()}
 
     def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
         """The pool's answer to a caller with these options; None for a pool that is not known, and before the first look."""
@@ -356,25 +371,40 @@ class Demand:
         need = need_of(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know what was answered before: it keeps the workers that it finds.
         # Those that come later it has asked for itself.
+        # But another one that leads does know.
+        told = self._told.desired.get(name) if self._told is not None else None
         age = seen.at - self._began
-        if age <= FIND_SECONDS:
-            pool.held = max(pool.held, seen.live)
-        elif age >= hold_seconds:
+        pool.was_told = pool.was_told or told is not None
+        if age >= hold_seconds or pool.was_told:
             pool.held = 0
+        elif age <= FIND_SECONDS:
+            pool.held = max(pool.held, seen.live)
         active = is_active(seen, goals) or pool.wanted_elsewhere > 0 or pool.held > 0
-        desired = max(pool.tracks[options].decide(need.workers, seen.at, hold_seconds), pool.held, int(active))
+        track = pool.tracks[options]
+        if told is None or options != Options():
+            kept = track.decide(need.workers, seen.at, hold_seconds)
+        else:
+            kept = track.follow(need.workers, told, seen.at, hold_seconds)
+        desired = max(kept, pool.held, int(active))
+        if not active:
+            # What nothing needs may be kept, but is not started: whoever takes the workers away (KEDA does, all at once) finds
+            # that none is missing, and the pool begins anew with what comes next.
+            desired = track.forget_above(seen.live)
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
     def _input(self, name: str, reading: _Reading, elapsed: float) -> PoolInput:
         spec, pool, at = self.specs.of(name), self._pools[name], self.at or 0.0
         seen = reading.seen[name]
         workers = seen.workers
-        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at)
-        cold_start = pool.starts.seconds(spec.cold_start_seconds + spec.node_seconds)
+        configured = spec.cold_start_seconds + spec.node_seconds
+        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured)
+        told_start = self._told.cold_starts.get(name, 0.0) if self._told is not None else 0.0
+        pool.told_start = told_start or pool.told_start
+        cold_start = told_start or pool.starts.seconds(pool.told_start or configured)
         health = [_health(worker, reading.fleet.now_ms) for worker in workers]
         usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
         models = [self._work(spec, model, lanes, reading, elapsed) for model, lanes in reading.lanes_of(name)]
-        arrivals = {model: self._last_arrival(lanes) for model, lanes in reading.lanes_of(name)}
+        arrivals = {model: self._last_arrival(lanes, reading.fleet.now_ms) for model, lanes in reading.lanes_of(name)}
         pool.last_arrival = max([moment for moment in (pool.last_arrival, *arrivals.values()) if moment is not None], default=None)
         hot = [work.model for work in models if self._is_hot(work, arrivals[work.model], reading)]
         sizes = [reading.bytes_of(model) for model in hot]
@@ -404,8 +434,11 @@ class Demand:
         speed = self._speeds.of(spec.name, model, reading.device(spec), reading.bytes_of(model))
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
-    def _last_arrival(self, lanes: list[LaneGauges]) -> float | None:
-        return max([at for lane in lanes if (at := self._arrivals.last_at(lane.lane)) is not None], default=None)
+    def _last_arrival(self, lanes: list[LaneGauges], now_ms: int) -> float | None:
+        """By Redis, which says the same to every scheduler; where it does not know, as this one has seen it."""
+        at = self.at or 0.0
+        moments = [at - (now_ms - lane.used_ms) / 1000 if lane.used_ms else self._arrivals.last_at(lane.lane) for lane in lanes]
+        return max([moment for moment in moments if moment is not None], default=None)
 
     def _is_hot(self, work: ModelWork, last_arrival: float | None, reading: _Reading) -> bool:
         if work.queued_tokens or work.leased_tokens:

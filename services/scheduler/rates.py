@@ -32,11 +32,12 @@ LIGHT_SECONDS: Final = 600.0
 """How fast a lower speed is believed: of a model with work waiting, whose batches are full, and of one without, whose batches are
 small and so slower than the worker could be."""
 
-_KEPT_STARTS: Final = 32
+_KEPT_STARTS: Final = 9
 _ENOUGH_STARTS: Final = 3
-_LONGEST_START_SECONDS: Final = 3600.0
 OVERDUE_FACTOR: Final = 3.0
-"""A worker that has not come after so many cold starts is not counted on any more."""
+"""A worker that has not come after so many cold starts is not counted on; if it does come, its start counts as that long."""
+_LEAST_OVERDUE_SECONDS: Final = 30.0
+"""So that starts can be measured where they are configured to take no time."""
 YOUNG_SECONDS: Final = 120.0
 """For how long a missing spot worker is waited for before its fallback pool stands in."""
 
@@ -137,7 +138,11 @@ class Speeds:
 
 
 class ColdStarts:
-    """How long one pool takes from wanting another worker until that worker's first heartbeat, and who is still to come."""
+    """How long one pool takes from wanting another worker until that worker's first heartbeat, and who is still to come.
+
+    What it says feeds back: workers are kept for as long as a start takes. So no single start may move it far: the median of the
+    last ones counts, and each as at most OVERDUE_FACTOR times what the earlier ones took.
+    """
 
     def __init__(self) -> None:
         # The state: since when each missing worker is wanted, oldest first; the last starts; workers seen at the last look.
@@ -145,30 +150,37 @@ class ColdStarts:
         self._starts: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._workers: frozenset[str] = frozenset()
 
-    def came(self, workers: Collection[str], at: float) -> None:
-        """The pool's live workers at a new look, each named by its process. Each new one is the one that was wanted first."""
+    def came(self, workers: Collection[str], at: float, configured: float) -> None:
+        """The pool's live workers at a new look, each named by its process. Each new one is the one that was wanted first of those
+        that are counted on: others may never come, because of a quota for instance."""
         for _ in set(workers) - self._workers:
             if self._wanted:
-                seconds = at - self._wanted.popleft()
-                if 0 < seconds <= _LONGEST_START_SECONDS:
-                    self._starts.append(seconds)
+                self._measure(at, self.seconds(configured))
         self._workers = frozenset(workers)
 
+    def _measure(self, at: float, cold_start_seconds: float) -> None:
+        overdue = len(self._wanted) - self.starting(at, cold_start_seconds)
+        first = overdue if overdue < len(self._wanted) else 0
+        seconds = at - self._wanted[first]
+        del self._wanted[first]
+        if seconds > 0:
+            self._starts.append(min(seconds, _overdue_seconds(cold_start_seconds)))
+
     def want(self, missing: int, at: float) -> None:
-        """So many workers are wanted and not there, since now at the latest."""
+        """So many workers are wanted and not there, since now at the latest. 0 ends every start that is under way."""
         while len(self._wanted) > max(missing, 0):
             self._wanted.pop()
         self._wanted.extend(at for _ in range(missing - len(self._wanted)))
 
     def seconds(self, configured: float) -> float:
-        """The 90th percentile (nearest rank) of the last starts; until a few were measured, what the pool is configured to take."""
+        """The median of the last starts; until a few were measured, what the pool is configured to take."""
         if len(self._starts) < _ENOUGH_STARTS:
             return configured
-        return sorted(self._starts)[math.ceil(0.9 * len(self._starts)) - 1]
+        return sorted(self._starts)[len(self._starts) // 2]
 
     def starting(self, at: float, cold_start_seconds: float) -> int:
         """Workers to count on: wanted for not too long."""
-        return self._younger(at, OVERDUE_FACTOR * cold_start_seconds)
+        return self._younger(at, _overdue_seconds(cold_start_seconds))
 
     def young(self, at: float) -> int:
         """Workers wanted for less than YOUNG_SECONDS."""
@@ -182,3 +194,7 @@ class ColdStarts:
 
     def _younger(self, at: float, seconds: float) -> int:
         return sum(at - wanted < seconds for wanted in self._wanted)
+
+
+def _overdue_seconds(cold_start_seconds: float) -> float:
+    return max(OVERDUE_FACTOR * cold_start_seconds, _LEAST_OVERDUE_SECONDS)

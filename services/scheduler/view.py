@@ -14,12 +14,14 @@ from libs.queue import LaneGauges, LaneKey
 class Look:
     """The workers and the lanes as Redis had them at one moment.
 
-    `at`: this process' rising clock, seconds, to tell how old the look is; `fleet.now_ms` is Redis' clock.
+    `at`: this process' rising clock, seconds, to tell how old the look is; `fleet.now_ms` is Redis' clock. `leads`: whether this
+    scheduler is `fleet.leader`.
     """
 
     fleet: FleetSnapshot
     gauges: Mapping[LaneKey, LaneGauges]
     at: float
+    leads: bool = False
 
 
 class View:

@@ -32,10 +32,8 @@ async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, mode
 def test_a_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> None:
     name = "random/distilbert-embed"
     assert client.models.load(name).state == "resident"
-    client.models.pin(name)
-    wait_until(lambda: client.models.get(name).places[0].pinned, 20, "the worker to report the pin")
-    client.models.pin(name, pinned=False)
-    wait_until(lambda: not client.models.get(name).places[0].pinned, 20, "the worker to report the end of the pin")
+    assert client.models.pin(name).places[0].pinned
+    assert not client.models.pin(name, pinned=False).places[0].pinned
     assert client.models.evict(name)
     wait_until(lambda: client.models.get(name).state == "cold", 20, "the model to be unloaded")
     dense = client.encode(name, ["it comes back when asked for"]).dense

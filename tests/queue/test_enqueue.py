@@ -25,6 +25,15 @@ async def test_each_request_enters_whole_or_not_at_all(lanes: Lanes) -> None:
     assert ids(await lease(lanes)) == ["a", "b", "e"]
 
 
+async def test_a_lane_tells_when_jobs_came_last(lanes: Lanes) -> None:
+    before = await lanes.now_ms()
+    assert await add(lanes, job("a", 7))
+    used = (await gauges(lanes)).used_ms
+    assert before <= used <= await lanes.now_ms()
+    await lease(lanes)
+    assert (await gauges(lanes)).used_ms == used
+
+
 async def test_a_refused_request_leaves_nothing_behind(lanes: Lanes, redis: Redis) -> None:
     assert not await add(lanes, job("a", 101), max_tokens=100)
     assert await redis.keys("*") == []

@@ -128,6 +128,7 @@ class FakeWorker:
         self._address = address
         self._states = {made.model: (models_pb2.MODEL_STATE_RESIDENT, made) for made in models}
         self._states |= {made.model: (models_pb2.MODEL_STATE_COLD, made) for made in on_disk}
+        self._pinned: set[str] = set()
         self._can_load = can_load
         self._budget_tokens = budget_tokens
         self._tokens_per_second = tokens_per_second
@@ -181,6 +182,9 @@ class FakeWorker:
             self.directives.append(directive)
             if directive.load_model:
                 await self.load(directive.load_model)
+            if directive.pin_model or directive.unpin_model:
+                self._pinned = (self._pinned | {directive.pin_model}) - {directive.unpin_model}
+                await self.beat()
             if directive.evict_model:
                 self._states[directive.evict_model] = (models_pb2.MODEL_STATE_COLD, card(directive.evict_model))
 
@@ -200,7 +204,7 @@ class FakeWorker:
         state, made = self._states[name]
         failed = state == models_pb2.MODEL_STATE_FAILED
         return worker_pb2.WorkerModel(
-            model=name, state=state, tokens_per_second=self._tokens_per_second,
+            model=name, state=state, tokens_per_second=self._tokens_per_second, pinned=name in self._pinned,
             card=None if failed else made, failure=self.load_failure if failed else None,
             adapters=sorted(self._adapters[name]), failed_adapters=self._failed_adapters[name],
         )  # fmt: skip

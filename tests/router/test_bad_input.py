@@ -253,6 +253,10 @@ async def test_a_model_that_no_worker_finds_is_not_found(redis_url: str) -> None
         for _ in range(2):  # the first waits for the worker's word, the second is refused at once
             refusal = await refused(client.encode("a", model="tests/none"))
             assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        listed = (await client.models.ListModels(models_pb2.ListModelsRequest())).models
+        assert [model.model for model in listed] == [MODEL], "a typo leaves no row"
+        asked = (await client.models.GetModel(models_pb2.GetModelRequest(model="tests/none"))).model
+        assert (asked.state, asked.last_error) == (models_pb2.MODEL_STATE_FAILED, failure.message)
         assert not worker.jobs
         await still_answers(client)
 

@@ -137,10 +137,13 @@ async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> 
         assert loaded.state == models_pb2.MODEL_STATE_RESIDENT
         assert [place.worker_id for place in loaded.places] == ["w1"]
         assert loaded.card.dimensions == 4
-        await client.models.PinModel(models_pb2.PinModelRequest(model=MODEL, pinned=True))
+        for pinned in (True, False):
+            request = models_pb2.PinModelRequest(model=MODEL, pinned=pinned)
+            (place,) = (await client.models.PinModel(request, timeout=10)).model.places
+            assert place.pinned is pinned, "the answer is the state after the order, not before it"
         evicted = await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
         assert list(evicted.worker_ids) == ["w1"]
-        orders = ["load_model", "pin_model", "evict_model"]
+        orders = ["load_model", "pin_model", "unpin_model", "evict_model"]
         await until(lambda: [directive.WhichOneof("order") for directive in worker.directives] == orders, "the orders")
 
         async def is_cold() -> bool:

@@ -177,11 +177,11 @@ async def test_a_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -
         fake.hold()
         call = asyncio.create_task(client.encode("busy"))
         await until(lambda: fake.batches, "the batch to be pulled")
-        await client.models.PinModel(models_pb2.PinModelRequest(model=MODEL, pinned=True))
+        await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
         fake.resume()
         await call
         await until(lambda: fake.directives, "the order")
-        assert fake.directives[0].pin_model == MODEL
+        assert fake.directives[0].evict_model == MODEL
 
 
 async def test_a_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: str) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
+from services.scheduler.demand import Demand
 from services.scheduler.view import Look
 
 MODEL = "org/model"
@@ -62,20 +63,38 @@ class Mesh:
             preempted_in_seconds=preempted_in_seconds,
         )
 
-    def lane(self, queued: int, leased: int = 0, enqueued: int | None = None, *, model: str = MODEL, pool: str = "cpu") -> None:
-        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given."""
+    def lane(
+        self,
+        queued: int,
+        leased: int = 0,
+        enqueued: int | None = None,
+        *,
+        model: str = MODEL,
+        pool: str = "cpu",
+        used_at: float | None = None,
+    ) -> None:
+        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given. `used_at`: as Redis knows it."""
         lane = LaneKey(pool, model)
         before = self.gauges.get(lane)
         count = enqueued if enqueued is not None else (before.enqueued_tokens if before else 0) + queued
-        self.gauges[lane] = LaneGauges(lane, int(queued > 0), queued, leased, 1, 0, 0, 0, 0, count)
+        used_ms = EPOCH_MS + round(used_at * 1000) if used_at is not None else 0
+        self.gauges[lane] = LaneGauges(lane, int(queued > 0), queued, leased, 1, 0, 0, 0, 0, count, used_ms)
 
     def fail(self, model: str, *workers: str) -> None:
         failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
         self.failures[model] = dict.fromkeys(workers, failure)
 
-    def look(self, seconds: float = 0.0) -> Look:
-        """A look `seconds` after the last one."""
+    def look(self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False) -> Look:
+        """A look `seconds` after the last one, which sees what the `leader` told last; by the one that `leads`."""
         self.at += seconds
         now_ms = EPOCH_MS + round(self.at * 1000)
         beats = {name: replace(worker, heartbeat_ms=now_ms + worker.heartbeat_ms) for name, worker in self.workers.items()}
-        return Look(FleetSnapshot(beats, {}, dict(self.failures), now_ms), dict(self.gauges), self.at)
+        record = _told(leader, now_ms) if leader is not None else None
+        return Look(FleetSnapshot(beats, {}, dict(self.failures), now_ms, record), dict(self.gauges), self.at, leads)
+
+
+def _told(leader: Demand, now_ms: int) -> LeaderRecord:
+    demands = leader.demands
+    desired = {name: demand.desired for name, demand in demands.items()}
+    starts = {name: demand.input.cold_start_seconds for name, demand in demands.items()}
+    return LeaderRecord("leader", 1, 1, now_ms, desired, starts)

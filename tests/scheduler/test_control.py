@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -114,6 +115,40 @@ async def test_a_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) 
     assert await mesh.fleet.plan_notes() == {"org/a": "loads on w: 100 tokens wait and no worker has it"}
 
 
+async def test_a_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: Mesh) -> None:
+    scheduler = control(redis)
+    await mesh.report("w", cold("org/a"))
+    await mesh.ask("org/a")
+    await scheduler.tick()
+    await mesh.report("w", worker_pb2.WorkerModel(model="org/a", state=LOADING))
+    await scheduler.tick()
+    under_way = "loads on w: 100 tokens wait and no worker has it"
+    assert await mesh.fleet.plan_notes() == {"org/a": under_way}
+    await mesh.report("w", worker_pb2.WorkerModel(model="org/a", state=RESIDENT))
+    await scheduler.tick()
+    note = (await mesh.fleet.plan_notes())["org/a"]
+    assert re.fullmatch(re.escape(under_way) + r"; done at \d\d:\d\d:\d\d UTC", note)
+    await mesh.report("w", cold("org/a"))  # what becomes of it later is another matter
+    await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=RESIDENT))
+    await scheduler.tick()
+    assert await mesh.fleet.plan_notes() == {"org/a": note}
+
+
+@pytest.mark.parametrize(("how", "end"), [("failed", "failed at"), ("gone", "the worker was gone at")])
+async def test_a_note_says_why_its_order_was_not_obeyed(redis: Redis, mesh: Mesh, how: str, end: str) -> None:
+    scheduler = control(redis)
+    await mesh.report("w", cold("org/a"))
+    await mesh.ask("org/a")
+    await scheduler.tick()
+    await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=RESIDENT))
+    if how == "failed":
+        await mesh.fleet.record_failure("org/a", "w", BROKEN)
+    else:
+        await redis.hdel("v1:{fleet}:workers", "w")
+    await scheduler.tick()
+    assert f"; {end} " in (await mesh.fleet.plan_notes())["org/a"]
+
+
 async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.ask("org/a")
@@ -127,13 +162,13 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
 async def test_a_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
     lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
     scheduler = Control(
-        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, desired=demand.desired
+        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, demands=lambda: demand.demands
     )
     await mesh.ask("org/a")
     await scheduler.tick()
     leader = (await mesh.fleet.refresh()).leader
     assert leader is not None
-    assert leader.desired == {"cpu": 1}
+    assert (leader.desired, leader.cold_starts) == ({"cpu": 1}, {"cpu": 60.0})
 
 
 async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twice(redis: Redis, mesh: Mesh) -> None:

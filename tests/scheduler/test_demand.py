@@ -265,14 +265,14 @@ def test_speeds_are_guessed_then_measured_and_small_batches_are_not_believed() -
 
 def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:
     starts = ColdStarts()
-    starts.came(["old"], 0.0)
+    starts.came(["old"], 0.0, 500.0)
     starts.want(3, 10.0)
     assert (starts.starting(10.0, 60.0), starts.first_ready_seconds(30.0, 60.0)) == (3, 40.0)
-    starts.came(["old", "a"], 50.0)
-    starts.came(["old", "a", "b", "c"], 60.0)
+    starts.came(["old", "a"], 50.0, 500.0)
+    starts.came(["old", "a", "b", "c"], 60.0, 500.0)
     assert starts.seconds(500.0) == 50.0  # 40, 50, 50
     assert starts.starting(60.0, 60.0) == 0
-    starts.came(["old", "a", "b", "c", "nobody-asked"], 70.0)
+    starts.came(["old", "a", "b", "c", "nobody-asked"], 70.0, 500.0)
     assert starts.seconds(500.0) == 50.0
 
 
@@ -284,6 +284,46 @@ def test_a_worker_that_does_not_come_is_not_counted_on() -> None:
     assert starts.first_ready_seconds(181.0, 60.0) == 0.0
     starts.want(1, 181.0)
     assert starts.starting(150.0, 60.0) == 1  # the one asked for last is taken back
+
+
+def came(starts: ColdStarts, name: str, wanted_at: float, seconds: float) -> None:
+    """A worker is wanted, and there `seconds` later; it takes 60 until more was measured."""
+    starts.want(1, wanted_at)
+    starts.came([name], wanted_at + seconds, 60.0)
+
+
+def test_one_start_moves_what_a_start_takes_by_little() -> None:
+    starts = ColdStarts()
+    for number in range(4):
+        came(starts, f"usual-{number}", number * 10_000.0, 50.0)
+    came(starts, "slow", 50_000.0, 3_000.0)
+    assert starts.seconds(60.0) == 50.0
+    for number in range(5):  # five in a row are no exception: but each counts as three usual ones at most
+        came(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
+    assert starts.seconds(60.0) == 150.0
+
+
+def test_starts_that_take_longer_than_configured_are_learnt() -> None:
+    starts = ColdStarts()
+    for number in range(12):
+        came(starts, f"worker-{number}", number * 10_000.0, 400.0)
+    assert starts.seconds(60.0) == 400.0
+    unknown = ColdStarts()
+    for number in range(12):
+        unknown.want(1, number * 10_000.0)
+        unknown.came([f"worker-{number}"], number * 10_000.0 + 40.0, 0.0)
+    assert unknown.seconds(0.0) == 40.0
+
+
+def test_workers_that_never_come_are_not_taken_for_those_that_do() -> None:
+    starts = ColdStarts()
+    starts.want(5, 0.0)  # a quota allows none of them
+    for number in range(3):
+        wanted = 1000.0 * (number + 1)
+        starts.want(6, wanted)
+        starts.came([f"replacement-{number}"], wanted + 50.0, 60.0)
+        starts.want(5, wanted + 50.0)
+    assert starts.seconds(60.0) == 50.0
 
 
 def test_from_zero_to_many_in_one_step() -> None:
@@ -305,9 +345,11 @@ def test_fewer_workers_only_after_the_hold() -> None:
     demand.update(mesh.look(1.0))
     assert one(demand).desired == 8  # 300 s of work, 60 of them done before another worker could come; in 30 s
     mesh.lane(0, enqueued=0)
+    for name in "bcdefgh":
+        mesh.worker(name, holding(speed=100.0))
     for _ in range(300):
         demand.update(mesh.look(1.0))
-        assert one(demand).desired == 8  # 300 s of work, 60 of them done before another worker could come; in 30 s
+        assert one(demand).desired == 8
         assert one(demand).active is False
     demand.update(mesh.look(1.0))
     assert one(demand).desired == 0
@@ -316,13 +358,72 @@ def test_fewer_workers_only_after_the_hold() -> None:
 def test_the_hold_is_five_cold_starts_where_that_is_longer() -> None:
     mesh, demand = Mesh(), Demand(pools(cold_start_seconds=100.0, node_seconds=100.0))
     demand.update(mesh.look())
-    mesh.lane(10**6, enqueued=0)
+    demand.update(mesh.look(11.0))
+    for number in range(20):
+        mesh.worker(f"worker-{number}")
+    mesh.lane(10**9, enqueued=0)
     demand.update(mesh.look(1.0))
     mesh.lane(0, enqueued=0)
     demand.update(mesh.look(1000.0))
     assert one(demand).desired == 20
     demand.update(mesh.look(1.0))
     assert one(demand).desired == 0
+
+
+def started(mesh: Mesh) -> Demand:
+    """A demand that has looked for so long that it does not matter any more what it found, and knows the model's speed."""
+    demand = Demand(pools(max_workers=3))
+    demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
+    demand.update(mesh.look())
+    demand.update(mesh.look(301.0))
+    return demand
+
+
+def idle_after_a_burst(demand: Demand, mesh: Mesh) -> None:
+    """Three workers were wanted, came after 2.5 s and are done; a minute later the pool is not active any more."""
+    mesh.lane(9_000)
+    demand.update(mesh.look(1.0))
+    for name in ("a", "b", "c"):
+        mesh.worker(name, holding(speed=100.0), epoch=f"{mesh.at}")
+    demand.update(mesh.look(2.5))
+    mesh.lane(0)
+    demand.update(mesh.look(61.0))
+    assert (one(demand).desired, one(demand).active) == (3, False)
+
+
+def test_what_keda_took_to_zero_is_not_wanted_back() -> None:
+    mesh = Mesh()
+    demand = started(mesh)
+    idle_after_a_burst(demand, mesh)
+    mesh.workers.clear()
+    demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).active, one(demand).input.starting) == (0, False, 0)
+    mesh.lane(10)
+    demand.update(mesh.look(1.0))
+    assert (one(demand).desired, one(demand).active) == (1, True)  # a short text brings one worker, not the last burst's three
+
+
+def test_a_worker_that_is_gone_while_nothing_needs_the_pool_is_not_replaced() -> None:
+    mesh = Mesh()
+    demand = started(mesh)
+    idle_after_a_burst(demand, mesh)
+    del mesh.workers["a"]
+    demand.update(mesh.look(1.0))
+    assert one(demand).desired == 2
+    mesh.lane(10)
+    demand.update(mesh.look(1.0))
+    assert one(demand).desired == 2
+
+
+def test_a_cold_start_begins_when_the_pool_is_needed() -> None:
+    mesh = Mesh()
+    demand = started(mesh)
+    for _ in range(3):
+        idle_after_a_burst(demand, mesh)
+        mesh.workers.clear()  # KEDA's cooldown was shorter than the hold
+        demand.update(mesh.look(1.0))
+        demand.update(mesh.look(150.0))
+    assert one(demand).input.cold_start_seconds == pytest.approx(2.5)
 
 
 def test_a_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
@@ -443,6 +544,66 @@ def test_the_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
     assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
 
 
+def both(first: Demand, second: Demand) -> tuple[tuple[int, bool], tuple[int, bool]]:
+    return (one(first).desired, one(first).active), (one(second).desired, one(second).active)
+
+
+def test_a_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
+    mesh = Mesh()
+    leader = started(mesh)
+    idle_after_a_burst(leader, mesh)
+    second = Demand(leader.specs)
+    second.update(mesh.look(1.0, leader=leader))
+    leader.update(mesh.look(leader=leader, leads=True))
+    assert both(leader, second) == ((3, False), (3, False))
+    assert one(second).input.cold_start_seconds == one(leader).input.cold_start_seconds == 2.5
+    del mesh.workers["a"]
+    for _ in range(301):
+        leader.update(mesh.look(1.0, leader=leader, leads=True))
+        second.update(mesh.look(leader=leader))
+        assert len({*both(leader, second)}) == 1
+    assert both(leader, second) == ((0, False), (0, False))
+    mesh.lane(6_000)  # what is needed now is answered before the leader has told it
+    second.update(mesh.look(0.1, leader=leader))
+    assert (one(second).desired, one(second).active) == (3, True)
+
+
+def test_who_takes_the_lead_goes_on_with_what_was_told() -> None:
+    mesh = Mesh()
+    leader = started(mesh)
+    idle_after_a_burst(leader, mesh)
+    second = Demand(leader.specs)
+    second.update(mesh.look(1.0, leader=leader))
+    second.update(mesh.look(1.0, leads=True))
+    assert (one(second).desired, one(second).active) == (3, False)
+    assert one(second).input.cold_start_seconds == 2.5
+
+
+def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
+    """One has looked before the request was enqueued again, to the same count, and the other has not."""
+    mesh, first, second = Mesh(), Demand(pools()), Demand(pools())
+    for demand in (first, second):
+        demand.update(mesh.look())
+        mesh.at -= 1.0
+    mesh.at += 400.0
+    mesh.lane(0, enqueued=100, used_at=mesh.at)
+    for demand in (first, second):
+        demand.update(mesh.look())
+    mesh.gauges.clear()
+    mesh.worker("a", holding())
+    first.update(mesh.look(300.0))
+    mesh.lane(0, enqueued=100, used_at=mesh.at)
+    for demand in (first, second):
+        demand.update(mesh.look(1.0))
+        mesh.at -= 1.0
+    assert both(first, second) == ((1, True), (1, True))
+    mesh.at += 61.0
+    for demand in (first, second):
+        demand.update(mesh.look())
+    assert not one(first).active
+    assert not one(second).active
+
+
 def test_without_a_file_pools_are_those_that_are_seen() -> None:
     mesh, demand = Mesh(), Demand(Pools())
     assert demand.knows("any")
@@ -478,6 +639,8 @@ def test_over_time_answers_keep_within_bounds_and_fall_late(steps: list[tuple[in
         demand.update(mesh.look(seconds))
         answer = one(demand)
         needs.append((mesh.at, math.ceil(answer.need.workers - 1e-9)))
+        if not answer.active:  # what is not there is not kept
+            needs = [(at, min(whole, workers)) for at, whole in needs]
         hold = max(300.0, 5 * answer.input.cold_start_seconds)
         assert 0 <= answer.desired <= 20
         assert answer.desired >= max(whole for at, whole in needs if at >= mesh.at - hold)

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
+from services.scheduler.simulate.hpa import Hpa, Policy, Rules
 from tests.router.parts import until
 from tests.support.clock import FakeClock
-from tests.support.hpa import FakeHpa, Policy, Rules
 from tests.support.keda import FakeKeda, Fallback, ScaledObject
 from tests.support.keda_wire import CLASSES, METHODS, SERVICE
 
@@ -400,18 +400,18 @@ async def test_the_stream_comes_back_after_2_to_60_seconds_and_soon_again_only_a
 
 
 def test_the_hpa_wants_the_value_over_the_target_rounded_up() -> None:
-    assert FakeHpa(1, 20).decide(0, 1, 4_100, 1_000) == 5
-    assert FakeHpa(1, 20).decide(0, 2, 14_000, 2_500) == 6
+    assert Hpa(1, 20).decide(0, 1, 4_100, 1_000) == 5
+    assert Hpa(1, 20).decide(0, 2, 14_000, 2_500) == 6
 
 
 @pytest.mark.parametrize(("value", "after"), [(22_000, 20), (22_001, 23), (18_000, 20), (17_999, 18)])
 def test_a_tenth_more_or_less_is_left_alone(value: int, after: int) -> None:
     at_once = Rules(0, (Policy("Pods", 8, 15),))
-    assert FakeHpa(1, 100, at_once, at_once).decide(0, 20, value, 1_000) == after
+    assert Hpa(1, 100, at_once, at_once).decide(0, 20, value, 1_000) == after
 
 
 def test_up_by_eight_pods_or_to_three_times_as_many_within_15_seconds() -> None:
-    hpa, replicas, seen = FakeHpa(1, 100), 1, []
+    hpa, replicas, seen = Hpa(1, 100), 1, []
     for now in (0, 5, 15, 20, 30, 45):
         wanted = hpa.decide(now, replicas, 90_000, 1_000)
         if wanted != replicas:
@@ -422,7 +422,7 @@ def test_up_by_eight_pods_or_to_three_times_as_many_within_15_seconds() -> None:
 
 
 def test_down_only_to_the_most_wanted_in_60_seconds_and_by_a_third_or_one_pod_a_minute() -> None:
-    hpa, replicas, seen = FakeHpa(1, 100), 10, []
+    hpa, replicas, seen = Hpa(1, 100), 10, []
     for now in range(0, 300, 15):
         wanted = hpa.decide(now, replicas, 1_000, 1_000)
         if wanted != replicas:
@@ -434,15 +434,15 @@ def test_down_only_to_the_most_wanted_in_60_seconds_and_by_a_third_or_one_pod_a_
 
 
 def test_a_dip_shorter_than_the_window_changes_nothing() -> None:
-    hpa = FakeHpa(1, 100)
+    hpa = Hpa(1, 100)
     assert [hpa.decide(now, 5, value, 1_000) for now, value in ((0, 5_000), (15, 1_000), (30, 1_000), (45, 5_000))] == [5, 5, 5, 5]
 
 
 def test_the_hpa_stays_between_least_and_most() -> None:
-    assert FakeHpa(2, 4).decide(0, 3, 40_000, 1_000) == 4
-    assert FakeHpa(2, 4).decide(0, 1, 0, 1_000) == 2
-    assert FakeHpa(2, 4).decide(0, 9, 9_000, 1_000) == 4
-    assert FakeHpa(1, 4).decide(0, 1, 0, 1_000) == 1
+    assert Hpa(2, 4).decide(0, 3, 40_000, 1_000) == 4
+    assert Hpa(2, 4).decide(0, 1, 0, 1_000) == 2
+    assert Hpa(2, 4).decide(0, 9, 9_000, 1_000) == 4
+    assert Hpa(1, 4).decide(0, 1, 0, 1_000) == 1
 
 
 # The clock.

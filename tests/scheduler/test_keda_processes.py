@@ -83,7 +83,11 @@ def slowed(look: Look, factor: float, at: float) -> Look:
         workers={name: worker_slowed(worker) for name, worker in look.fleet.workers.items()},
         cards={name: card_slowed(card) for name, card in look.fleet.cards.items()},
     )
-    return replace(look, fleet=fleet, at=at)
+    now_ms = look.fleet.now_ms
+    gauges = {
+        lane: replace(gauge, used_ms=now_ms - round((now_ms - gauge.used_ms) * factor)) for lane, gauge in look.gauges.items()
+    }
+    return replace(look, fleet=fleet, gauges=gauges, at=at)
 
 
 @dataclass

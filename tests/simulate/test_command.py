@@ -115,3 +115,15 @@ def test_sizes_as_people_write_them() -> None:
     assert {text: parse_size(text) for text in sizes} == sizes
     with pytest.raises(InvalidInput):
         parse_size("GiB")
+
+
+def test_scaling_to_zero_is_told_for_each_pool() -> None:
+    few = ("scaling", "--visits", "3", "--seeds", "1")
+    ran = run(*few, "--start", "60", "--start", "120")
+    assert ran.code == 0
+    for words in ("scaling to zero", "believed start", "60 s", "120 s", "600 s", "held"):
+        assert words in ran.out
+    outcomes = run(*few, "--start", "60", "--cooldown", "100", "--cooldown", "5000", "--configured", "30", "--json").json()
+    assert [one["cluster"]["cooldown_seconds"] for one in outcomes] == [100.0, 5000.0]
+    assert outcomes[0]["held_share"] < outcomes[1]["held_share"]
+    assert all(one["answered"] == 3 and one["cluster"]["spec"]["cold_start_seconds"] == 30.0 for one in outcomes)

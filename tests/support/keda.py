@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 import grpc
 
+from services.scheduler.simulate.hpa import DOWN, UP, Hpa, Rules
+from services.scheduler.simulate.keda import Executor
 from tests.support import keda_wire
 from tests.support.clock import Clock
-from tests.support.hpa import DOWN, UP, FakeHpa, Rules
 from tests.support.waiting import end_tasks
 
 PREFIX: Final = "s0-"
@@ -113,15 +114,14 @@ class FakeKeda:
         self.address = address
         self._about_to = about_to
         self._running = running
-        self._hpa = FakeHpa(max(scaled.min_replicas, 1), scaled.max_replicas, scaled.up, scaled.down)
+        self._hpa = Hpa(max(scaled.min_replicas, 1), scaled.max_replicas, scaled.up, scaled.down)
         self._scaling = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._created = clock.now()
+        self._executor = self._made_executor()
         self._target_size = 0
         self._metric_failures = 0
         # What the ScaledObject's status would say, and what tests look at.
         self.metric_names: list[str] = []
-        self.last_active: float | None = None
         self.changes: list[Change] = []
         self.values: list[tuple[float, int]] = []
         """(time, thousandths) as polled."""
@@ -138,7 +138,7 @@ class FakeKeda:
 
     async def __aenter__(self) -> FakeKeda:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL)
-        self._created = self.clock.now()
+        self._executor = self._made_executor()
         await self.discover()
         if self._running:
             self._tasks.append(self.clock.spawn(self._every(self.scaled.polling_interval, self.poll, at_once=True)))
@@ -211,24 +211,21 @@ class FakeKeda:
 
     def _scale(self, active: bool, failed: bool) -> None:
         """`RequestScale` of KEDA's scale executor."""
-        replicas, least = self.target.replicas, self.scaled.min_replicas
-        fallback = self.scaled.fallback
-        if active:
-            if replicas == 0:
-                self._change(max(least, 1), "keda")
-            self.last_active = self.clock.now()
-        elif failed and (fallback is None or fallback.replicas != 0):
+        replicas, fallback = self.target.replicas, self.scaled.fallback
+        if failed and not active and (fallback is None or fallback.replicas != 0):
             return  # the replicas stay; Ready becomes False
-        elif replicas > 0 and least == 0:
-            if self._has_cooled_down():
-                self._change(0, "keda")
-        elif replicas < least:
-            self._change(least, "keda")
+        wanted = self._executor.decide(self.clock.now(), replicas, active)
+        if wanted != replicas:
+            self._change(wanted, "keda")
 
-    def _has_cooled_down(self) -> bool:
-        if self.last_active is None:
-            return self._created + self.scaled.initial_cooldown_period < self.clock.now()
-        return self.last_active + self.scaled.cooldown_period < self.clock.now()
+    @property
+    def last_active(self) -> float | None:
+        return self._executor.last_active
+
+    def _made_executor(self) -> Executor:
+        return Executor(
+            self.clock.now(), self.scaled.min_replicas, self.scaled.cooldown_period, self.scaled.initial_cooldown_period
+        )
 
     # Pushes.
 

@@ -318,6 +318,6 @@ async def evict_model(models: ModelsBase, model: str, *, timeout: float | None =
 
 
 async def pin_model(models: ModelsBase, model: str, pinned: bool = True, *, timeout: float | None = None) -> Model:
-    """Keeps a model resident where it is; `pinned=False` ends that. Raises ShoalError."""
+    """Keeps a model resident where it is; `pinned=False` ends that. The model as it is then. Raises ShoalError."""
     response = await models._client._caller.ask(PIN_MODEL, models_pb2.PinModelRequest(model=model, pinned=pinned), timeout=timeout)
     return codec.model(response.model)

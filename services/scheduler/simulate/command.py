@@ -1,4 +1,5 @@
-"""`shoal simulate`: what a trace of requests would cost under each eviction policy on each fleet. Only recording needs a mesh."""
+"""`shoal simulate`: what a trace of requests would cost under each eviction policy on each fleet, and what scaling a pool to zero
+would. Only recording needs a mesh."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ from shoal.cli.options import Json, told
 from shoal.trust import Tls
 from typer.core import TyperGroup
 
+from libs.catalog.pools import PoolSpec
 from libs.errors import InvalidInput, ShoalError
 from services.scheduler.simulate import record, report
+from services.scheduler.simulate import scaling as scaled
 from services.scheduler.simulate.engine import CLAIRVOYANT, Fleet, simulate
 from services.scheduler.simulate.generate import GENERATORS, Shape
 from services.scheduler.simulate.trace import Trace, models_path, read_trace, write_models, write_trace
@@ -110,6 +113,45 @@ def replay(
             emit(report.as_json(runs))
         else:
             show(report.as_table(runs))
+
+
+@app.command()
+def scaling(
+    start: Annotated[
+        list[float] | None, typer.Option(min=0, help="Seconds until a new machine's worker serves. May be repeated.")
+    ] = None,
+    configured: Annotated[
+        float | None, typer.Option(min=0, help="What pools.yaml says that takes, with node_seconds. Default: the truth.")
+    ] = None,
+    keep_warm: Annotated[
+        float | None, typer.Option(min=0, help="keep_warm_seconds of pools.yaml. Default: as long as a start.")
+    ] = None,
+    cooldown: Annotated[
+        list[float] | None, typer.Option(min=0, help="KEDA's cooldownPeriod. May be repeated. Default: 600.")
+    ] = None,
+    gap: Annotated[float, typer.Option(min=1, help="Seconds between visits on average.")] = 1500.0,
+    bursts: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of visits with 200 large requests; others: a short text.")
+    ] = 0.0,
+    visits: Annotated[int, typer.Option(min=1, help="How often somebody comes.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs; the table has their means.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held and how long people wait."""
+    with told(), _said():
+        runs = []
+        for seconds in start or (180.0,):
+            spec = PoolSpec("pool", max_workers=20, cold_start_seconds=seconds if configured is None else configured)
+            spec = replace(spec, keep_warm_seconds=keep_warm)
+            for pause in cooldown or (600.0,):
+                cluster = scaled.Cluster(spec, seconds, cooldown_seconds=pause)
+                made = [scaled.visits(visits, gap, bursts, seed + number) for number in range(seeds)]
+                runs.append(report.ScalingRun(cluster, [scaled.simulate(cluster, one) for one in made]))
+        if as_json:
+            emit(report.scaling_json(runs))
+        else:
+            show(report.scaling_table(runs))
 
 
 @app.command("record")

@@ -1,8 +1,8 @@
-"""What simulations found: a table, JSON, and a plot of stall over memory."""
+"""What simulations found: tables, JSON, and a plot of stall over memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +12,7 @@ from rich.text import Text
 from shoal.cli.console import size, table
 
 from libs.errors import InvalidInput
+from services.scheduler.simulate import scaling
 from services.scheduler.simulate.engine import Fleet, Outcome
 
 if TYPE_CHECKING:
@@ -121,6 +122,41 @@ def describe(fleet: Fleet) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRun:
+    """One pool's outcomes, one for each seed."""
+
+    cluster: scaling.Cluster
+    outcomes: Sequence[scaling.Outcome]
+
+    def mean(self, number: Callable[[scaling.Outcome], float]) -> float:
+        return sum(map(number, self.outcomes)) / len(self.outcomes)
+
+
+def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
+    """Every run, for programs; seconds."""
+    return [{"cluster": asdict(run.cluster), **asdict(outcome)} for run in runs for outcome in run.outcomes]
+
+
+def scaling_table(runs: Sequence[ScalingRun]) -> Table:
+    """For people: one row for each pool."""
+    columns = ("start", "cooldown", "believed start", "longest", "held", "machines", "cold starts", "p50", "p99")
+    made = table("scaling to zero", *columns, right=columns)
+    for run in runs:
+        made.add_row(
+            f"{run.cluster.start_seconds:g} s",
+            f"{run.cluster.cooldown_seconds:g} s",
+            f"{run.mean(lambda one: one.cold_start_seconds[-1]):,.0f} s",
+            f"{max(one.longest_cold_start_seconds for one in run.outcomes):,.0f} s",
+            f"{run.mean(lambda one: one.held_share):.1%}",
+            f"{run.mean(lambda one: one.machines):.2f}",
+            f"{run.mean(lambda one: one.starts):,.0f}",
+            _seconds(run.mean(lambda one: one.wait_p50)),
+            _seconds(run.mean(lambda one: one.wait_p99)),
+        )
+    return made
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:

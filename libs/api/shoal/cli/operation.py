@@ -191,7 +191,7 @@ def _lanes(lanes: tuple[LaneStatus, ...]) -> Table:
 
 
 def _models(models: list[Model] | tuple[Model, ...]) -> Table:
-    numbers = ("dimensions", "max tokens", "size", "queued")
+    numbers = ("dimensions", "max tokens", "size", "queued tokens")
     made = table("models", "model", "state", "tasks", *numbers, "on", right=numbers)
     for model in models:
         card = model.card

@@ -75,7 +75,7 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PinModel(self, request, context):
-        """Keeps a model resident where it is, or ends that.
+        """Keeps a model resident where it is, or ends that, and waits until the workers say so (at most the call's deadline).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,7 @@ class ModelServiceStub:
         shoal.v1.models_pb2.PinModelRequest,
         shoal.v1.models_pb2.PinModelResponse,
     ]
-    """Keeps a model resident where it is, or ends that."""
+    """Keeps a model resident where it is, or ends that, and waits until the workers say so (at most the call's deadline)."""
 
 class ModelServiceAsyncStub:
     """Shows and steers models. LoadModel, EvictModel and PinModel are for operators."""
@@ -82,7 +82,7 @@ class ModelServiceAsyncStub:
         shoal.v1.models_pb2.PinModelRequest,
         shoal.v1.models_pb2.PinModelResponse,
     ]
-    """Keeps a model resident where it is, or ends that."""
+    """Keeps a model resident where it is, or ends that, and waits until the workers say so (at most the call's deadline)."""
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
     """Shows and steers models. LoadModel, EvictModel and PinModel are for operators."""
@@ -125,6 +125,6 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.models_pb2.PinModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.models_pb2.PinModelResponse, collections.abc.Awaitable[shoal.v1.models_pb2.PinModelResponse]]:
-        """Keeps a model resident where it is, or ends that."""
+        """Keeps a model resident where it is, or ends that, and waits until the workers say so (at most the call's deadline)."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

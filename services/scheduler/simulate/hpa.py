@@ -1,6 +1,6 @@
-"""`FakeHpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric. Pure.
+"""`Hpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric. Pure.
 
-Stands for kube-controller-manager, which cannot run here. Follows `pkg/controller/podautoscaler` of Kubernetes 1.33:
+Stands for kube-controller-manager in simulations and tests. Follows `pkg/controller/podautoscaler` of Kubernetes 1.33:
 `GetExternalPerPodMetricReplicas` (target type AverageValue, which is what KEDA makes), `stabilizeRecommendationWithBehaviors`,
 `convertDesiredReplicasWithBehaviorRate` (selectPolicy Max).
 """
@@ -34,10 +34,10 @@ class Rules:
 
 UP: Final = Rules(0, (Policy("Pods", 8, 15), Policy("Percent", 200, 15)))
 DOWN: Final = Rules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
-"""The behaviour that our ScaledObjects ask for (facts/keda.md 1.5)."""
+"""The behaviour that our ScaledObjects ask for (k8s/components/keda)."""
 
 
-class FakeHpa:
+class Hpa:
     """Of one workload. `now` is any clock's seconds that rise; metric and target are in thousandths, as Kubernetes' quantities."""
 
     def __init__(self, least: int, most: int, up: Rules = UP, down: Rules = DOWN) -> None:
