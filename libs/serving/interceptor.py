@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 
 from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
+from libs.names import is_model_id
 from libs.serving.audit import Asked, Audit
 from libs.serving.auth import Authenticator, Metadata
 from libs.serving.bounds import MOST_CALLS, Bound
@@ -226,7 +227,9 @@ class _Behaviour:
             request = await asyncio.to_thread(parse, self._kind, body, self._limit)
         else:
             request = parse(self._kind, body, self._limit)
-        MODEL.set(str(getattr(request, "model", ""))[:256])
+        # The handler has not looked at it yet: logs, spans and the audit have ids of models, and nothing else that a caller wrote.
+        model = str(getattr(request, "model", ""))
+        MODEL.set(model if is_model_id(model) else "")
         return request
 
     @asynccontextmanager

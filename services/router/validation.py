@@ -7,7 +7,6 @@ at fault; what depends on the model is checked when its card is known, and by th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,6 +15,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.names import is_model_id
 
 MAX_ITEMS: Final = 10_000
 MAX_LABELS: Final = 256
@@ -27,7 +27,6 @@ LABEL_CHARACTERS: Final = 256
 IMAGE_BYTES: Final = 1000
 """What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
 
-_MODEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
 
@@ -122,8 +121,11 @@ def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     for name, field in ((model, "model"), (adapter, "adapter")):
         _refuse(len(name) > 256, f"{field} has {len(name)} characters; at most 256 are allowed", field)
-        wrong = bool(name) and not _MODEL.fullmatch(name)
-        _refuse(wrong, f"{field} must have the form `org/name` or `org/name@revision`", field)
+        wrong = bool(name) and not is_model_id(name)
+        message = (
+            f"{field} must have the form `org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
+        )
+        _refuse(wrong, message, field)
 
 
 def _check_common(truncation: int, priority: int) -> None:
