@@ -105,8 +105,8 @@ class Authenticator:
 
 @lru_cache(maxsize=MOST_READ)
 def uris_of(pem: bytes) -> tuple[bytes, ...]:
-    """The URIs of a certificate's subject alternative names, whole: in gRPC's own list (`peer_uri`) each ends at its first NUL. None
-    of a certificate that cannot be read."""
+    """The URIs of a certificate's subject alternative names, whole: in gRPC's own list (`peer_uri`) each ends at its first NUL.
+    Nothing of a certificate that cannot be read."""
     from cryptography import x509
 
     try:
