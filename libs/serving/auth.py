@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AUTHORIZATION: Final = "authorization"
 LOOK_SECONDS: Final = 1.0
-"""How often token and key files are looked at: a revoked token lives on so long at most."""
+"""How often token and key files are looked at: a revoked token lives on for two looks at most (`watched.SETTLE_SECONDS`)."""
 MOST_REMEMBERED: Final = 10_000
 """JWTs whose check is remembered: one takes a tenth of a millisecond of the event loop."""
 
