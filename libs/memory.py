@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import resource
+from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 60.0
 """How often freed memory is given back, which takes milliseconds (docs/decisions.md)."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+_STATM: Final = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory; where the system does not say (macOS), the most that it ever held."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def freeze() -> None:

@@ -10,9 +10,11 @@ import grpc.aio
 import pytest
 import torch
 from redis.asyncio import Redis
+from shoal import trust
 
 from libs.queue import connect
 from libs.queue.acl import ROUTER
+from libs.serving import watched
 from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
@@ -60,3 +62,10 @@ async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
     yield client
     await client.aclose()
     assert await refusals(redis) == []
+
+
+@pytest.fixture(autouse=True)
+def _files_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process. That changed files are read once they are left alone is tested by itself (tests/serving/test_watched.py)."""
+    for module in (watched, trust):
+        monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)

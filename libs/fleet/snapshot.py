@@ -87,6 +87,8 @@ class WorkerRecord:
     wire_version: int = 0
     device_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    subject: str = ""
+    """Whose credential the heartbeat came with; empty where none is used."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class WorkerRecord:
             wire_version=heartbeat.wire_version,
             device_seconds=heartbeat.device_seconds,
             wasted_seconds=heartbeat.wasted_seconds,
+            subject=heartbeat.subject,
         )
 
     @property

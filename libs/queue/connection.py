@@ -16,6 +16,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from libs.environment import check_redis_url
 from libs.errors import NoCapacity
 from libs.queue.trust import PasswordFile, RedisTrust, TlsConnection
 
@@ -34,9 +35,10 @@ class UnsuitableRedis(Exception):
 def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16) -> Redis:
     """A client for `url` (redis://, rediss://, unix://). Connects on first use, and again after every loss.
 
-    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. Raises ValueError for
-    files of `trust` that cannot be used.
+    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. Raises InvalidInput
+    for a URL that is none, ValueError for files of `trust` that cannot be used.
     """
+    check_redis_url(url)
     pool = BlockingConnectionPool(
         **_parsed(url, trust or RedisTrust()),
         max_connections=max_connections,

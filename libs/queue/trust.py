@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from shoal.trust import Tls, Watched
 
-from libs.environment import check, is_loopback_host
+from libs.environment import check, check_redis_url, is_loopback_host
 from libs.errors import InvalidInput
 
 _BEYOND: Final = (
@@ -46,6 +46,7 @@ class RedisTrust:
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
         """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, a file cannot be used, or requests
         and the password would go to another machine in plain text, unless that is allowed."""
+        check_redis_url(url)
         parts = urlsplit(url)
         query = parse_qs(parts.query)
         is_tls = parts.scheme == "rediss"
@@ -63,8 +64,8 @@ class RedisTrust:
         )
         try:
             host = parse_url(url).get("host", "localhost")
-        except ValueError as error:  # whose text names the part, and not what it is
-            raise InvalidInput(f"SHOAL_REDIS_URL: {error}", field="SHOAL_REDIS_URL") from None
+        except ValueError:  # whose text may have a piece of the URL
+            raise InvalidInput("SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL") from None
         is_here = parts.scheme == "unix" or is_loopback_host(host)
         check(is_tls or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
         try:

@@ -2,9 +2,9 @@
 
 import os
 
-# gRPC looks at it when it is imported. Its own lines are not JSON, and one for each TLS handshake that fails would let anybody who
-# can connect fill a disk.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC looks at it when it is imported. Its own lines are not JSON, and one for each TLS handshake that fails, or for each request
+# that is compressed, would let anybody who can connect fill a disk.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from libs.serving.call import Call, current_call
 from libs.serving.deadline import Deadline

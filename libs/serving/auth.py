@@ -10,11 +10,11 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
 from libs.errors import Unauthenticated
-from libs.serving.identity import ANONYMOUS, Identity, Role, digest_of, is_printable, is_role
+from libs.serving.identity import ANONYMOUS, Identity, Role, digest_of, is_certified_name, is_role
 from libs.serving.security import Security
 from libs.serving.watched import Watched
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 AUTHORIZATION: Final = "authorization"
 LOOK_SECONDS: Final = 1.0
-"""How often token and key files are looked at: a revoked token lives on so long at most."""
+"""How often token and key files are looked at: a revoked token lives on for two looks at most (`watched.SETTLE_SECONDS`)."""
 MOST_REMEMBERED: Final = 10_000
 """JWTs whose check is remembered: one takes a tenth of a millisecond of the event loop."""
 
 _BEARER: Final = re.compile(r"[Bb]earer ([\x21-\x7e]{1,8192})")
-_URIS: Final = "peer_uri"
-"""What gRPC calls the URIs among a certificate's subject alternative names."""
+_CERTIFICATE: Final = "x509_pem_cert"
+"""What gRPC calls the caller's certificate."""
+MOST_READ: Final = 4096
+"""Certificates whose names are remembered."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 AuthContext = Mapping[str, Iterable[bytes]]
@@ -56,7 +58,8 @@ class Authenticator:
         if given:
             return self._of_bearer(given)
         if self._security.client_ca is not None:
-            return certified(tuple(auth_context().get(_URIS, ())), self._security.trust_domain)
+            uris = [uri for pem in auth_context().get(_CERTIFICATE, ()) for uri in uris_of(pem)]
+            return certified(uris, self._security.trust_domain)
         raise Unauthenticated("this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)")
 
     def look(self) -> None:
@@ -100,12 +103,26 @@ class Authenticator:
         return identity
 
 
+@lru_cache(maxsize=MOST_READ)
+def uris_of(pem: bytes) -> tuple[bytes, ...]:
+    """The URIs of a certificate's subject alternative names, whole: in gRPC's own list (`peer_uri`) each ends at its first NUL.
+    Nothing of a certificate that cannot be read."""
+    from cryptography import x509
+
+    try:
+        extensions = x509.load_pem_x509_certificate(pem).extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return tuple(uri.encode() for uri in names.get_values_for_type(x509.UniformResourceIdentifier))
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return ()
+
+
 def certified(uris: Sequence[bytes], trust_domain: str) -> Identity:
     """The identity in a certificate's URIs: `spiffe://<trust domain>/<role>/<tenant or name>`, just one. Raises Unauthenticated."""
     prefix = f"spiffe://{trust_domain}/"
     subject = uris[0].decode("ascii", "replace") if len(uris) == 1 else ""
     role, _, name = subject.removeprefix(prefix).partition("/")
-    if not subject.startswith(prefix) or not is_role(role) or not is_printable(name) or "/" in name or not is_printable(subject):
+    if not subject.startswith(prefix) or not is_role(role) or not is_certified_name(name):
         raise Unauthenticated(f"the client certificate names nobody: its one URI must be {prefix}<role>/<tenant or name>")
     return Identity(subject, cast("Role", role), name)
 

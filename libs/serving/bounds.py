@@ -6,19 +6,14 @@ and the first call after a full moment is refused though nothing is under way. I
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from libs.errors import NoCapacity
 
 MOST_CALLS: Final = 20_000
 """Far above what a router admits, so that its own refusals, which know what they refuse, come first."""
-MOST_WATCHES: Final = 1_000
-"""Streams of health and reflection, which need no credential."""
 
 
 class Bound:
@@ -40,27 +35,3 @@ class Bound:
             yield
         finally:
             self._count -= 1
-
-
-def bounded(
-    handler: grpc.RpcMethodHandler[Any, Any], bound: Bound, refuse: Callable[[Any, NoCapacity], Awaitable[None]]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler of gRPC's own services whose streams count; one that answers at once stays as it is. `refuse` aborts a call."""
-    if not handler.response_streaming:
-        return handler
-    answer: Any = handler.stream_stream if handler.request_streaming else handler.unary_stream
-
-    async def counted(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            with bound.entered():
-                if inspect.isasyncgenfunction(answer):
-                    async for response in answer(request, context):
-                        yield response
-                else:  # writes by itself
-                    await answer(request, context)
-        except NoCapacity as error:
-            await refuse(context, error)
-
-    make: Any = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-    made: grpc.RpcMethodHandler[Any, Any] = make(counted, handler.request_deserializer, handler.response_serializer)
-    return made

@@ -19,6 +19,11 @@ MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 TRANSPORT_LIMIT_BYTES: Final = 2 * MAX_REQUEST_BYTES + 16 * 1024 * 1024
 """What gRPC lets in: above our own limit, so that a request beyond it is refused in words and the connection lives on."""
 
+SMALL_REQUEST_BYTES: Final = 64 * 1024
+"""Of services whose requests name things and bring no texts."""
+SMALL_TRANSPORT_BYTES: Final = 1024 * 1024
+"""What gRPC lets in where a server has no other services."""
+
 SCANNED_BYTES: Final = 1024 * 1024
 """Larger requests are looked through before they are parsed: 64 MiB of empty items would become gigabytes of messages."""
 MAX_FIELDS: Final = 200_000

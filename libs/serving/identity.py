@@ -21,6 +21,10 @@ PRINTABLE: Final = r"[\x21-\x7e]{1,128}"
 """Of subjects, tenants and request ids: they stand in headers, in Redis and in logs."""
 
 
+CERTIFIED_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}|\*"
+"""Of a tenant or whoever else a certificate is for, in its URI: nothing that a URI escapes or that ends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The holder of a credential: its name in logs, its role, and the tenant it asks for (`*`: any that it names)."""
@@ -53,6 +57,11 @@ def digest_of(token: str) -> bytes:
 def is_role(text: object) -> bool:
     """Whether a credential may say so."""
     return text in NAMED_ROLES
+
+
+def is_certified_name(text: str) -> bool:
+    """Whether a certificate may be for somebody of that name."""
+    return bool(re.fullmatch(CERTIFIED_NAME, text))
 
 
 def is_printable(text: object) -> bool:

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from contextvars import Context as Variables
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
@@ -23,9 +24,10 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 
 from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
+from libs.names import is_model_id
 from libs.serving.audit import Asked, Audit
 from libs.serving.auth import Authenticator, Metadata
-from libs.serving.bounds import MOST_CALLS, MOST_WATCHES, Bound, bounded
+from libs.serving.bounds import MOST_CALLS, Bound
 from libs.serving.call import (
     REQUEST_ID_HEADER,
     TENANT_HEADER,
@@ -35,8 +37,9 @@ from libs.serving.call import (
     header,
     new_request_id,
 )
-from libs.serving.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES, parse, request_type
+from libs.serving.decode import MAX_REQUEST_BYTES, parse, request_type
 from libs.serving.identity import UNKNOWN, Identity, is_printable
+from libs.serving.public import Public
 from libs.serving.roles import CHANGES, check_may
 from libs.serving.security import Security
 from libs.serving.status import DETAILS_HEADER, to_status
@@ -76,15 +79,22 @@ class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of ours. Also knows what is in flight, so that a server can be drained.
 
     authenticator: knows who asks; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`) that
-    keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG.
+    keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG. limits: of
+    services whose requests have other limits than MAX_REQUEST_BYTES, in bytes.
     """
 
-    def __init__(self, internal: Collection[str] = (), authenticator: Authenticator | None = None) -> None:
+    def __init__(
+        self,
+        internal: Collection[str] = (),
+        authenticator: Authenticator | None = None,
+        limits: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.authenticator = authenticator or Authenticator(Security())
         self.audit = Audit(_later)
         self.calls = Bound(MOST_CALLS, "calls")
-        self._watches = Bound(MOST_WATCHES, "streams of health and reflection")
+        self._public = Public(_abort)
         self._internal = frozenset(internal)
+        self._limits = limits
         self._wrapped: dict[str, grpc.RpcMethodHandler[Message, Message]] = {}
         # The state: calls of services that are not internal, and whether new ones are refused.
         self._in_flight = 0
@@ -104,7 +114,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             if handler is None:
                 return handler
             if method.startswith(_FOREIGN):
-                wrapped = bounded(handler, self._watches, _abort)
+                wrapped = self._public.wrap(method, handler)
             else:
                 wrapped = self._wrap(method, cast(_Handler, handler))
             self._wrapped[method] = wrapped
@@ -145,7 +155,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 self._is_idle.set()
 
     def is_internal(self, method: str) -> bool:
-        return method[1 : method.rfind("/")] in self._internal
+        return service_of(method) in self._internal
+
+    def limit(self, method: str) -> int:
+        """Bytes that a request may have."""
+        return self._limits.get(service_of(method), MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +178,7 @@ class _Behaviour:
         self._method = method
         self._kind = kind
         self._handler = handler
-        self._limit = TRANSPORT_LIMIT_BYTES if interceptor.is_internal(method) else MAX_REQUEST_BYTES
+        self._limit = interceptor.limit(method)
         # What requests in flight need is never refused for being too much.
         self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         self._is_internal = interceptor.is_internal(method)
@@ -213,7 +227,9 @@ class _Behaviour:
             request = await asyncio.to_thread(parse, self._kind, body, self._limit)
         else:
             request = parse(self._kind, body, self._limit)
-        MODEL.set(str(getattr(request, "model", ""))[:256])
+        # The handler has not looked at it yet: logs, spans and the audit have ids of models, and nothing else that a caller wrote.
+        model = str(getattr(request, "model", ""))
+        MODEL.set(model if is_model_id(model) else "")
         return request
 
     @asynccontextmanager
@@ -271,6 +287,11 @@ class _Behaviour:
             told = fields({"method": self._method, "outcome": outcome, "seconds": round(seconds, 6)})
             with traces.entered(span):
                 log.log(self._level, "call", extra=told)
+
+
+def service_of(method: str) -> str:
+    """`package.Service` of `/package.Service/Method`."""
+    return method[1 : method.rfind("/")]
 
 
 async def _abort(context: Context, error: ShoalError) -> None:

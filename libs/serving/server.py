@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from libs.errors import NoCapacity
 from libs.serving.auth import Authenticator
-from libs.serving.decode import TRANSPORT_LIMIT_BYTES
+from libs.serving.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
 from libs.serving.interceptor import Interceptor
 from libs.serving.security import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
@@ -42,8 +42,10 @@ _HANG_UP_SECONDS: Final = 1.0
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Two servers on one port would share its connections in silence.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", TRANSPORT_LIMIT_BYTES),
     ("grpc.max_send_message_length", -1),
+    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become. Answers may
+    # be compressed.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # The default of 300 s turns every client with a shorter keepalive away with `too_many_pings`.
@@ -70,12 +72,14 @@ class Service:
     """What a server answers.
 
     name: `package.Service`. add_to: registers its servicer, such as `partial(add_WorkerServiceServicer_to_server, servicer)`.
-    is_internal: keeps answering while the server drains, because requests in flight need it.
+    is_internal: keeps answering while the server drains, because requests in flight need it. request_bytes: the most that one
+    request may have.
     """
 
     name: str
     add_to: Callable[[grpc.aio.Server], None]
     is_internal: bool = False
+    request_bytes: int = MAX_REQUEST_BYTES
 
 
 class Server:
@@ -112,7 +116,7 @@ class Server:
         await self._publish(LIVENESS, True)
         self.address = _listen(self._server, address, credentials)
         if security.health_address:
-            self._probed = grpc.aio.server(interceptors=[Interceptor()], options=OPTIONS)
+            self._probed = grpc.aio.server(interceptors=[Interceptor()], options=[*OPTIONS, _transport_limit([])])
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
             self.health_address = _listen(self._probed, security.health_address, None)
             await self._probed.start()
@@ -169,8 +173,13 @@ async def serving(
         log.warning("listening beyond this machine, as SHOAL_ALLOW_INSECURE says", extra=fields({"address": address}))
     names = [service.name for service in services]
     authenticator = Authenticator(security)
-    interceptor = Interceptor([service.name for service in services if service.is_internal], authenticator)
-    plain = grpc.aio.server(interceptors=[interceptor], options=[*OPTIONS, *_limits(connection_seconds)])
+    interceptor = Interceptor(
+        [service.name for service in services if service.is_internal],
+        authenticator,
+        {service.name: service.request_bytes for service in services},
+    )
+    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
+    plain = grpc.aio.server(interceptors=[interceptor], options=options)
     for service in services:
         service.add_to(plain)
     reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], plain)
@@ -195,6 +204,11 @@ async def _in_background(work: Coroutine[None, None, None]) -> AsyncIterator[Non
             yield
         finally:
             task.cancel()
+
+
+def _transport_limit(services: Sequence[Service]) -> tuple[str, int]:
+    is_small = all(service.request_bytes <= SMALL_REQUEST_BYTES for service in services)
+    return "grpc.max_receive_message_length", SMALL_TRANSPORT_BYTES if is_small else TRANSPORT_LIMIT_BYTES
 
 
 def _limits(connection_seconds: float) -> list[tuple[str, int]]:

@@ -4,7 +4,7 @@ Beside the way of a request: `services/worker/residency.py` asks `Store.get`, in
 Order of reading: `names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `store.py`.
 """
 
-from libs.store.names import is_model_id
+from libs.names import is_model_id
 from libs.store.open import check_urls, default_root, open_store
 from libs.store.source import Progress, Remote, RemoteFile, Source
 from libs.store.store import Copy, Store

@@ -27,7 +27,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from libs.catalog.files import tensor_files
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
-from libs.store.names import split_revision
+from libs.names import split_revision
 from libs.store.source import OutOfReach, RemoteFile
 from libs.telemetry.logs import fields
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from libs.catalog import adapter as lora
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
+from libs.names import is_model_id
 from libs.store.cache import Cache, Listing, Lock
 from libs.store.download import Transfer, download, patiently
-from libs.store.names import is_model_id
 from libs.store.select import select
 from libs.store.source import Progress, Source
 from libs.telemetry.logs import fields

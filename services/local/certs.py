@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libs.errors import InvalidInput
+from libs.serving.identity import CERTIFIED_NAME, is_certified_name
 
 SERVERS: Final = ("router", "scheduler")
 CALLERS: Final = ("worker", "client", "admin", "scaler")
@@ -30,7 +31,8 @@ _HAVE_HOSTS: Final = (*SERVERS, "redis")
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 CA_DAYS: Final = 365
 LEAF_DAYS: Final = 30
-_PARTY: Final = re.compile(rf"({'|'.join(ROLES)})(?:/([A-Za-z0-9][A-Za-z0-9._-]{{0,62}}|\*))?")
+_PARTY: Final = re.compile(rf"({'|'.join(ROLES)})(?:/({CERTIFIED_NAME}))?")
+_ALLOWED: Final = f"`role` or `role/name`: a role is one of {', '.join(ROLES)}, a name 1..63 of A-Z a-z 0-9 . _ -, or *"
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
@@ -41,13 +43,16 @@ class Party:
     role: str
     name: str
 
+    def __post_init__(self) -> None:
+        if self.role not in ROLES or not is_certified_name(self.name):
+            raise InvalidInput(f"{f'{self.role}/{self.name}'!r} is not {_ALLOWED}", field="name")
+
     @staticmethod
     def parse(text: str) -> Party:
         """`role` or `role/name`. Raises InvalidInput."""
         match = _PARTY.fullmatch(text)
         if match is None:
-            allowed = f"`role` or `role/name`: a role is one of {', '.join(ROLES)}, a name 1..63 of A-Z a-z 0-9 . _ -, or *"
-            raise InvalidInput(f"{text!r} is not {allowed}", field="name")
+            raise InvalidInput(f"{text!r} is not {_ALLOWED}", field="name")
         return Party(match[1], match[2] or "default")
 
     @property

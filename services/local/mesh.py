@@ -17,13 +17,12 @@ from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
 from services.local.certs import caller_variables, issue_all, server_variables
+from services.local.environment import environment_of
 from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
 
 START_SECONDS = 60.0
-_TRUST = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
-"""How the variables begin that say whom services trust and what they show."""
 Answer = TypeVar("Answer")
 
 
@@ -61,37 +60,37 @@ async def running(settings: Settings) -> AsyncIterator[LocalMesh]:
     scheduler_address = f"127.0.0.1:{free_port()}" if settings.has_scheduler else ""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True)))
-        environment = _environment(settings, address, scheduler_address, directory)
+        told = _told(settings, address, scheduler_address, directory)
         certificates = directory / "tls" if settings.tls else None
         if certificates is not None:
             issue_all(certificates, [])
         redis = redis_arguments(find_redis_server(), directory)
-        children = [await stack.enter_async_context(Child("redis", redis, dict(os.environ), directory / "redis.log"))]
+        children = [
+            await stack.enter_async_context(Child("redis", redis, environment_of("redis", os.environ), directory / "redis.log"))
+        ]
         for name, command, extra in _services(settings, certificates):
-            child = Child(name, command, environment | extra, directory / f"{name}.log")
+            environment = environment_of(name.partition("-")[0], os.environ) | told | extra
+            child = Child(name, command, environment, directory / f"{name}.log")
             children.append(await stack.enter_async_context(child))
         mesh = LocalMesh(address, scheduler_address, directory, tuple(children), certificates)
         await _or_failure(mesh, _ready(mesh, settings.workers))
         yield mesh
 
 
-def _environment(settings: Settings, address: str, scheduler_address: str, directory: Path) -> dict[str, str]:
-    return (
-        # What this shell knows of other meshes' credentials is not this one's.
-        {name: value for name, value in os.environ.items() if not name.startswith(_TRUST)}
-        | {
-            "SHOAL_ADDRESS": address,
-            "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
-            "SHOAL_ROUTERS": address,
-            "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
-            "SHOAL_MODELS": settings.models,
-            "SHOAL_STORES": settings.stores,
-            "SHOAL_DTYPE": settings.dtype,
-            "SHOAL_THREADS": str(settings.threads),
-            "PYTHONUNBUFFERED": "1",
-        }
-        | dict(settings.environment)
-    )
+def _told(settings: Settings, address: str, scheduler_address: str, directory: Path) -> dict[str, str]:
+    """What all services are told, whatever this shell says."""
+    return {
+        "SHOAL_ADDRESS": address,
+        "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
+        "SHOAL_ROUTERS": address,
+        "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
+        "SHOAL_MODELS": settings.models,
+        "SHOAL_STORES": settings.stores,
+        "SHOAL_DTYPE": settings.dtype,
+        "SHOAL_THREADS": str(settings.threads),
+        "PYTHONUNBUFFERED": "1",
+        **dict(settings.environment),
+    }
 
 
 def _services(settings: Settings, certificates: Path | None) -> list[tuple[str, list[str], dict[str, str]]]:

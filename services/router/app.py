@@ -16,6 +16,7 @@ from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
+from libs.serving.decode import SMALL_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.background import Background
 from services.router.bells import Bells
@@ -163,9 +164,13 @@ def _services(
 ) -> list[Service]:
     models = ModelService(fleet, view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds)
     mesh = MeshService(lanes, fleet, view, routes=settings.routes, oldest=lambda: upkeep.oldest, router_id=settings.router_id)
+    add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)
+    add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
+    add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
+    add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, workers)
     return [
-        Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)),
-        Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)),
-        Service("shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)),
-        Service("shoal.v1.WorkerService", partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, workers), is_internal=True),
+        Service("shoal.v1.InferenceService", add_inference),
+        Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
+        Service("shoal.v1.MeshService", add_mesh, request_bytes=SMALL_REQUEST_BYTES),
+        Service("shoal.v1.WorkerService", add_workers, is_internal=True, request_bytes=TRANSPORT_LIMIT_BYTES),
     ]

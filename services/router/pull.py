@@ -14,10 +14,13 @@ from typing import Final
 import grpc
 from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
 
+from libs.errors import PermissionDenied
 from libs.fleet import COMING, Fleet, FleetSnapshot
 from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
+from libs.serving import current_call
+from libs.serving.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router import codec, reports
 from services.router.admission import why_broken
@@ -63,6 +66,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
     ) -> worker_pb2.PullResponse:
         reports.check_pull(request)
+        self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
         log.debug("pull", extra=fields({"worker": request.worker_id, "epoch": request.epoch}))
         lanes = [codec.to_lane(lane) for lane in request.lanes]
@@ -86,6 +90,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
     ) -> worker_pb2.CompleteResponse:
         reports.check_complete(request)
+        self._owner(request.worker_id)
         results = [(job.job_id, job.result) for job in request.jobs]
         lane = codec.to_lane(request.lane)
         completed = await self._lanes.complete(lane, request.batch_id, results, release=request.release)
@@ -99,6 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse],
     ) -> worker_pb2.HeartbeatResponse:
         reports.check_heartbeat(request)
+        request.subject = self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
         # First, so that what is rung for while this heartbeat is answered brings another one.
         self._waiters.beaten(request.worker_id)
@@ -132,6 +138,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.ConnectResponse]:
         reports.check_connect(request)
         check_worker(request.wire_version, request.worker_id)
+        self._owner(request.worker_id)
         yield worker_pb2.ConnectResponse()
         await self._presence.attend(request.worker_id, request.epoch)
 
@@ -140,6 +147,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         for lane, gauges in list(self._view.gauges.items()):
             if gauges.queued_jobs:
                 await self._fail_if_broken(lane)
+
+    def _owner(self, worker_id: str) -> str:
+        """The caller's subject, whose this id is: that of the credential with which its heartbeats come, while they come. Empty
+        where none is used. Raises PermissionDenied for another's.
+
+        Every router knows it from the registry. Workers that share a credential are one subject.
+        """
+        caller = current_call().identity
+        subject = "" if caller == ANONYMOUS else caller.subject
+        known = self._view.snapshot.workers.get(worker_id)
+        if known is not None and known.subject and known.subject != subject:
+            raise PermissionDenied("this worker id is in use with another credential: give each worker an id of its own")
+        return subject
 
     async def _answer(self, waiter: Waiter, request: worker_pb2.PullRequest, end: float) -> worker_pb2.PullResponse:
         has_looked = True

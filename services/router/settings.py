@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.catalog.cards import parse_folders
-from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
+from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, number, random_id, without_password
 from libs.queue import RedisTrust
 from libs.serving import Security
 from libs.serving.watched import Watched
@@ -29,7 +29,7 @@ class Settings:
     """Clients connect anew after about so long, so that they find routers that have come; calls under way go on. 0: never."""
     metrics_address: str = ""
     """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     routes: Watched[Routes] = field(default_factory=lambda: Watched.fixed(Routes()))
     """Of SHOAL_POOLS (without it every pool that a worker names is one), SHOAL_CATALOG (as the workers have it: it tells
@@ -56,7 +56,6 @@ class Settings:
         check_name(self.router_id, "SHOAL_ROUTER_ID")
         check(bool(self.address), "SHOAL_ADDRESS", "host:port or unix:path")
         check(0 <= self.connection_seconds <= 86_400, "SHOAL_CONNECTION_SECONDS", "0..86400")
-        check_redis_url(self.redis_url)
         self.redis_trust.check(self.redis_url, allow_insecure=self.security.allow_insecure)
         check(self.max_queued_tokens >= 1, "SHOAL_MAX_QUEUED_TOKENS", "at least 1")
         check(self.max_queued_seconds > 0, "SHOAL_MAX_QUEUED_SECONDS", "above 0")

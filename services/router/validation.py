@@ -7,7 +7,6 @@ at fault; what depends on the model is checked when its card is known, and by th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,12 +15,12 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.names import is_model_id
 from services.router import limits
 
 IMAGE_BYTES: Final = 1000
 """What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
 
-_MODEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
 
@@ -153,8 +152,11 @@ def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     for name, field in ((model, "model"), (adapter, "adapter")):
         limits.ID.check(len(name), field)
-        wrong = bool(name) and not _MODEL.fullmatch(name)
-        _refuse(wrong, f"{field} must have the form `org/name` or `org/name@revision`", field)
+        wrong = bool(name) and not is_model_id(name)
+        message = (
+            f"{field} must have the form `org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
+        )
+        _refuse(wrong, message, field)
 
 
 def _check_common(truncation: int, priority: int) -> None:

@@ -21,6 +21,7 @@ import grpc
 
 from libs.errors import InvalidInput, NotReady
 from libs.serving import Service
+from libs.serving.decode import SMALL_REQUEST_BYTES
 from services.scheduler.demand import Demand, Options, PoolDemand
 from services.scheduler.externalscaler import externalscaler_pb2 as pb
 from services.scheduler.externalscaler import externalscaler_pb2_grpc
@@ -68,7 +69,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     def service(self) -> Service:
         """For `serving`. Internal: it answers until the process ends, and its many calls are not worth a line each."""
         add_to = partial(externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server, self)
-        return Service("externalscaler.ExternalScaler", add_to, is_internal=True)
+        return Service("externalscaler.ExternalScaler", add_to, is_internal=True, request_bytes=SMALL_REQUEST_BYTES)
 
     def close(self) -> None:
         """Ends all streams in order; call it before the server stops."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from libs.catalog.pools import Pools, read_pools
-from libs.environment import LOG_LEVELS, LogLevel, check, check_name, check_redis_url, choice, number, random_id, without_password
+from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, number, random_id, without_password
 from libs.eviction import DEFAULT, POLICIES
 from libs.queue import RedisTrust
 from libs.serving import Security
@@ -27,7 +27,7 @@ class Settings:
     """TLS, and who may call. Without it: everybody, on loopback only."""
     metrics_address: str = ""
     """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     pools: Watched[Pools] = field(default_factory=lambda: Watched.fixed(Pools()))
     """Of SHOAL_POOLS; without it every pool that a worker names is one."""
@@ -42,7 +42,6 @@ class Settings:
     def __post_init__(self) -> None:
         check_name(self.scheduler_id, "SHOAL_SCHEDULER_ID")
         check(bool(self.address), "SHOAL_SCHEDULER_ADDRESS", "host:port or unix:path")
-        check_redis_url(self.redis_url)
         self.redis_trust.check(self.redis_url, allow_insecure=self.security.allow_insecure)
         check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")

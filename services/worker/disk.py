@@ -8,7 +8,7 @@ from pathlib import Path
 from libs.catalog import adapter as lora
 from libs.catalog.files import tensor_entries
 from libs.errors import InvalidInput, ModelNotFound
-from libs.store.names import is_model_id
+from libs.names import is_model_id
 from libs.store.select import CONFIGS, MODEL_WEIGHTS
 
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -14,7 +14,7 @@ from libs.catalog import read_card, schema
 from libs.catalog.cards import SHIPPED, parse_folders, read_catalog
 from libs.catalog.overrides import Catalog, Overrides
 from libs.errors import InvalidInput, ModelBroken
-from libs.store.names import is_model_id
+from libs.names import is_model_id
 from tests.catalog.test_detect import POOLING, old, write
 
 # It compiles grammars for seconds, which every process would do that only collects this file.

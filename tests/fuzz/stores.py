@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from libs.errors import ModelBroken, NoCapacity
-from libs.store.names import is_model_id
+from libs.names import is_model_id
 from libs.store.select import select
 from libs.store.source import RemoteFile
 from tests.fuzz import mutate

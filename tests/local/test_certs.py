@@ -134,6 +134,10 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
         ("--name", "king"),
         ("--name", "client/a/b"),
         ("--name", "client/Müller"),
+        ("--name", "client/a?b"),
+        ("--name", "client/a%2fb"),
+        ("--name", "client/a\n"),
+        ("--name", "client/.."),
         ("--host", "a:1"),
         ("--days", "0"),
         ("--days", "9999"),
@@ -169,3 +173,11 @@ def test_redis_users_are_printed_with_digests_alone(run: Run, tmp_path: Path) ->
     assert "the password" not in everyone.output
     assert run("redis-acl").stdout.count(" off ") == 3
     assert run("redis-acl", "--password-file", tmp_path / "none").exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["a\0", "a?b", "a%2fb", "a/b", "a b", "", ".a", "a" * 64])
+def test_nobody_issues_a_certificate_for_an_odd_name(name: str) -> None:
+    with pytest.raises(InvalidInput, match="A-Z a-z 0-9"):
+        Party("client", name)
+    with pytest.raises(InvalidInput, match="a role is one of"):
+        Party("king", "a")

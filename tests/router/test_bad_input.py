@@ -25,6 +25,10 @@ RELATIONS = pb.RelationsTask(labels=["in"])
 ENCODE = {
     "no model": (pb.EncodeRequest(items=[TEXT]), "model"),
     "malformed model": (pb.EncodeRequest(model="../../etc/passwd", items=[TEXT]), "model"),
+    "revision that is a path": (pb.EncodeRequest(model="a/b@../../x", items=[TEXT]), "model"),
+    "revision with an empty part": (pb.EncodeRequest(model="a/b@x//y", items=[TEXT]), "model"),
+    "revision of dots": (pb.EncodeRequest(model="a/b@..", items=[TEXT]), "model"),
+    "adapter's revision that is a path": (pb.EncodeRequest(model="a/b", adapter="a/b@../x", items=[TEXT]), "adapter"),
     "model too long": (pb.EncodeRequest(model="a/" + "b" * 300, items=[TEXT]), "model"),
     "empty list": (encode_request(), "items"),
     "empty text": (encode_request("a", "", "b"), "items[1].text"),

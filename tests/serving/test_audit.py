@@ -30,17 +30,21 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, ca
             admin.metadata.append(("x-request-id", "r-1"))
             await admin.call(LOAD, request)
             await admin.call(LIST)
+            for odd in ("org/name@../../x", "\x1b[2J", "a" * 300):  # nobody has looked at it yet
+                await admin.call(LOAD, models_pb2.LoadModelRequest(model=odd))
         async with connected(server.address, token=CLIENT) as client:
             assert await client.code(LOAD, request) == grpc.StatusCode.PERMISSION_DENIED
         async with connected(server.address, token="wrong-token-0123456789") as stranger:
             assert await stranger.code(LIST) == grpc.StatusCode.UNAUTHENTICATED
         await until(lambda: caplog.text.count("refused") >= 2)
+    assert not any(odd in str([vars(record) for record in caplog.records]) for odd in ("../x", "\\x1b", "a" * 100))
     lines = [record for record in caplog.records if record.name == "shoal.audit"]
     said = [record.shoal_fields for record in lines]  # type: ignore[attr-defined]
     peers = [fields.pop("peer") for fields in said]
     ids = [fields.pop("request_id") for fields in said]
-    assert [record.message for record in lines] == ["change", "refused", "refused"]
-    assert said == [
+    assert [record.message for record in lines] == ["change"] * 4 + ["refused"] * 2
+    assert [fields["model"] for fields in said[1:4]] == [""] * 3
+    assert [said[0], *said[4:]] == [
         {"subject": "ops", "role": "admin", "tenant": "acme", "method": LOAD, "model": "org/name", "outcome": "OK"},
         {"subject": "frontend", "role": "client", "tenant": "acme", "method": LOAD, "model": "", "outcome": "PERMISSION_DENIED"},
         {"subject": "", "role": "anonymous", "tenant": "", "method": LIST, "model": "", "outcome": "UNAUTHENTICATED"},

@@ -211,6 +211,12 @@ async def test_a_token_counts_before_the_certificate_that_the_connection_needed(
             async with connected(server.address, credentials, token=token) as caller:
                 assert await caller.code(method) == expected
     assert calls.seen[0].identity == Identity("spiffe://shoal/client/acme", "client", "acme")
+    # No `shoal certs` issues such a name; an authority of another kind may.
+    for name in ("acme\0", "acme?a", "acme%2fa"):
+        odd = certificates.issue_odd("client", name)
+        security, shows = certificates.security(asks_callers=True, tokens=tokens), certificates.channel_credentials(odd)
+        async with server_of(Calls(), security) as server, connected(server.address, shows) as caller:
+            assert await caller.code(LIST) == CODES.UNAUTHENTICATED
     only_certificates = certificates.security(asks_callers=True)
     async with server_of(Calls(), only_certificates) as server, connected(server.address, shown, token=ADMIN) as caller:
         with pytest.raises(grpc.aio.AioRpcError, match="takes no tokens"):

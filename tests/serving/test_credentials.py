@@ -261,6 +261,15 @@ def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
         ([b"https://shoal/client/a"], None),
         ([b"x spiffe://shoal/client/a"], None),
         ([b"spiffe://shoal/client/\xff"], None),
+        ([b"spiffe://shoal/client/acme?admin"], None),
+        ([b"spiffe://shoal/client/acme#a"], None),
+        ([b"spiffe://shoal/client/acme%2fadmin"], None),
+        ([b"spiffe://shoal/client/ac%6de"], None),
+        ([b"spiffe://shoal/client/acme\x00"], None),
+        ([b"spiffe://shoal/client/acme\n"], None),
+        ([b"spiffe://shoal/client/.."], None),
+        ([b"spiffe://shoal/client/**"], None),
+        ([b"spiffe://shoal/client/" + b"a" * 64], None),
     ],
 )
 def test_a_certificate_names_its_holder_by_one_uri(uris: Sequence[bytes], expected: Identity | None) -> None:

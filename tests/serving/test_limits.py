@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 import grpc
 import pytest
 
-from libs.serving import Security, interceptor
+from libs.serving import Security, interceptor, public
 from libs.serving import server as serving_module
 from libs.serving.process import _allow_connections
 from tests.router.parts import refused, until
@@ -154,7 +154,7 @@ async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(mon
 
 
 async def test_watches_of_health_have_a_bound_that_checks_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interceptor, "MOST_WATCHES", 3)
+    monkeypatch.setattr(public, "MOST_STREAMS", 3)
     async with server_of(Calls()) as server, connected(server.address) as caller:
         watches = [caller.stream("/grpc.health.v1.Health/Watch") for _ in range(3)]
         assert [await watch.read() for watch in watches] == [b"\x08\x01"] * 3

@@ -41,6 +41,10 @@ class Certificates:
             self.directory, self.authority, Party.parse(name), now=self.now - ended, days=abs(days), trust_domain=trust_domain
         )
 
+    def issue_odd(self, role: str, name: str) -> Issued:
+        """For a name that `Party` refuses."""
+        return issue(self.directory, self.authority, OddParty(role, "odd", name), now=self.now)
+
     def security(self, *, asks_callers: bool = False, **more: Any) -> Security:
         """TLS with a new certificate of a router; `asks_callers`: mTLS."""
         made = self.issue("router")
@@ -52,6 +56,16 @@ class Certificates:
         if caller is None:
             return grpc.ssl_channel_credentials(ca)
         return grpc.ssl_channel_credentials(ca, caller.key.read_bytes(), caller.certificate.read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class OddParty(Party):
+    """Whose certificate names somebody whom `shoal certs` issues none for."""
+
+    odd: str = ""
+
+    def uri(self, trust_domain: str) -> str:
+        return f"spiffe://{trust_domain}/{self.role}/{self.odd}"
 
 
 @dataclass(frozen=True)

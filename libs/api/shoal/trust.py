@@ -22,23 +22,34 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """Between two looks at the same files."""
+SETTLE_SECONDS = 0.5
+"""So long changed files must have been left alone: who writes one slowly would have its beginning read."""
 _TOKEN = re.compile(r"[!-~]+")
 
 
 class Watched(Generic[T]):
     """What `read` makes of `files`, made anew when they have changed; they are looked at once a second at most.
 
-    While changed files cannot be read, or do not fit together (a new certificate, and its key not yet), the last ones that did
-    count. Threads may share one. Making one raises what `read` raises: OSError or ValueError.
+    Changed files count once they have been left alone for half a second. While they are gone, cannot be read, or do not fit
+    together (a new certificate, and its key not yet), the last ones that did count. Threads may share one. Making one raises what
+    `read` raises: OSError or ValueError. `clock`: seconds of any beginning; `wall`: Unix seconds, as files' times are.
     """
 
-    def __init__(self, files: Iterable[Path], read: Callable[[], T], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._files, self._read, self._clock = tuple(files), read, clock
+    def __init__(
+        self,
+        files: Iterable[Path],
+        read: Callable[[], T],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._files, self._read, self._clock, self._wall = tuple(files), read, clock, wall
         # The state: how the files were when they were read, what was read, and when to look again.
         self._seen = self._stamps()
         self._value = read()
         self._next = clock() + LOOK_SECONDS
         self._refused: object = None
+        self._changed: object = None
 
     def get(self) -> T:
         now = self._clock()
@@ -46,7 +57,7 @@ class Watched(Generic[T]):
             return self._value
         self._next = now + LOOK_SECONDS
         stamps = self._stamps()
-        if stamps != self._seen:
+        if stamps != self._seen and self._is_settled(stamps):
             try:
                 value = self._read()
             except (OSError, ValueError) as error:
@@ -54,8 +65,15 @@ class Watched(Generic[T]):
                     log.warning("changed files cannot be used, so the last ones still are: %s", error)
                 self._refused = stamps
             else:
-                self._seen, self._value = stamps, value
+                if self._stamps() == stamps:  # else changed while it was read
+                    self._seen, self._value = stamps, value
         return self._value
+
+    def _is_settled(self, stamps: Sequence[tuple[int, ...] | None]) -> bool:
+        """By the files' own times, or, should their clock be ahead of ours, because the last look saw them so."""
+        before, self._changed = self._changed, stamps
+        touched = max((stamp[1] / 1e9 for stamp in stamps if stamp is not None), default=0.0)
+        return stamps == before or self._wall() - touched >= SETTLE_SECONDS
 
     def _stamps(self) -> Sequence[tuple[int, ...] | None]:
         return [_stamp(file) for file in self._files]

@@ -1,0 +1,89 @@
+"""Health and reflection (`/grpc.*`), which need no credential: what anybody may make a server hold is bounded here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+import grpc
+from google.protobuf.message import Message
+
+from libs.errors import DeadlinePassed, InvalidInput, ShoalError
+from libs.serving.arrivals import Arrivals
+from libs.serving.bounds import Bound
+from libs.serving.decode import parse, request_type
+
+REQUEST_BYTES: Final = 4096
+"""The names of a service, a file or a symbol are shorter."""
+MOST_STREAMS: Final = 1_000
+"""Of both services."""
+
+Refuse: TypeAlias = Callable[[Any, ShoalError], Awaitable[None]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Public:
+    """Wraps the handlers of these services. `refuse` aborts a call."""
+
+    def __init__(self, refuse: Refuse) -> None:
+        self.refuse = refuse
+        self.streams = Bound(MOST_STREAMS, "streams of health and reflection")
+        self.arrivals = Arrivals()
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Takes `package.Service/Method` as a stream of requests, so that no message is read unless it is asked for."""
+        kind = request_type(method)
+        if kind is None:
+            raise TypeError(f"{method}: only declared methods can be served")
+        behaviour = _Behaviour(self, kind, handler)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
+
+
+class _Behaviour:
+    """One method's handler behind the bounds."""
+
+    def __init__(self, public: Public, kind: type[Message], handler: Any) -> None:
+        self._public = public
+        self._kind = kind
+        self._handler = handler
+
+    async def unary(self, _: object, context: Any) -> Any:
+        try:
+            return await self._handler.unary_unary(await self._one(context), context)
+        except ShoalError as error:
+            await self._public.refuse(context, error)
+
+    async def stream(self, _: object, context: Any) -> AsyncIterator[Any]:
+        answer: Any = self._handler.stream_stream or self._handler.unary_stream
+        try:
+            with self._public.streams.entered():
+                request = self._many(context) if self._handler.request_streaming else await self._one(context)
+                if inspect.isasyncgenfunction(answer):
+                    async for response in answer(request, context):
+                        yield response
+                else:  # writes by itself
+                    await answer(request, context)
+        except ShoalError as error:
+            await self._public.refuse(context, error)
+
+    async def _one(self, context: Any) -> Message:
+        """The request. Raises InvalidInput, and what `Arrivals.read` raises."""
+        body = await self._public.arrivals.read(context)
+        if not isinstance(body, bytes):  # the end
+            raise InvalidInput("the call came without a request")
+        return self._parsed(body)
+
+    async def _many(self, context: Any) -> AsyncIterator[Message]:
+        """The requests of a stream, which ends if the next one does not arrive in time. Raises InvalidInput, NoCapacity."""
+        with suppress(DeadlinePassed):
+            while isinstance(body := await self._public.arrivals.read(context), bytes):
+                yield self._parsed(body)
+
+    def _parsed(self, body: bytes) -> Message:
+        if len(body) > REQUEST_BYTES:
+            raise InvalidInput(f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed here")
+        return parse(self._kind, body)

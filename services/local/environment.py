@@ -1,0 +1,43 @@
+"""What a child of `shoal up` is told of this shell's environment: what its kind needs, and no secret of anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_SYSTEM: Final = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "DYLD_", "VIRTUAL_ENV",
+)  # fmt: skip
+_SERVICE: Final = (*_SYSTEM, "SHOAL_", "PYTHON", "OTEL_", "SSL_CERT_", "MALLOC_", "COVERAGE_")
+_WORKER: Final = (
+    *_SERVICE,
+    # Where models come from, and what that asks for.
+    "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "GCLOUD_", "CLOUDSDK_", "BOTO_", "XDG_",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+    "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    # What it computes with.
+    "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "HSA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_",
+    "RAYON_", "TOKENIZERS_", "DNNL_", "ONEDNN_", "CC", "CXX",
+)  # fmt: skip
+_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
+    "redis": _SYSTEM,
+    "router": _SERVICE,
+    "scheduler": _SERVICE,
+    "worker": _WORKER,
+}
+"""Names, and how names begin that end in `_` or are families."""
+_TRUST: Final = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
+"""Whom services trust and what they show: what this shell knows of other meshes is not this one's."""
+_FAMILIES: Final = ("PYTHON", "TORCH")
+
+
+def environment_of(role: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environ` for a child of the role: redis, router, scheduler or worker."""
+    allowed = _ALLOWED[role]
+    names = frozenset(allowed)
+    beginnings = tuple(name for name in allowed if name.endswith("_") or name in _FAMILIES)
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in names or name.startswith(beginnings)) and not name.startswith(_TRUST)
+    }

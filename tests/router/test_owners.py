@@ -1,0 +1,81 @@
+"""A worker id is of the credential that its heartbeats come with, at every router."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+from shoal.v1 import worker_pb2
+
+from libs.serving import Security
+from services.router import app
+from services.router.settings import Settings
+from tests.router.parts import until
+from tests.serving.parts import PULL, Caller, connected
+from tests.support.redis import RedisServer
+
+OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
+HEARTBEAT = "/shoal.v1.WorkerService/Heartbeat"
+COMPLETE = "/shoal.v1.WorkerService/Complete"
+POOL_A, POOL_B = "token-of-pool-a-0123", "token-of-pool-b-0123"
+
+
+def beat(worker_id: str, *, leaving: bool = False, subject: str = "") -> worker_pb2.HeartbeatRequest:
+    return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch="e", pool="cpu", leaving=leaving, subject=subject)
+
+
+def said_of(worker_id: str) -> dict[str, object]:
+    """All that a worker says under an id, by method."""
+    return {
+        HEARTBEAT: beat(worker_id),
+        PULL: worker_pb2.PullRequest(worker_id=worker_id, epoch="e", pool="cpu", budget_tokens=1, budget_jobs=1, batch_id="e-1"),
+        COMPLETE: worker_pb2.CompleteRequest(worker_id=worker_id, lane=worker_pb2.Lane(pool="cpu", model="o/m"), batch_id="e-1"),
+    }
+
+
+@pytest.fixture
+async def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(
+        f"tokens:\n- {{token: {POOL_A}, subject: pool-a, role: worker}}\n- {{token: {POOL_B}, subject: pool-b, role: worker}}\n"
+    )
+    return path
+
+
+async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
+    return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
+
+
+async def test_a_worker_id_is_of_one_credential_at_every_router(tokens: Path, server: RedisServer, redis: Redis) -> None:
+    async with AsyncExitStack() as stack:
+        callers: dict[tuple[str, str], Caller] = {}
+        for router_id in ("a", "b"):
+            settings = Settings(
+                router_id, "127.0.0.1:0", security=Security(tokens=tokens), redis_url=server.url, lease_ms=3_000, grace_seconds=1.0
+            )
+            address = await stack.enter_async_context(app.running(settings))
+            for token in (POOL_A, POOL_B):
+                callers[router_id, token] = await stack.enter_async_context(connected(address, token=token))
+        mine, others, elsewhere = callers["a", POOL_A], callers["a", POOL_B], callers["b", POOL_B]
+        assert await mine.code(HEARTBEAT, beat("w1")) == OK
+        assert await codes(others, "w1") == {DENIED}
+        # Another router knows it when it has looked at the registry; it must not take the name over before.
+        pull = said_of("w1")[PULL]
+
+        async def knows() -> bool:
+            return await elsewhere.code(PULL, pull) == DENIED
+
+        await until(knows)
+        assert await codes(elsewhere, "w1") == {DENIED}
+        assert await others.code(HEARTBEAT, beat("w1", leaving=True)) == DENIED
+        # Who shares the credential is one of the pool, and what a worker says of its subject counts for nothing.
+        assert await codes(callers["b", POOL_A], "w1") == {OK}
+        assert await others.code(HEARTBEAT, beat("w2", subject="pool-a")) == OK
+        assert await codes(mine, "w2") == {DENIED}
+        assert await codes(others, "w2") == {OK}
+        # Whose heartbeats have ended has no name any more.
+        assert await mine.code(HEARTBEAT, beat("w1", leaving=True)) == OK
+        assert await codes(others, "w1") == {OK}

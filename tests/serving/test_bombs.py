@@ -1,0 +1,175 @@
+"""What a server may be made to hold by who has no credential, and by compressed requests: measured on processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from shoal.v1 import inference_pb2
+
+from libs.errors import DeadlinePassed, NoCapacity
+from libs.serving import arrivals
+from libs.serving.arrivals import GROWTH_BYTES, Arrivals
+from libs.serving.public import REQUEST_BYTES
+from tests.router.parts import refused, until
+from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, server_of
+from tests.support.cluster import Cluster, lasting_port
+from tests.support.peak import Peak
+
+MIB = 1024 * 1024
+MOST_GROWTH = 192 * MIB
+"""Of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a machine that is busy with other things."""
+ENCODE = "/shoal.v1.InferenceService/Encode"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+CHECKED = b"\x08\x01"
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, int]:
+    return {name: lasting_port() for name in ("router-0", "worker-0")}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[Cluster]:
+    """A router with a health port beside, a scheduler, and a worker with its health port."""
+    each = {name: {"SHOAL_HEALTH_ADDRESS": f"127.0.0.1:{port}"} for name, port in ports.items()}
+    with Cluster(tmp_path_factory.mktemp("bombed"), models="", schedulers=1, each=each) as cluster:
+        yield cluster
+
+
+async def attack(address: str, method: str, size: int, *, calls: int = 1, gzip: bool = False) -> set[grpc.StatusCode]:
+    """How calls end whose requests are so many bytes, all at once on one connection."""
+    body, form = bytes(size), grpc.Compression.Gzip if gzip else None
+
+    async def one(caller: Any) -> grpc.StatusCode:
+        return (await refused(caller.call(method, body, 60.0, compression=form))).code
+
+    async with connected(address) as caller:
+        return set(await asyncio.gather(*(one(caller) for _ in range(calls))))
+
+
+@pytest.mark.parametrize("kind", ["router-0", "router's health port", "scheduler-0", "worker-0"])
+async def test_who_has_no_credential_makes_no_process_hold_much(kind: str, mesh: Cluster, ports: dict[str, int]) -> None:
+    address, name = {
+        "router-0": (mesh.addresses[0], "router-0"),
+        "router's health port": (f"127.0.0.1:{ports['router-0']}", "router-0"),
+        "scheduler-0": (mesh.scheduler_addresses[0], "scheduler-0"),
+        "worker-0": (f"127.0.0.1:{ports['worker-0']}", "worker-0"),
+    }[kind]
+    peak = Peak(mesh.processes[name].pid)
+    assert await attack(address, HEALTH, 600 * MIB, gzip=True) == {grpc.StatusCode.UNIMPLEMENTED}
+    for size, calls in ((140 * MIB, 3), (300 * MIB, 1), (140 * MIB, 3)):
+        codes = await attack(address, HEALTH, size, calls=calls)
+        assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    print(f"{kind}: {peak.grown / MIB:.0f} MiB more")
+    assert peak.grown < MOST_GROWTH
+    async with connected(address) as caller:
+        assert await caller.call(HEALTH) in (CHECKED, b"\x08\x02")
+
+
+async def test_what_is_compressed_is_not_inflated(mesh: Cluster) -> None:
+    peak = Peak(mesh.processes["router-0"].pid)
+    assert await attack(mesh.addresses[0], ENCODE, 600 * MIB, calls=2, gzip=True) == {grpc.StatusCode.UNIMPLEMENTED}
+    print(f"{peak.grown / MIB:.0f} MiB more")
+    assert peak.grown < MOST_GROWTH
+    async with connected(mesh.addresses[0]) as caller:
+        await caller.call(GET_MESH)
+        request = inference_pb2.EncodeRequest(model="no/such", items=[inference_pb2.Item(text="a")])
+        assert (await refused(caller.call(ENCODE, request))).code == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_makes_no_process_hold_much(mesh: Cluster) -> None:
+    peak = Peak(mesh.processes["router-0"].pid)
+    async with connected(mesh.addresses[0]) as caller:
+        call = caller.stream(REFLECTION, bytes(300 * MIB), 60.0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        assert peak.grown < MOST_GROWTH
+        listed = caller.stream(REFLECTION, b"\x3a\x00")
+        assert b"shoal.v1.InferenceService" in await listed.read()
+
+
+async def test_bad_bytes_to_health_are_refused_in_words() -> None:
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        for method in (HEALTH, "/grpc.health.v1.Health/Watch"):
+            for body in (b"\xff\xff", b"\x0a\x02\xff\xfe", bytes(REQUEST_BYTES + 1)):
+                refusal = await refused(caller.call(method, body))
+                assert refusal.code == grpc.StatusCode.INVALID_ARGUMENT
+                assert "class" not in refusal.message
+                assert "Error" not in refusal.message
+        assert (await refused(caller.call(HEALTH, health_pb2.HealthCheckRequest(service="x")))).code == grpc.StatusCode.NOT_FOUND
+        assert await caller.call(HEALTH) == CHECKED
+
+
+async def test_requests_of_services_without_texts_have_a_small_limit(mesh: Cluster) -> None:
+    async with connected(mesh.addresses[0]) as caller:
+        refusal = await refused(caller.call(GET_MESH, bytes(65 * 1024)))
+        assert refusal.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "65,536" in refusal.message
+
+
+class FakeCall:
+    """A call whose request arrives when `arrived` is set."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+
+    async def read(self) -> bytes:
+        await self.arrived.wait()
+        return b"a"
+
+
+class Memory:
+    """What a process would hold."""
+
+    def __init__(self) -> None:
+        self.bytes = 100 * MIB
+        self.looks = 0
+
+    def __call__(self) -> int:
+        self.looks += 1
+        return self.bytes
+
+
+async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
+    memory = Memory()
+    reader, slow = Arrivals(memory), FakeCall()
+    reading = asyncio.create_task(reader.read(slow))
+    await until(lambda: memory.looks >= 3)
+    memory.bytes += GROWTH_BYTES + 1
+    with pytest.raises(NoCapacity):
+        await reading
+    # What was freed is resident still: the next ones are measured by what was there before, and those that come at once are read.
+    prompt = FakeCall()
+    prompt.arrived.set()
+    assert await reader.read(prompt) == b"a"
+    with pytest.raises(NoCapacity):
+        await reader.read(FakeCall())
+    memory.bytes -= GROWTH_BYTES
+    late = FakeCall()
+    reading = asyncio.create_task(reader.read(late))
+    looks = memory.looks
+    await until(lambda: memory.looks >= looks + 3)
+    late.arrived.set()
+    assert await reading == b"a"
+
+
+async def test_a_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 0.05)
+    memory = Memory()
+    with pytest.raises(DeadlinePassed):
+        await Arrivals(memory).read(FakeCall())
+    looks = memory.looks
+    await until(lambda: memory.looks > looks)  # the last look, after which nobody looks
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        assert (await refused(caller.without_request(HEALTH))).code in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        )
+        stream: Any = caller.stream(REFLECTION, b"\x3a\x00")
+        assert await stream.read()
+        assert await stream.read() is grpc.aio.EOF
