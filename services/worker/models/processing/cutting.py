@@ -200,14 +200,15 @@ class Cutter:
 
     def _first(self, encoding: Encoding, text: str, seam: int) -> int:
         """How many tokens of the encoding, from its first, are those of any text that begins as this one does before the seam."""
-        near = _settled(text, max(0, seam - _MARGIN))
         rows = _own(encoding)
         starts, ends = _offsets(encoding)
-        beyond = np.flatnonzero(ends[rows] > near)
-        if not len(beyond) or np.count_nonzero(starts[rows] < seam) - beyond[0] < _NEAR:
+        there = int(np.count_nonzero(starts[rows] < seam))
+        if there <= _NEAR:
             return 0
+        near = _settled(text, max(0, min(seam - _MARGIN, int(starts[rows[there - _NEAR]]))))
+        beyond = rows[ends[rows] > near][0]
         borders = self._borders(encoding, rows)
-        return int(borders[borders <= rows[beyond[0]]][-1])
+        return int(borders[borders <= beyond][-1])
 
     def _last(self, encoding: Encoding, seam: int) -> int:
         """The same from the last token, of any text that ends as this one does behind the seam, which is at a border."""
