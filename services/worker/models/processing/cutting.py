@@ -206,9 +206,9 @@ class Cutter:
         if there <= _NEAR:
             return 0
         near = _settled(text, max(0, min(seam - _MARGIN, int(starts[rows[there - _NEAR]]))))
-        beyond = rows[ends[rows] > near][0]
+        beyond = rows[ends[rows] > near]
         borders = self._borders(encoding, rows)
-        return int(borders[borders <= beyond][-1])
+        return int(borders[borders <= beyond[0]][-1]) if len(beyond) else 0
 
     def _last(self, encoding: Encoding, seam: int) -> int:
         """The same from the last token, of any text that ends as this one does behind the seam, which is at a border."""
