@@ -20,7 +20,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-fairness bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -124,6 +124,9 @@ bench-telemetry: $(VENV)/.dev ## Measure what traces and scrapes cost
 
 bench-fairness: $(VENV)/.dev ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
 	$(BIN)/python -m benchmarks.fairness $(ARGS)
+
+bench-recovery: $(VENV)/.dev ## Measure how long the requests of a killed worker wait
+	$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 bench-soak: $(VENV)/.dev ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)

@@ -6,13 +6,13 @@ Read by workers before the adapter's tensors (`services/worker/models/lora.py`).
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from libs.catalog.files import Config, need_config
+from libs.catalog.patterns import Pattern, Unsupported, compiled
 
 FILE: Final = "adapter_config.json"
 """It makes a directory an adapter."""
@@ -65,9 +65,12 @@ READ: Final = frozenset(
 _INITIAL: Final = ("gaussian", "eva", "orthogonal")
 """Ways to begin a training that leave the model's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ) change them."""
 
-_PATTERN: Final = re.compile(r"[\w.^$|():?*+\\-]{1,200}", re.ASCII)
-_REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)[*+]")
-_MOST_REPEATS: Final = 3
+_MOST_TARGETS: Final = 10_000
+_MOST_PATTERNS: Final = 32_768
+"""Characters of all patterns of a key: some adapters have one for each of their modules."""
+
+Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
+"""What modules have whose names a pattern matches; the first that does counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +81,16 @@ class Adapter:
     rank: int
     alpha: float
     rslora: bool
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
-    targets: tuple[str, ...] | None
+    ranks: Numbers
+    alphas: Numbers
+    targets: frozenset[str] | None
 
     def is_target(self, module: str) -> bool:
         """Whether the module (its name in the model that was trained) is among `target_modules`."""
         if self.targets is None:
             return True
-        return any(module == target or module.endswith(f".{target}") for target in self.targets)
+        parts = module.split(".")
+        return any(".".join(parts[number:]) in self.targets for number in range(len(parts)))
 
     def rank_of(self, module: str) -> int:
         return int(_matching(self.ranks, module, self.rank))
@@ -109,8 +113,8 @@ def read_adapter(directory: Path) -> Adapter:
         rank=_rank(config, "r", config.values.get("r")),
         alpha=_number(config, "lora_alpha", config.values.get("lora_alpha")),
         rslora=config.flag("use_rslora"),
-        ranks={key: _rank(config, "rank_pattern", value) for key, value in _patterns(config, "rank_pattern").items()},
-        alphas={key: _number(config, "alpha_pattern", value) for key, value in _patterns(config, "alpha_pattern").items()},
+        ranks=_numbers(config, "rank_pattern", _rank),
+        alphas=_numbers(config, "alpha_pattern", _number),
         targets=_targets(config),
     )
 
@@ -135,35 +139,37 @@ def _refuse(config: Config) -> None:
         )
 
 
-def _targets(config: Config) -> tuple[str, ...] | None:
+def _targets(config: Config) -> frozenset[str] | None:
     """A single string is `all-linear` or a pattern. It is not tried: the file's tensors tell what it matched."""
     value = config.values.get("target_modules")
     if value is None or isinstance(value, str):
         return None
-    return config.texts("target_modules")
+    found = config.texts("target_modules")
+    if len(found) > _MOST_TARGETS:
+        raise config.broken("target_modules", f"names {len(found):,} modules; at most {_MOST_TARGETS:,} are served")
+    return frozenset(found)
 
 
-def _patterns(config: Config, key: str) -> Mapping[str, object]:
-    """Patterns of module names. They are others' regular expressions, so none may take long on a name."""
-    patterns = config.part(key).values
-    for pattern in patterns:
-        repeats = pattern.count("*") + pattern.count("+")
-        if not _PATTERN.fullmatch(pattern) or _REPEATED_GROUP.search(pattern) or repeats > _MOST_REPEATS:
-            raise config.broken(key, f"has {_short(pattern)}, which is not served: name the modules, with a few `.*` at most")
-        try:
-            re.compile(_anchored(pattern))
-        except re.error as error:
-            raise config.broken(key, f"has {_short(pattern)}, which is no regular expression: {error}") from error
-    return patterns
+def _numbers(config: Config, key: str, read: Callable[[Config, str, object], float]) -> Numbers:
+    """By patterns of module names. They are others' regular expressions, so none is tried in a way that may take long."""
+    values = config.part(key).values
+    total = sum(map(len, values))
+    if total > _MOST_PATTERNS:
+        raise config.broken(key, f"has patterns of {total:,} characters; at most {_MOST_PATTERNS:,} are served")
+    return tuple((_pattern(config, key, text), read(config, key, value)) for text, value in values.items())
 
 
-def _matching(values: Mapping[str, float], module: str, default: float) -> float:
+def _pattern(config: Config, key: str, text: str) -> Pattern:
+    try:
+        return compiled(text)
+    except Unsupported as problem:
+        advice = "which is not served: name the modules, with `.*` or `[0-9]+` where they differ"
+        raise config.broken(key, f"has the pattern {_short(text)}, {advice}. It {problem}") from None
+
+
+def _matching(values: Numbers, module: str, default: float) -> float:
     """That of the first pattern which the end of the module's name matches (PEFT: get_pattern_key)."""
-    return next((value for pattern, value in values.items() if re.match(_anchored(pattern), module)), default)
-
-
-def _anchored(pattern: str) -> str:
-    return rf"(.*\.)?({pattern})$"
+    return next((value for pattern, value in values if pattern.matches_end(module)), default)
 
 
 def _rank(config: Config, key: str, value: object) -> int:

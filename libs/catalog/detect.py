@@ -36,6 +36,7 @@ _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 _STANFORD = "HF_ColBERT"
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
 _MASKED = "ForMaskedLM"
+_MOST_PROMPTS = 1 << 16  # characters of all of them; their names are in each heartbeat
 
 
 def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
@@ -95,6 +96,8 @@ def _kind(files: Checkpoint) -> Kind:
 def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
     """What every kind of card has."""
     prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
+    if sum(len(name) + len(text) for name, text in prompts.items()) > _MOST_PROMPTS:
+        raise files.top.broken("prompts", f"has more than {_MOST_PROMPTS:,} characters, one of which comes before each text")
     default = files.top.text("default_prompt_name")
     if default and default not in files.top.part("prompts").values:
         raise files.top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")

@@ -24,7 +24,7 @@ MAX_HEADER_BYTES: Final = 16 << 20
 """Of a safetensors file's JSON: 200,000 tensors. The format itself allows 100 MB, of which Python would make a gigabyte."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_MAX_COUNT: Final = (1 << 31) - 1
+MAX_COUNT: Final = (1 << 31) - 1
 _MAX_DIGITS: Final = 40  # tokenizers write 10^30 for "no limit"
 _MAX_DEPTH: Final = 64
 _MAX_WORDS: Final = 600
@@ -60,7 +60,7 @@ class Config:
             raise self.broken(key, f"must be a string, not {value!r}")
         return value
 
-    def number(self, key: str, default: int = 0, *, most: float = _MAX_COUNT) -> int:
+    def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
         """A count. Tokenizers write a huge one for "no limit": `most` is infinite where that may be."""
         value = self._value(key)
         if value is None:
@@ -283,7 +283,7 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     header = tensor_header(directory, name)
     size, first = (directory / name).stat().st_size, 8 + len(header)
     try:
-        values = json.loads(header.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole, parse_constant=_no_number)
+        values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_no_number)
         if _HALF_PAIR.search(header):
             json.dumps(values, ensure_ascii=False).encode("utf-8")
         values.pop("__metadata__", None)
@@ -294,7 +294,8 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object with each of its names once: others may read the last of them, or the first. Raises ValueError."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name is there twice")

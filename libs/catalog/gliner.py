@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Task
-from libs.catalog.files import Config, digest, need_config, read_config, tensor_files
+from libs.catalog.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 
 FILE: Final = "gliner_config.json"
@@ -43,6 +43,8 @@ _OFF: dict[str, tuple[object, ...]] = {
 _ANY_LENGTH: Final = 4096
 # A tokenizer's way to say that it has no limit is a number beyond all texts.
 _NO_LIMIT: Final = 1_000_000
+_MOST_WIDTH: Final = 256  # words x width spans are listed for each text
+MOST_WORDS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,8 @@ def read_gliner(directory: Path) -> Gliner:
     return Gliner(
         span_mode=mode,
         hidden=count(config, "hidden_size", 512),
-        max_width=count(config, "max_width", 12),
-        max_words=count(config, "max_len", 384),
+        max_width=count(config, "max_width", 12, most=_MOST_WIDTH),
+        max_words=count(config, "max_len", 384, most=MOST_WORDS),
         pooling=_pooling(config),
         # Models with an encoder for labels carry the LSTM's tensors, but the package never runs it.
         recurrent=0 if labels else config.number("num_rnn_layers", 1),
@@ -181,9 +183,9 @@ def _labels(directory: Path, config: Config) -> Mapping[str, object]:
     return labels.values
 
 
-def count(config: Config, key: str, default: int) -> int:
-    """Raises ModelBroken for 0."""
-    value = config.number(key, default)
+def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> int:
+    """Raises ModelBroken for 0, and for more than `most`."""
+    value = config.number(key, default, most=most)
     if value < 1:
         raise config.broken(key, "must be at least 1")
     return value

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
 from libs.catalog.files import Config, digest, need_config, tensor_files
-from libs.catalog.gliner import ENCODER_PREFIX, Pooling, count, longest_sequence
+from libs.catalog.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
 from libs.errors import ModelBroken
 
 FILE: Final = "glirel_config.json"
@@ -94,7 +94,7 @@ def read_glirel(directory: Path) -> Glirel:
     farthest = config.values.get("max_entity_pair_distance")
     return Glirel(
         hidden=count(config, "hidden_size", 512),
-        max_words=count(config, "max_len", 384),
+        max_words=count(config, "max_len", 384, most=MOST_WORDS),
         pooling=pooling,
         label_states=label_states,
         scorer=_scorer(config),

@@ -16,6 +16,7 @@ _PROBLEMS: dict[str, Problem] = {
 }
 _ENTAILED = "entail"
 _MOST_CLASSES = 10_000  # a card with all of them is in each heartbeat
+_MOST_CHARACTERS = 1 << 19
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
@@ -29,7 +30,10 @@ def _classes(config: Config) -> tuple[str, ...]:
     wanted = [str(number) for number in range(len(names))]
     if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
         raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")
-    return tuple(str(names[number]) for number in wanted)
+    classes = tuple(str(names[number]) for number in wanted)
+    if sum(map(len, classes)) > _MOST_CHARACTERS:
+        raise config.broken("id2label", f"has names of more than {_MOST_CHARACTERS:,} characters")
+    return classes
 
 
 def sequence_labels(files: Checkpoint, card: Card) -> Card:

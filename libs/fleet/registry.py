@@ -18,7 +18,8 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
-from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerRecord
+from libs.fleet.cards import digest_of, merged, without_measures
+from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection import translated
 from libs.queue.keys import BELL, LaneKey, WorkerBell
 
@@ -58,6 +59,8 @@ class Fleet:
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
+        # What each worker last told of its models' files, as digests by model.
+        self._told_cards: dict[str, dict[str, int]] = {}
         # What was told since the last refresh began: what that read may be older.
         self._told: list[_Change] = []
 
@@ -66,17 +69,19 @@ class Fleet:
         become resident, and all of a worker that has been started again, are given another chance.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
-        cards = {model.model: model.card for model in heartbeat.models if model.HasField("card")}
-        changed = {name: card for name, card in cards.items() if self.snapshot.card(name) != card}
+        kept = _without_cards(heartbeat)
+        told = {model.model: digest_of(model.card) for model in heartbeat.models if model.HasField("card")}
+        changed = self._changed_cards(heartbeat, kept, told)
         now_ms = await scripts.report(
             self._redis,
             (_WORKERS, _CARDS),
             worker_id=heartbeat.worker_id,
-            heartbeat=_without_cards(heartbeat).SerializeToString(),
+            heartbeat=kept.SerializeToString(),
             leaving=heartbeat.leaving,
             new_cards=[part for name, card in changed.items() for part in (name, card.SerializeToString())],
         )
-        record = WorkerRecord.of(heartbeat, now_ms)
+        self._told_cards[heartbeat.worker_id] = told
+        record = WorkerRecord.of(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             workers = {name: worker for name, worker in snapshot.workers.items() if name != record.worker_id}
@@ -86,6 +91,24 @@ class Fleet:
 
         self._tell(change)
         await self._note_failures(previous, heartbeat)
+
+    def _changed_cards(
+        self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, told: Mapping[str, int]
+    ) -> dict[str, models_pb2.ModelCard]:
+        """Cards of models that are another than is known, now that the worker has told its own (`libs/fleet/cards.py`)."""
+        before = self._told_cards.get(heartbeat.worker_id, {})
+        others = [worker.models for name, worker in self.snapshot.workers.items() if name != heartbeat.worker_id]
+        changed = {}
+        for model, own in zip(heartbeat.models, kept.models, strict=True):
+            name, known = model.model, self.snapshot.card(model.model)
+            if model.HasField("card"):
+                repeats = known is not None and told[name] == before.get(name)
+                plain = without_measures(known if known is not None and repeats else model.card)
+                copies = [models[name] for models in others if name in models]
+                card = merged(plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)])
+                if card != known:
+                    changed[name] = card
+        return changed
 
     def _tell(self, change: _Change) -> None:
         self._told.append(change)
@@ -130,8 +153,10 @@ class Fleet:
             doublings=0 if is_passing else FAILURE_DOUBLINGS,
         )
 
+        told = _until(failure, PASSING_MS)
+
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            failed = {**snapshot.failures.get(model, {}), worker_id: failure}
+            failed = {**snapshot.failures.get(model, {}), worker_id: told}
             return replace(snapshot, failures={**snapshot.failures, model: failed})
 
         self._tell(change)
@@ -190,6 +215,7 @@ class Fleet:
         if gone:
             await self._redis.hdel(_WORKERS, *gone)
         self._heartbeats = {worker_id: self._heartbeats[worker_id] for worker_id in heartbeats if worker_id.decode() in live}
+        self._told_cards = {worker_id: told for worker_id, told in self._told_cards.items() if worker_id in live}
         return live
 
     def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
@@ -203,12 +229,32 @@ class Fleet:
             expiry_ms, _, failure = value.partition(b" ")
             model, _, worker_id = field.decode().partition(" ")
             if int(expiry_ms) > now_ms:
-                live[model][worker_id] = worker_pb2.Failure.FromString(failure)
+                live[model][worker_id] = _until(worker_pb2.Failure.FromString(failure), int(expiry_ms) - now_ms)
             else:
                 gone.append(field)
         if gone:
             await self._redis.hdel(_FAILURES, *gone)
         return dict(live)
+
+    async def heard(self, worker_id: str) -> tuple[str, int] | None:
+        """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock); None if it is not registered."""
+        with translated():
+            value = cast("bytes | None", await self._redis.hget(_WORKERS, worker_id))
+        if value is None:
+            return None
+        time_ms, _, heartbeat = value.partition(b" ")
+        return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(time_ms)
+
+    async def forget(self, worker_id: str, heard_ms: int) -> bool:
+        """Removes a worker that is gone; False if it was heard of since `heard_ms`, or was removed already."""
+        if not await scripts.forget(self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)):
+            return False
+
+        def change(snapshot: FleetSnapshot) -> FleetSnapshot:
+            return replace(snapshot, workers={name: one for name, one in snapshot.workers.items() if name != worker_id})
+
+        self._tell(change)
+        return True
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
         """True if no worker but this one may now load the lane's model, until `ttl_ms` are over or the claim is released."""
@@ -309,14 +355,26 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
     return LeaderRecord(scheduler_id.decode(), int(fence or 0), int(plan or 0), int(plan_ms or 0), json.loads(desired or b"{}"))
 
 
+def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
+    """Of what could not be reached: a retry may help once the worker tries again itself, in `left_ms`."""
+    told = worker_pb2.Failure()
+    told.CopyFrom(failure)
+    if failure.reason == NoCapacity.reason:
+        told.retry_after_seconds = left_ms / 1000
+    return told
+
+
 def _claim(lane: LaneKey) -> str:
     return f"v1:{{fleet}}:claim:{lane.name}"
 
 
 def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
+    """What is kept of it: of cards only what the worker measured itself."""
     kept = worker_pb2.HeartbeatRequest()
     kept.CopyFrom(heartbeat)
     kept.ClearField("batches")
     for model in kept.models:
+        model.data_type = model.data_type or model.card.data_type
+        model.tokens_per_byte = model.tokens_per_byte or model.card.tokens_per_byte
         model.ClearField("card")
     return kept

@@ -36,6 +36,8 @@ class WorkerModelRecord:
     resident_seconds: float = 0.0
     failed_adapters: Mapping[str, worker_pb2.Failure] = field(default_factory=dict)
     measured_batch_tokens: int = 0
+    data_type: str = ""
+    tokens_per_byte: float = 0.0
 
     @staticmethod
     def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
@@ -58,6 +60,8 @@ class WorkerModelRecord:
             model.resident_seconds,
             dict(model.failed_adapters),
             model.measured_batch_tokens,
+            model.data_type,
+            model.tokens_per_byte,
         )
 
 

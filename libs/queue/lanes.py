@@ -349,6 +349,21 @@ class Lanes:
             dead_result=self._dead_result,
         )
 
+    async def end_leases(self, lane: LaneKey, epoch: str) -> int:
+        """Ends the leases of a worker's process that is gone, as if they had run out. Rings for the jobs that went back, and
+        answers how many they are."""
+        back = await upkeep.end_leases(
+            self._redis,
+            self._keys.of(lane),
+            lane=lane.name,
+            bell=BELL,
+            prefix=f"{epoch}-",
+            max_attempts=self._max_attempts,
+            dead_letter_limit=self._dead_letter_limit,
+            dead_result=self._dead_result,
+        )
+        return cast(int, back)
+
     def _script_clock(self) -> int:
         """What scripts are told of the time. Below 0: they ask Redis' clock themselves, so routers need not agree."""
         return self._clock() if self._clock else -1

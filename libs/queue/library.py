@@ -125,19 +125,29 @@ local function bury(id, tries, limit, lane, answers, result)
   call('PEXPIRE', dead, 7 * DAY)
 end
 
-local function reap(now, max_attempts, limit, lane, result)   -- of leases that ran out, jobs go back or are given up
-  local answers = {}
-  for _, batch_id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8)) do
+local function recover(ended, max_attempts, limit, lane, result)   -- of workers that are gone: jobs go back, or are given up
+  local answers, back = {}, 0
+  for _, batch_id in ipairs(ended) do
     local jobs = unlease(batch_id) or {}
     for i = 2, #jobs, 2 do
       local id = parse(jobs[i])
       if holds(jobs[i], id) then
         local tries = call('HINCRBY', attempts, id, 1)
-        if tries >= max_attempts then bury(id, tries, limit, lane, answers, result) else requeue(jobs[i], jobs[i + 1]) end
+        if tries >= max_attempts then
+          bury(id, tries, limit, lane, answers, result)
+        else
+          requeue(jobs[i], jobs[i + 1])
+          back = back + 1
+        end
       end
     end
   end
   push(answers)
+  return back
+end
+
+local function reap(now, max_attempts, limit, lane, result)   -- recovers what leases that ran out held
+  recover(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8), max_attempts, limit, lane, result)
 end
 
 local function settle()                -- an idle lane keeps nothing but its counters, which expire

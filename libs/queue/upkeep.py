@@ -30,6 +30,20 @@ async def fail(*, result: bytes, limit: int) -> Reply:
 
 
 @lane_script
+async def end_leases(*, lane: str, bell: str, prefix: str, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply:
+    """
+    -- Ends the leases whose names begin with `prefix`, as if they had run out. Answers how many jobs went back to the lane.
+    local ended = {}
+    for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
+      if string.sub(batch_id, 1, #prefix) == prefix then ended[#ended + 1] = batch_id end
+    end
+    local back = recover(ended, max_attempts, dead_letter_limit, lane, dead_result)
+    if back > 0 then call('PUBLISH', bell, lane) else settle() end
+    return back
+    """
+
+
+@lane_script
 async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply:
     """
     -- Reaps leases, drops expired and finished jobs among the first `limit` of each class, and, where that is all of them, recounts

@@ -20,7 +20,7 @@ _USE: Final = _methods("shoal.v1.InferenceService", "Encode", "Score", "Extract"
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
 """What changes where models are: each call is noted in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
-_WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat")
+_WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect")
 _SCALE: Final = _methods(
     "externalscaler.ExternalScaler", "IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics", "StreamMetricSpec"
 )

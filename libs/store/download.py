@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from libs.catalog.files import tensor_entries, tensor_header
 from libs.errors import ModelBroken, NoCapacity
-from libs.store.source import Progress, Remote, RemoteFile
+from libs.store.source import OutOfReach, Progress, Remote, RemoteFile
 
 _ROUNDS: Final = 2
 """A file that arrives corrupt is fetched once more; twice the same is the source's fault."""
@@ -39,12 +39,15 @@ class Transfer:
     """Pauses between tries of one request."""
 
 
-def patiently(work: Callable[[], _Answer], pauses: Sequence[float]) -> _Answer:
-    """Tries again after each pause while `work` raises NoCapacity; raises its last error."""
-    for pause in pauses:
+def patiently(work: Callable[[], _Answer], pauses: Sequence[float], *, most_unreached: int = 1_000) -> _Answer:
+    """Tries again after each pause while `work` raises NoCapacity, at most `most_unreached` times for OutOfReach; raises its last
+    error."""
+    for number, pause in enumerate(pauses):
         try:
             return work()
-        except NoCapacity:
+        except NoCapacity as error:
+            if isinstance(error, OutOfReach) and number >= most_unreached:
+                raise
             time.sleep(pause)
     return work()
 

@@ -28,7 +28,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from libs.catalog.files import tensor_files
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store.names import split_revision
-from libs.store.source import RemoteFile
+from libs.store.source import OutOfReach, RemoteFile
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -168,4 +168,4 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise
     except httpx2.HTTPError as error:
-        raise NoCapacity(f"{endpoint} cannot be reached for {model}: {type(error).__name__}") from None
+        raise OutOfReach(f"{endpoint} cannot be reached for {model}: {type(error).__name__}") from None

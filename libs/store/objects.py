@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity
-from libs.store.source import RemoteFile
+from libs.errors import ModelBroken, ModelNotFound
+from libs.store.source import OutOfReach, RemoteFile
 
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _PLAIN_ENCRYPTION: Final = (None, "AES256")
@@ -58,7 +58,7 @@ class ObjectStore:
         except PermissionError:
             raise ModelBroken(f"{self.url} refuses {model}: give the worker credentials that may list and read it") from None
         except trouble as error:
-            raise NoCapacity(f"{self.url} cannot be reached for {model}: {type(error).__name__}") from None
+            raise OutOfReach(f"{self.url} cannot be reached for {model}: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True)

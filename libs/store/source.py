@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from libs.errors import NoCapacity
+
+
+class OutOfReach(NoCapacity):
+    """No connection to the place could be made; one that answers that it is busy is another matter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

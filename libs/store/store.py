@@ -117,7 +117,8 @@ class Store:
 
     def _fetch_from(self, source: Source, model: str, report: Report, is_adapter: bool) -> Path | None:
         pauses = self._transfer.retry_seconds
-        found = patiently(lambda: source.find(model), pauses)
+        # Clients wait to hear whether anybody has the model: a store that nobody can connect to is asked twice, and not five times.
+        found = patiently(lambda: source.find(model), pauses, most_unreached=1)
         if isinstance(found, Path):
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):

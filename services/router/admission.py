@@ -22,10 +22,23 @@ from services.router.pace import BULK_SHARE, Pace, holders, wait_seconds
 from services.router.validation import Sizes
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
+LEAST_TOKENS_PER_BYTE: Final = 1 / 16
+MOST_TOKENS_PER_BYTE: Final = 1.0
+"""What workers measured counts within these, so that no tenant's texts move the prices of others far. By MiniLM's tokenizer English
+has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64 0.79, punctuation 1.0. Less has only what a tokenizer does not
+know, and more only a text of a few letters, for which SPECIAL_TOKENS are counted."""
+BYTES_A_TOKEN: Final = 1024
+"""What a worker reads beyond the longest sequence of a model, as tokens: it is cut off, but not for nothing."""
 SPECIAL_TOKENS: Final = 2
 """Put around each sequence by the tokenizers of the bert family, and by most others."""
 MAX_JOBS: Final = 250
 """Of one request: they are enqueued by one script call, which takes at most 256 well."""
+JOB_BYTES: Final = 1024 * 1024
+"""Of text that a worker reads for one job: it is cancelled, and others come in between, only between jobs."""
+JOB_FRAME_BYTES: Final = 512
+"""Of a serialised job beside its request: ids, tenant, trace and times."""
+COPIED_BYTES: Final = 64 * 1024
+"""A request's jobs take at most twice its own bytes and so much more: what all items share is in each of them."""
 MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more in handling than another worker wins."""
 DEFAULT_JOB_TOKENS: Final = 4096
@@ -61,7 +74,8 @@ def priority_name(priority: pb.Priority) -> Priority:
 def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
     """Why the pool cannot serve the lane's model or adapter, or None while it may.
 
-    Of an adapter the first worker with the model that could not load it decides, unless it could only not be reached.
+    Of an adapter the first worker with the model that could not load it decides; if it could only not be reached, or found no room,
+    all of them must have failed.
     """
     if snapshot.failures.get(lane.model):
         failure = snapshot.verdict(lane.model, lane.pool)
@@ -73,7 +87,8 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
     if any(lane.adapter in record.adapters for record in records):
         return None
     failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
-    return next((failure for failure in failures if failure.reason != NoCapacity.reason), None)
+    passing = failures[0] if failures and len(failures) == len(records) else None
+    return next((failure for failure in failures if failure.reason != NoCapacity.reason), passing)
 
 
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
@@ -84,13 +99,17 @@ def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
 
 
 def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
-    """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch."""
+    """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
+
+    Bytes that are cut off cost what it takes to read them.
+    """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
+    rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
     most = card.max_tokens if card is not None and truncation != pb.TRUNCATION_NONE else 0
     items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
     if most:
-        items = [min(tokens, most) for tokens in items]
-    return items, int(rate * sizes.once)
+        items = [tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN)) for tokens in items]
+    return [tokens * sizes.times for tokens in items], int(rate * sizes.once)
 
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
@@ -105,17 +124,36 @@ def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
     return max(min(max(spread, MIN_JOB_TOKENS), largest), fewest)
 
 
-def split(costs: Sequence[int], target: int, repeated: int = 0) -> list[Part]:
-    """Neighbouring items up to `target` tokens a part; an item beyond it stands alone. `repeated` is added to each part."""
-    parts: list[Part] = []
-    first, tokens = 0, 0
-    for index, cost in enumerate(costs):
-        if index > first and tokens + cost > target:
-            parts.append(Part(first, index - first, tokens + repeated))
-            first, tokens = index, 0
+def parts(costs: Sequence[int], read: Sequence[int], target: int, repeated: int = 0, most: int = MAX_JOBS) -> list[Part]:
+    """At most `most` parts of about `target` tokens and, as far as that allows, JOB_BYTES.
+
+    `costs`: tokens of each item; `read`: bytes that a worker reads for it; `repeated`: tokens that are added to each part.
+    """
+    loads = [max(cost, -(-size * target // JOB_BYTES)) for cost, size in zip(costs, read, strict=True)]
+    total = sum(loads)
+    # Two neighbours are together above the target, so that there are at most twice as many parts as it fits into the total.
+    return split(costs, max(target, -(-2 * total // (most - 1)) if most > 1 else total), repeated, loads)
+
+
+def most_jobs(size: int, shared: int) -> int:
+    """How many jobs a request of `size` bytes may become, `shared` of them in each."""
+    own = max(0, size - shared)
+    return max(1, min(MAX_JOBS, (2 * size + COPIED_BYTES - own) // (shared + JOB_FRAME_BYTES)))
+
+
+def split(costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[int] | None = None) -> list[Part]:
+    """Neighbouring items up to `target` a part, by their loads (None: their costs); an item beyond it stands alone. `repeated` is
+    added to each part's cost."""
+    found: list[Part] = []
+    first, tokens, load = 0, 0, 0
+    for index, (cost, weight) in enumerate(zip(costs, costs if loads is None else loads, strict=True)):
+        if index > first and load + weight > target:
+            found.append(Part(first, index - first, tokens + repeated))
+            first, tokens, load = index, 0, 0
         tokens += cost
-    parts.append(Part(first, len(costs) - first, tokens + repeated))
-    return parts
+        load += weight
+    found.append(Part(first, len(costs) - first, tokens + repeated))
+    return found
 
 
 def is_near(seconds: float, pace: Pace, tokens: int) -> bool:

@@ -25,6 +25,7 @@ from services.router.flight import Flight
 from services.router.mesh import MeshService
 from services.router.metrics import RouterMetrics
 from services.router.models import ModelService
+from services.router.presence import Presence
 from services.router.pull import WorkerService
 from services.router.service import InferenceService
 from services.router.settings import Settings
@@ -60,7 +61,8 @@ async def running(settings: Settings) -> AsyncIterator[str]:
     bells = Bells(waiters, fleet, view, background)
     try:
         async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
-            workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
+            presence = Presence(lanes, fleet, bells, background)
+            workers = WorkerService(lanes, fleet, view, bells, dispatcher, background, presence)
             standings = Standings(redis)
             files = (settings.tenants, settings.routes)
             upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
@@ -97,6 +99,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 try:
                     yield server.address
                 finally:
+                    presence.close()
                     waiters.close()  # workers look for another router while calls in flight end here
     finally:
         await redis.aclose()

@@ -51,12 +51,25 @@ class Stamp:
     traceparent: str = ""
 
 
-def job_payloads(request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp) -> list[bytes]:
-    """One serialised `Job` for each part, in order."""
+def items_of(request: Request) -> Sequence[pb.Item]:
+    return request.documents if isinstance(request, pb.ScoreRequest) else request.items
+
+
+def count_parts(request: Request) -> int:
+    """Its items, with the entities that they bring where the task has a use for them."""
+    items = items_of(request)
+    brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
+    return len(items) + (sum(len(item.entities) for item in items) if brings else 0)
+
+
+def job_payloads(
+    request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp, shared: _Request | None = None
+) -> list[bytes]:
+    """One serialised `Job` for each part, in order. `shared`: the request without its items, if that is there already."""
     if len(parts) == 1:
         return [_job(request, ids[0], 0, stamp)]
-    items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
-    template = _without_items(request)
+    items = items_of(request)
+    template = without_items(request) if shared is None else shared
     return [_job(_with_items(template, items[part.first : part.first + part.count]), name, part.first, stamp)
             for part, name in zip(parts, ids, strict=True)]  # fmt: skip
 
@@ -81,7 +94,8 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
     return job.SerializeToString()
 
 
-def _without_items(request: _Request) -> _Request:
+def without_items(request: _Request) -> _Request:
+    """What each of its jobs repeats."""
     template = type(request)()
     template.CopyFrom(request)
     template.ClearField("documents" if isinstance(template, pb.ScoreRequest) else "items")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -24,6 +24,7 @@ from services.router.admission import why_broken
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.dispatch import Dispatcher
+from services.router.presence import Presence
 from services.router.view import View
 from services.router.waiters import Waiter
 
@@ -40,7 +41,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """What workers call. Any router answers any worker."""
 
     def __init__(
-        self, lanes: Lanes, fleet: Fleet, view: View, bells: Bells, dispatcher: Dispatcher, background: Background
+        self,
+        lanes: Lanes,
+        fleet: Fleet,
+        view: View,
+        bells: Bells,
+        dispatcher: Dispatcher,
+        background: Background,
+        presence: Presence,
     ) -> None:
         self._lanes = lanes
         self._fleet = fleet
@@ -49,6 +57,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._waiters = bells.waiters
         self._dispatcher = dispatcher
         self._background = background
+        self._presence = presence
 
     async def Pull(
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
@@ -115,6 +124,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             },
             wire_version=WIRE_VERSION,
         )
+
+    async def Connect(
+        self,
+        request: worker_pb2.ConnectRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ConnectRequest, worker_pb2.ConnectResponse],
+    ) -> AsyncIterator[worker_pb2.ConnectResponse]:
+        reports.check_connect(request)
+        check_worker(request.wire_version, request.worker_id)
+        yield worker_pb2.ConnectResponse()
+        await self._presence.attend(request.worker_id, request.epoch)
 
     async def fail_lanes_of_broken_models(self) -> None:
         """Answers work that no worker of its pool can do, however it came into the lane."""

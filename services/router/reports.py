@@ -62,6 +62,12 @@ def check_complete(request: worker_pb2.CompleteRequest) -> None:
         _check_name(job.job_id, f"jobs[{index}].job_id")
 
 
+def check_connect(request: worker_pb2.ConnectRequest) -> None:
+    """Raises InvalidInput."""
+    _check_name(request.worker_id, "worker_id")
+    _check_name(request.epoch, "epoch")
+
+
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     """Raises InvalidInput. Cuts texts of errors that are too long."""
     _check_name(request.worker_id, "worker_id")

@@ -65,10 +65,11 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """Estimated tokens of a request: of each item, and of what every job repeats."""
+    """Estimated tokens of a request: of each item, and of what every job repeats. `read`: bytes to be read for each item."""
 
     costs: Sequence[int]
     repeated: int
+    read: Sequence[int]
 
     @property
     def tokens(self) -> int:
@@ -108,7 +109,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_encode, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
         response.timings.total_seconds = time.perf_counter() - begin
@@ -119,7 +120,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_score, context.time_remaining(), held)
         response = codec.merge_score(answers, request.top_n)
         response.timings.total_seconds = time.perf_counter() - begin
@@ -130,16 +131,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse]
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
-        held = self._hold(context)
+        held = self._hold(request, context)
         answers = await self._run(request, validation.check_extract, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
 
-    def _hold(self, rpc: Rpc) -> Held:
+    def _hold(self, request: Request, rpc: Rpc) -> Held:
         call = current_call()
-        return self._flight.enter(len(call.body), call.tenant, rpc)
+        return self._flight.enter(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
     async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
         call = current_call()
@@ -239,18 +240,24 @@ def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Pric
     sizes = check(request, card)
     refuse_pool(request.pool, moment.routes, snapshot)
     admission.refuse_broken(moment.lane, snapshot)
-    return _Price(*admission.price(sizes, card, request.truncation))
+    return _Price(*admission.price(sizes, card, request.truncation), sizes.read)
 
 
 def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, traceparent: str) -> Plan:
     """The jobs of a request that was let in. Pure."""
     lane = moment.lane
-    parts = admission.split(price.costs, admission.job_target(price.tokens, lane, moment.snapshot), price.repeated)
+    target = admission.job_target(price.tokens, lane, moment.snapshot)
+    parts, shared = admission.parts(price.costs, price.read, target, price.repeated), None
+    if len(parts) > 1:
+        shared = codec.without_items(request)
+        most = admission.most_jobs(len(call.body), shared.ByteSize())
+        if len(parts) > most:
+            parts = admission.parts(price.costs, price.read, target, price.repeated, most)
     digest = admission.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [admission.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
     stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent)
-    payloads = codec.job_payloads(request, parts, ids, stamp)
+    payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
         QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)

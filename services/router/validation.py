@@ -16,14 +16,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
+from services.router import limits
 
-MAX_ITEMS: Final = 10_000
-MAX_LABELS: Final = 256
-MAX_ENTITIES: Final = 128
-"""Of an item: a model scores all pairs of them."""
-ENTITY_CHARACTERS: Final = 1000
-LABEL_CHARACTERS: Final = 256
-"""Of an entity that a request brings, and of its label: an answer repeats both for each of its relations."""
 IMAGE_BYTES: Final = 1000
 """What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
 
@@ -37,11 +31,21 @@ Task = models_pb2.Task
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of text that each item brings, and that every job of the request brings once and once for each item."""
+    """Bytes of text that each item brings, and that every job of the request brings once and once for each sequence.
+
+    `times`: sequences that a model makes of each item.
+    """
 
     items: list[int]
     each: int = 0
     once: int = 0
+    times: int = 1
+
+    @property
+    def read(self) -> list[int]:
+        """Bytes that a worker reads for each item."""
+        repeated = self.each * self.times
+        return [size + repeated for size in self.items]
 
 
 class _Enum(Protocol):
@@ -57,6 +61,8 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
     _check_common(request.truncation, request.priority)
+    limits.INSTRUCTION.check(len(request.instruction), "instruction")
+    limits.REPRESENTATIONS.check(len(request.representations), "representations")
     for index, form in enumerate(request.representations):
         field = f"representations[{index}]"
         _check_enum(form, pb.Representation, field)
@@ -64,7 +70,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     if card is not None:
         _check_task(card, models_pb2.TASK_ENCODE, "model")
     _check_forms(request, card)
-    return Sizes(_check_items(request.items, "items", card), each=len(request.instruction))
+    return _readable(Sizes(_check_items(request.items, "items", card), each=_utf8(request.instruction)), "items")
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
@@ -78,11 +84,13 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         only_multi = list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
         _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
-    query = _item_bytes(request.query, "query", card) + len(request.instruction)
+    limits.INSTRUCTION.check(len(request.instruction), "instruction")
+    limits.QUERY.check(len(request.query.text), "query.text")
+    query = _item_bytes(request.query, "query", card) + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card)
     # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
     reads_pairs = card is None or not card.representations
-    return Sizes(documents, each=query) if reads_pairs else Sizes(documents, once=query)
+    return _readable(Sizes(documents, each=query) if reads_pairs else Sizes(documents, once=query), "documents")
 
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -107,10 +115,33 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     else:
         _check_text(request.text)
     given = task == "relations" and (card is None or card.given_entities)
-    items, names = _check_items(request.items, "items", card, given=given), sum(map(len, labels))
-    # A model without labels of its own finds entities by those that stand before each text.
-    before_each = task in ("entities", "relations") and (card is None or not card.labels)
+    items = _check_items(request.items, "items", card, given=given)
+    return _readable(_with_labels(items, task, labels, request.classify.hypothesis, card), "items")
+
+
+def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
+    """How often the labels are read. Lengths are added up: nothing is built to be measured."""
+    names = sum(map(_utf8, labels)) + _utf8(hypothesis) * len(labels)
+    if task == "classify":
+        if card is not None and card.open_labels and labels:  # each text is paired with each label
+            return Sizes(items, each=-(-names // len(labels)), times=len(labels))
+        # An embedding model reads them once a job, as one without a card here is taken to do.
+        before_each = card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
+    else:
+        # A model without labels of its own finds entities by those that stand before each text.
+        before_each = task in ("entities", "relations") and (card is None or not card.labels)
     return Sizes(items, each=names) if before_each else Sizes(items, once=names)
+
+
+def _readable(sizes: Sizes, field: str) -> Sizes:
+    """The same. Raises InvalidInput where a worker would have to read too much."""
+    total, count, most = sum(sizes.read) + sizes.once, len(sizes.items), limits.READ.most
+    if total > most:
+        allowed = max(0, most - sizes.once) // -(-(total - sizes.once) // count)
+        instead = f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
+        message = f"{field} has {count:,} entries that make a worker read {total:,} bytes, with what stands before each;"
+        raise InvalidInput(f"{message} at most {most:,} are allowed: {instead}", field=field)
+    return sizes
 
 
 def check_model(model: str) -> None:
@@ -121,7 +152,7 @@ def check_model(model: str) -> None:
 def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     for name, field in ((model, "model"), (adapter, "adapter")):
-        _refuse(len(name) > 256, f"{field} has {len(name)} characters; at most 256 are allowed", field)
+        limits.ID.check(len(name), field)
         wrong = bool(name) and not _MODEL.fullmatch(name)
         _refuse(wrong, f"{field} must have the form `org/name` or `org/name@revision`", field)
 
@@ -139,12 +170,12 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
 
 def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, given: bool = False) -> list[int]:
     """`given`: items may bring entities."""
-    _refuse(not items, f"{field} is empty: 1..{MAX_ITEMS:,} are allowed", field)
-    _refuse(len(items) > MAX_ITEMS, f"{field} has {len(items):,} entries: 1..{MAX_ITEMS:,} are allowed", field)
+    _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
+    limits.ITEMS.check(len(items), field)
     sizes = []
     for index, item in enumerate(items):
         size = item.ByteSize()
-        if size <= _EMPTY_ITEM_BYTES or item.WhichOneof("content") != "text" or item.entities:
+        if not _EMPTY_ITEM_BYTES < size <= limits.TEXT.most or item.WhichOneof("content") != "text" or item.entities:
             size = _item_bytes(item, f"{field}[{index}]", card, given=given)
         sizes.append(size)
     return sizes
@@ -158,30 +189,28 @@ def _item_bytes(item: pb.Item, path: str, card: Card | None, *, given: bool = Fa
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "text":
-        _refuse(not item.text, f"{path}.text is empty", f"{path}.text")
-        _check_given(known, len(item.text), f"{path}.entities")
-        return pb.Item(text=item.text).ByteSize() if known else item.ByteSize()
+        text = item.text
+        _refuse(not text, f"{path}.text is empty", f"{path}.text")
+        limits.TEXT.check(_utf8(text), f"{path}.text")
+        _check_given(known, len(text), f"{path}.entities")
+        return pb.Item(text=text).ByteSize() if known else item.ByteSize()
     if card is not None and not {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks):
         raise TaskNotSupported(f"{card.model} takes no pictures", field=f"{path}.image")
     _refuse(not item.image.data, f"{path}.image.data is empty", f"{path}.image.data")
+    limits.IMAGE.check(len(item.image.data), f"{path}.image.data")
     return IMAGE_BYTES
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
     """Entities of a text of so many characters."""
-    _refuse(len(entities) > MAX_ENTITIES, f"{field} has {len(entities)} entries; at most {MAX_ENTITIES} are allowed", field)
+    limits.ENTITIES.check(len(entities), field)
     for index, entity in enumerate(entities):
         path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
         outside = not entity.start < entity.end <= characters
         _refuse(outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path)
-        long = entity.end - entity.start > ENTITY_CHARACTERS
-        _refuse(long, f"{path} is at {place}; at most {ENTITY_CHARACTERS:,} characters are allowed", path)
-        label = len(entity.label)
-        _refuse(
-            label > LABEL_CHARACTERS,
-            f"{path}.label has {label} characters; at most {LABEL_CHARACTERS} are allowed",
-            f"{path}.label",
-        )
+        limits.ENTITY.check(entity.end - entity.start, path)
+        limits.ENTITY.check(len(entity.text), f"{path}.text")
+        limits.ENTITY_LABEL.check(len(entity.label), f"{path}.label")
 
 
 def _check_task(card: Card, task: int, field: str) -> None:
@@ -249,9 +278,8 @@ def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
     _check_threshold(task, "classify", -1.0 if embeds else 0.0)
     no_place = bool(task.hypothesis) and "{}" not in task.hypothesis
     _refuse(no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis")
-    labels = _check_labels(task.labels, "classify.labels", card)
-    each = len(task.hypothesis) * len(labels)
-    return labels if not each else [*labels, task.hypothesis * len(labels)]
+    limits.HYPOTHESIS.check(len(task.hypothesis), "classify.hypothesis")
+    return _check_labels(task.labels, "classify.labels", card)
 
 
 def _check_text(task: pb.TextTask) -> None:
@@ -261,13 +289,15 @@ def _check_text(task: pb.TextTask) -> None:
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:
     needed = required or (card is not None and not card.labels)
-    _refuse(needed and not labels, f"{field} is empty: name 1..{MAX_LABELS} labels", field)
-    _refuse(len(labels) > MAX_LABELS, f"{field} has {len(labels)} entries; at most {MAX_LABELS} are allowed", field)
+    _refuse(needed and not labels, f"{field} is empty: name 1..{limits.LABELS.most} labels", field)
+    limits.LABELS.check(len(labels), field)
     fixed = frozenset(card.labels) if card is not None and not card.open_labels else frozenset()
     for index, label in enumerate(labels):
         path = f"{field}[{index}]"
         _refuse(not label, f"{path} is empty", path)
-        _refuse(bool(fixed) and label not in fixed, f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", path)
+        limits.LABEL.check(len(label), path)
+        if fixed and label not in fixed:
+            raise InvalidInput(f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", field=path)
     return labels
 
 
@@ -276,6 +306,10 @@ def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RelationsTask 
         return
     value, field = task.threshold, f"{name}.threshold"
     _refuse(math.isnan(value) or not lowest <= value <= 1.0, f"{field} is {value:g}; it must be in {lowest:g}..1", field)
+
+
+def _utf8(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _refuse(wrong: bool, message: str, field: str) -> None:

@@ -124,6 +124,9 @@ class AdapterCache:
     def failures(self, now: float) -> dict[str, ShoalError]:
         """Of the last minute."""
         self.failed = {name: failed for name, failed in self.failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
+        for failed in self.failed.values():
+            if isinstance(failed.error, NoCapacity):  # sooner than it is forgotten, a retry would be refused
+                failed.error.retry_after = REPORT_FAILURE_SECONDS - (now - failed.at)
         return {name: failed.error for name, failed in self.failed.items()}
 
     def victim(self, now: float) -> Entry | None:

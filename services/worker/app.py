@@ -34,6 +34,7 @@ from services.worker.link import Link
 from services.worker.metrics import WorkerMetrics
 from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
 from services.worker.preparing import Preparers
+from services.worker.presence import Presence
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
 from services.worker.settings import Settings
@@ -184,6 +185,7 @@ class Worker:
             changed=self._report_again,
             drain=stop.set,
         )
+        self._presence = Presence(identity, link, self._report_again)
         self._intake = Intake(
             identity,
             limits,
@@ -206,6 +208,7 @@ class Worker:
         self._runner.start()
         self._device = asyncio.wrap_future(self._runner.ended)
         self._beating = self._tasks.create_task(self._heartbeat.run())
+        self._attending = self._tasks.create_task(self._presence.run())
         self._pulling = self._tasks.create_task(self._intake.run())
         self._tasks.create_task(self._residency.run())
         self._tidying = self._tasks.create_task(memory.tidy())
@@ -232,6 +235,7 @@ class Worker:
         self._runner.stop()
         self._beating.cancel()
         await _within(_GOODBYE_SECONDS, self._heartbeat.leave())
+        self._attending.cancel()
 
     def check_device(self) -> None:
         """Raises what the device died of, if it did."""

@@ -135,13 +135,6 @@ def to_work(job: worker_pb2.Job) -> Work:
     raise TaskNotSupported(f"no operation that this worker (wire version {WIRE_VERSION}) knows: upgrade the workers of this pool")
 
 
-def text_bytes(work: Work) -> int:
-    """UTF-8 bytes of the texts that become a job's tokens, by which routers price it; a query counts once for each document."""
-    if isinstance(work, ScoreWork):
-        return _utf8(work.documents) + _utf8([work.query]) * len(work.documents)
-    return _utf8(work.texts)
-
-
 def result_of(result: Result, *, revision: str, tokens: int, timings: Timings) -> bytes:
     """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents."""
     usage = inference_pb2.Usage(input_tokens=tokens)
@@ -306,10 +299,6 @@ def _word(words: Mapping[int, _Word], value: int, field: str) -> _Word:
     if word is None:
         raise InvalidInput(f"{field} has no value {value}", field=field)
     return word
-
-
-def _utf8(texts: Iterable[str]) -> int:
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
 def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:

@@ -147,7 +147,8 @@ class HeldJob:
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0
     forward_seconds: float = 0.0
-    text_bytes: int = 0
+    learnt: tuple[int, int] = (0, 0)
+    """`meter.whole_texts` of it."""
     device_seconds: float = 0.0
     """Its share of forward passes, by tokens. `waste.py` guards it."""
     unwanted: bool = False

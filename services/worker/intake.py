@@ -30,6 +30,7 @@ from services.worker.delivery import Delivery
 from services.worker.finisher import Finisher
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
+from services.worker.meter import whole_texts
 from services.worker.models import GoOn, Prepared
 from services.worker.preparing import GiveWay, Preparation, Preparers, estimated_tokens
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
@@ -308,7 +309,7 @@ class Intake:
             work = codec.to_work(held.job)
             held.drop_operation()
             held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
-            held.text_bytes = codec.text_bytes(work)
+            held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
         except _Unwanted:
             raise
         except ShoalError as error:
@@ -325,7 +326,7 @@ class Intake:
     def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
         self._lead.heard(time.monotonic() - lease.asked_at)
         for held in ready:
-            held.resident.meter.add_texts(held.ready.tokens, held.text_bytes)
+            held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)
         if not ready or self._runner.is_running:  # else the device takes them now, and wakes us then
             self._wake.set()

@@ -89,6 +89,7 @@ def _method(name: str, request: type[_Message], response: type[_Reply]) -> Metho
 _PULL: Final = _method("Pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
 _COMPLETE: Final = _method("Complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
 _HEARTBEAT: Final = _method("Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse)
+_CONNECT: Final = _method("Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse)
 
 
 class Link:
@@ -149,6 +150,23 @@ class Link:
                 return None
             else:
                 return response.accepted
+
+    async def connect(self, request: worker_pb2.ConnectRequest) -> None:
+        """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks, InternalError if the router refuses it."""
+        index = self._current
+        address = self._addresses[index]
+        line = self._channels.take(address)
+        try:
+            async for _ in line.stream(_CONNECT)(request, metadata=self._trust.metadata()):
+                pass
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _OUR_FAULT:
+                raise InternalError(f"{address}: {error.details()}") from error
+            self._leave(index, error)
+            raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
+        finally:
+            for channel in self._channels.give_back(line):
+                await channel.close()
 
     async def _next_answer(self, seconds: float) -> None:
         """Wait until any call succeeds, at most so long."""

@@ -2,8 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from typing import Final
+
+from libs.catalog.card import Card
+from services.worker.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
+
 _KEPT = 0.9
 """How much of what was measured before counts beside a new measurement: about the last ten count."""
+MOST_BYTES_A_TOKEN: Final = 16
+"""A text of fewer tokens has been cut, or is nothing that the tokenizer knows: other texts are not like it."""
+
+
+def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
+    """Tokens of a job's texts, and the UTF-8 bytes that became these: what tells how many tokens the model makes of a byte.
+
+    Texts that were cut, or that reach what the model takes, are left out; their bytes say nothing. So is a job whose sequences
+    are not those of its texts.
+    """
+    texts = work.documents if isinstance(work, ScoreWork) else work.texts
+    sequences, beside = _sequences(work, prepared, card)
+    if len(sequences) != len(texts):
+        return 0, 0
+    tokens = read = 0
+    for text, sequence in zip(texts, sequences, strict=True):
+        own = sequence.tokens + (0 if sequence.before is None else len(sequence.before))
+        size = _utf8(text) + beside
+        if own < card.max_tokens and own * MOST_BYTES_A_TOKEN >= size:
+            tokens, read = tokens + own, read + size
+    return tokens, read
+
+
+def _sequences(work: Work, prepared: Prepared, card: Card) -> tuple[Many[Sequence], int]:
+    """Of a job, those of its texts in their order, and the bytes of the request that stand in each beside the text."""
+    found = prepared.sequences
+    if isinstance(work, EncodeWork):
+        return found, _utf8(work.instruction)
+    if isinstance(work, ScoreWork):
+        if prepared.looked_up or len(found) > len(work.documents):  # a model with vectors of its own: the query stands alone
+            return found[len(found) - len(work.documents) :], 0
+        return found, _utf8(work.query) + _utf8(work.instruction)
+    count, labels = len(work.texts), len(work.labels)
+    names = sum(map(_utf8, (*work.labels, *(work.entity_labels if isinstance(work, RelationsWork) else ()))))
+    if isinstance(work, ClassifyWork):
+        names += _utf8(work.hypothesis) * labels
+        if labels and card.contradiction is not None:  # each text with each label
+            return found[::labels], names // labels
+        if len(found) == count + labels:  # an embedding model
+            return found[:count], 0
+    return found, 0 if card.labels else names
+
+
+def _utf8(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 class Meter:
@@ -28,6 +79,9 @@ class Meter:
         self._off_seconds = self._off_seconds * kept + off
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
+        """As `whole_texts` has them. None of them: the rate stays as it is."""
+        if not text_bytes:
+            return
         self._text_tokens = self._text_tokens * _KEPT + tokens
         self._text_bytes = self._text_bytes * _KEPT + text_bytes
 

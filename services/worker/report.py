@@ -51,7 +51,7 @@ def warm(one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token:
         tokens_per_second=meter.tokens_per_second,
         measured_batch_tokens=meter.batch_tokens,
         idle_seconds=now - one.last_used,
-        card=None if card is None else codec.to_card(card),
+        card=None if card is None else codec.to_card(card, tokens_per_byte=meter.tokens_per_byte),
         host_bytes=one.parked.host_bytes,
         activation_bytes_per_token=activation_bytes_per_token,
     )

@@ -185,6 +185,14 @@ async def test_long_texts_are_split_by_their_length(connect: Connect, router: Fa
     assert sizes == [1, 1, 2]
 
 
+async def test_a_long_query_is_sent_with_fewer_documents(connect: Connect, router: FakeRouter) -> None:
+    """As many as a router lets in: a model may read the query with each of them, 393 KB here."""
+    result = await connect(router.address, request_items=10_000).do("score", MODEL, "東" * 131_072, ["d"] * 600)
+    requests = [call.request for call in router.calls]
+    assert [len(one.documents) for one in requests if isinstance(one, inference_pb2.ScoreRequest)] == [300, 300]
+    assert len(result.scores) == 600
+
+
 async def test_split_scores_are_ranked_together(connect: Connect, router: FakeRouter) -> None:
     documents = [f"word{number} red" if number % 7 == 3 else "nothing" for number in range(25)]
     result = await connect(router.address, request_items=4).do("score", MODEL, "red", documents, top_n=3)

@@ -22,6 +22,7 @@ from libs.catalog.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from services.worker import codec, disk
 from services.worker.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
+from services.worker.models.processing import bounds
 from services.worker.models.processing.chat import _messages, _rendered, _text
 from services.worker.models.processing.text import TextProcessor
 from services.worker.models.processing.tokenizer import failing, load_tokenizer
@@ -389,6 +390,14 @@ _PARTS: Final[Sequence[object]] = (
     {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}},
     {"Sequence": {"id": "A", "type_id": 4 * 10**9}}, {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
     {"Regex": "\\"}, {"String": "a"},
+    # What multiplies: ids of a special token, a text several times, growth in steps, long names, many parts.
+    {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000}, [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 5000,
+    [{"Sequence": {"id": "A", "type_id": 0}}] * 5000, {"Regex": "\\s+$"}, {"Regex": "(?:a|a)*b"}, {"Regex": ""}, "x" * 100_000,
+    [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 20, [{"type": "ByteLevel"}] * 20,
+    [{"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}] * 20, 10**9,
+    {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
+    *[{"SpecialToken": {"id": "X", "type_id": 0}}] * 1000], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+    {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {"X": {"id": "X", "ids": [1] * 5000, "tokens": ["X"] * 5000}}},
     {"max_length": 0, "strategy": "LongestFirst", "stride": 9, "direction": "Left"}, {"strategy": {"Fixed": 10**9},
     "direction": "Right", "pad_id": 0},
     4294967295, -1, 0, 10**12, 0.5, float("nan"), "", "a", "\ud800", None, True, [], {},
@@ -425,6 +434,7 @@ def _tokenise(text: TextProcessor) -> None:
         return f"items[{number}].text"
 
     tries: list[Callable[[str], object]] = [
+        lambda one: _refuse_many(text, one),
         lambda one: text.encode([one], "end", where),
         lambda one: text.encode([one], "none", where),
         lambda one: text.encode_spans([one], "start", where),
@@ -436,6 +446,16 @@ def _tokenise(text: TextProcessor) -> None:
         for attempt in tries:
             with suppress(InvalidInput), failing(InvalidInput):
                 attempt(one)
+
+
+def _refuse_many(text: TextProcessor, one: str) -> None:
+    inside = bounds.MOST_GROWTH * _UNICODE * (len(one) + bounds.MOST_PUT_BEFORE)
+    if (tokens := text.prompt_tokens(one)) > inside + bounds.MOST_SPECIAL:
+        raise Broken(f"a text of {len(one)} characters became {tokens:,} tokens")
+
+
+_UNICODE: Final = 72
+"""Bytes that Unicode's forms and a ByteLevel make of a character at most."""
 
 
 # templates: Jinja of a checkpoint
@@ -484,16 +504,29 @@ def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
     if known and random.random() < 0.2:
         return mutate.mutated(random, random.choice(known), _WORDS, known)
     made: object = dict(tiny.ADAPTER)
-    for _ in range(random.choice((1, 1, 2))):
+    if random.random() < 0.5:
+        made = {**tiny.ADAPTER, random.choice(("rank_pattern", "alpha_pattern")): {_pattern(random): 2}}
+    for _ in range(random.choice((0, 1, 2))):
         made = mutate.changed(random, made, _ADAPTER_WORDS)
     return _dumped(random, made)
 
 
+def _pattern(random: Random) -> str:
+    """Of a few pieces, each of them often: what takes for ever is the same thing over and over."""
+    pieces = [random.choice(_PATTERN_PIECES) * random.choice((1, 1, 2, 20, 40, 90)) for _ in range(random.randrange(1, 5))]
+    return "".join(pieces)
+
+
+_PATTERN_PIECES: Final = (
+    ".?", ".*", "a?", "a*", "a+", "(a|a)*", "(a+)+", "(.*)*", "(", ")", "[x]", "[^x]", "\\d", "\\w*", "\\.", ".", "x", "a", "{9}",
+    "{1,2}", "|", "^", "$", "query", "layer", "(?:", "[", "]", "\\",
+)  # fmt: skip
 _ADAPTER_WORDS: Final[Sequence[object]] = (
     0, -1, 10**30, float("nan"), float("inf"), True, "all-linear", {"(a+)+": 1}, {".*.*.*.*": 2}, {"(": 1}, {"a{1,99999}": 3},
     {"\\": 1}, {"a|b": 0},
     {"(.*)*": 1}, {"x" * 201: 1}, ["query"] * 100, [[1]], None, "gaussian", "pissa", "\ud800", {"layers.[0-9]+": 8}, {"(?R)": 1},
-    {"(?P<a>x)": 1},
+    {"(?P<a>x)": 1}, {".?" * 40 + "[x]" * 40: 2}, {"[x]" + ".?" * 90: 2}, {"(a|a)*" * 20 + "[x]": 1}, {"((a{99}){99}){99}": 1},
+    {f"^{number}": 1 for number in range(9000)}, ["query"] * 20_000,
 )  # fmt: skip
 
 

@@ -189,11 +189,9 @@ def _try_job(data: bytes) -> None:
     except DecodeError:
         return
     try:
-        work = worker_codec.to_work(job)
+        worker_codec.to_work(job)
     except ShoalError as refused:
         worker_codec.failed(refused, first_item=job.first_item)
-    else:
-        worker_codec.text_bytes(work)
 
 
 # results: what workers answer, through the router to the client

@@ -71,3 +71,15 @@ def test_a_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
     asyncio.run(leave())
     with shoal.Client(mesh.address) as client:
         wait_until(lambda: all(lane.queued_tokens == 0 for lane in client.mesh().lanes), 20, "the lane to be empty")
+
+
+async def test_what_a_killed_worker_held_is_answered_by_another_before_its_leases_run_out(tmp_path: Path, models: str) -> None:
+    """Leases last for ten minutes here, and no request waits for more than one."""
+    with Cluster(tmp_path, models=models, workers=2, environment={"SHOAL_LEASE_MS": "600000"}) as cluster:
+        async with shoal.AsyncClient(cluster.address, timeout=60) as client:
+            await asyncio.gather(*(client.encode(MINILM, TEXTS) for _ in range(8)))
+            calls = [asyncio.create_task(client.encode(MINILM, TEXTS[index % 60])) for index in range(400)]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.to_thread(cluster.kill, "worker-0")
+            answers = await asyncio.gather(*calls)
+    assert all(answer.dense is not None and answer.dense.shape == (1, 384) for answer in answers)

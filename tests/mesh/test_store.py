@@ -98,3 +98,22 @@ def test_a_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
     with shoal.Client(far.address) as client, pytest.raises((errors.InvalidInput, errors.ModelNotFound)):
         client.encode("../far/model", TEXTS, timeout=30)
     assert len(hub.calls) == calls
+
+
+def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried(checkpoints: Path, tmp_path: Path) -> None:
+    """A hub that nobody can reach: the error says so, and not that a deadline passed."""
+    environment = {
+        "SHOAL_STORES": "hf",
+        "SHOAL_STORE_DIR": str(tmp_path / "store"),
+        "HF_ENDPOINT": "http://127.0.0.1:1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "0",
+    }
+    with (
+        Cluster(tmp_path, models=str(checkpoints), workers=2, environment=environment) as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
+        client.encode(NEAR, TEXTS)
+        for model, adapter in (("far/nowhere", ""), (NEAR, "far/adapter")):
+            with pytest.raises(errors.NoCapacity, match="cannot be reached"):
+                client.encode(model, TEXTS, adapter=adapter, timeout=20)

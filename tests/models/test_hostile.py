@@ -5,10 +5,15 @@ More of them, by the thousand: tests/fuzz.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -18,14 +23,18 @@ from tokenizers import Tokenizer
 
 from libs.catalog import read_card
 from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
+from libs.catalog.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from services.worker import codec, disk
 from services.worker.models import EncodeWork, TextModel
+from services.worker.models.heads.spans import spans_of
 from services.worker.models.processing.chat import _messages, _rendered, _text
-from services.worker.models.processing.tokenizer import load_tokenizer, slow
+from services.worker.models.processing.regexes import PUBLISHED, slow, tried
+from services.worker.models.processing.tokenizer import load_tokenizer
 from services.worker.models.weights import TensorFile
 from tests.fuzz import tiny
 from tests.fuzz.run import limited
+from tests.support.peak import Peak
 
 BYTES = 512 << 20
 """What a refusal may take of memory."""
@@ -163,6 +172,29 @@ def test_a_failure_can_always_be_told(tmp_path: Path) -> None:
     assert len(failure.message.encode()) < 10_000
 
 
+def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(checkpoint: Path) -> None:
+    change(checkpoint, "config_sentence_transformers.json", prompts={"query": "q" * 100_000})
+    with pytest.raises(ModelBroken, match="`prompts` has more than 65,536 characters"):
+        read_card(checkpoint, "org/tiny")
+    (checkpoint / "modules.json").unlink()
+    names = {str(number): "x" * 10_000 for number in range(100)}
+    change(checkpoint, "config.json", architectures=["BertForSequenceClassification"], id2label=names)
+    change(checkpoint, "config_sentence_transformers.json", prompts={})
+    with pytest.raises(ModelBroken, match="`id2label` has names of more than 524,288 characters"):
+        read_card(checkpoint, "org/tiny")
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_width", 10**9), ("max_len", 10**9)])
+def test_spans_are_not_counted_by_the_billion(checkpoint: Path, key: str, value: int) -> None:
+    """GLiNER lists words x width spans for each text, whatever of them lies in it."""
+    settings = {"encoder_config": dict(tiny.CONFIG), "hidden_size": 8, "span_mode": "markerV0", key: value}
+    (checkpoint / "gliner_config.json").write_text(json.dumps(settings))
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}` is 1000000000"):
+        read_gliner(checkpoint)
+    with limited(BYTES):
+        assert len(spans_of(3, 1 << 30)[0]) == 6
+
+
 # Tensors
 
 
@@ -224,8 +256,8 @@ def test_an_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> 
     ("changes", "problem"),
     [
         ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "for ever"),
-        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "5,000 characters of one"),
-        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters of one"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "5,000 bytes of one"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters before a text"),
         ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),  # the library panics
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
         ({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}] * 9, "pair": [],
@@ -266,13 +298,14 @@ def test_segments_beyond_the_table_are_refused(checkpoint: Path) -> None:
 
 
 def test_a_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
-    """Exponential, in a way that no reading of the pattern tells; the library ends it by a panic, which must not end a thread."""
-    split = {"type": "Split", "pattern": {"Regex": "(?:a|a|b)*c(?=d)"}, "behavior": "Removed", "invert": False}
+    """Exponential, in a way that neither reading nor trying the pattern told; the library ends it by a panic, which must not end a
+    thread."""
+    split = {"type": "Split", "pattern": {"Regex": r"(?:\x71w\x65|\x71w\x65)*c(?=d)"}, "behavior": "Removed", "invert": False}
     change(checkpoint, "tokenizer.json", pre_tokenizer=split)
     model = load(checkpoint)
     encode(model)
     with pytest.raises(InvalidInput, match="the model's tokenizer fails for such a text"):
-        encode(model, "a" * 60 + "ce")
+        encode(model, "qwe" * 60 + "ce")
 
 
 @pytest.mark.parametrize(
@@ -300,6 +333,186 @@ def test_patterns_of_published_tokenizers_pass(pattern: str) -> None:
 def test_the_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> None:
     plain = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     assert load_tokenizer(checkpoint, lowercase=False).encode("A text, eh?").ids == plain.encode("A text, eh?").ids
+
+
+# What a tokenizer may ask for
+
+
+def _template(**changes: object) -> dict[str, object]:
+    return json.loads(json.dumps(tiny.TOKENIZER["post_processor"])) | changes
+
+
+SEP: Final = {"SpecialToken": {"id": "[SEP]", "type_id": 0}}
+A: Final = {"Sequence": {"id": "A", "type_id": 0}}
+MANY: Final = {"[SEP]": {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000}}
+LONG: Final = {"[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["x" * 1_000_000]}}
+
+
+def _model(**changes: object) -> dict[str, object]:
+    return dict(tiny.TOKENIZER["model"]) | changes  # type: ignore[call-overload]
+
+
+def _unigram(*pieces: str) -> dict[str, object]:
+    return {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[piece, -1.0] for piece in ("[UNK]", *pieces)]}
+
+
+def _added(*contents: str) -> list[object]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    return [plain | {"id": 1000 + number, "content": content} for number, content in enumerate(contents)]
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _normalizers(*parts: object) -> dict[str, object]:
+    return {"type": "Sequence", "normalizers": list(parts)}
+
+
+def _pre_tokenizers(*parts: object) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+BYTES_AS_LETTERS: Final = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+SPACES: Final = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+CHARSMAP: Final = base64.b64encode(bytes(4) + b"x" * 5000 + b"\0").decode()
+
+BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
+    "ids of a special token": (
+        {"post_processor": _template(single=[A, *[SEP] * 1000], special_tokens=MANY)}, "puts 20,000,000 tokens around a single"
+    ),
+    "ids of a special token, five times that": (
+        {"post_processor": _template(single=[A, *[SEP] * 5000], special_tokens=MANY)}, "puts 100,000,000 tokens around a single"
+    ),
+    "ids around a pair": (
+        {"post_processor": _template(single=[A], pair=[A, *[SEP] * 1000], special_tokens=MANY)},
+        "puts 20,000,000 tokens around a pair",
+    ),
+    "templates in a sequence": (
+        {"post_processor": {"type": "Sequence", "processors": [_template(single=[A, SEP])] * 100}},
+        "puts 100 tokens around a single",
+    ),
+    "a text a million times": ({"post_processor": _template(single=[A] * 1_000_000)}, "a text into `single` more than once"),
+    "a long special token": ({"post_processor": _template(special_tokens=LONG)}, "a token of 1,000,000 characters"),
+    "a long replacement": ({"normalizer": _replace({"String": "a"}, "a" * 200)}, "`normalizer` can make 200 bytes of one"),
+    "replacements in a row": ({"normalizer": _normalizers(*[_replace({"String": "a"}, "aa")] * 20)}, "can make 1,048,576 bytes"),
+    "a ligature for each letter": ({"normalizer": _normalizers(_replace({"String": "a"}, "\ufdfa"))}, "can make 33 bytes"),
+    "what is found everywhere": ({"normalizer": _normalizers(*[_replace({"Regex": "(?=.)"}, "a")] * 20)}, "can make 1,048,576 b"),
+    "much before a text": ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "puts 5,000 characters before a text"),
+    "a charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}, "can make 152 bytes"),
+    "bytes of bytes": ({"normalizer": _normalizers(*[{"type": "ByteLevel"}] * 20)}, "`normalizer` can make"),
+    "bytes of bytes of words": ({"pre_tokenizer": _pre_tokenizers(*[BYTES_AS_LETTERS] * 20)}, "`pre_tokenizer` can make"),
+    "spaces before spaces": ({"pre_tokenizer": _pre_tokenizers(*[SPACES] * 20)}, "`pre_tokenizer` can make"),
+    "parts": ({"normalizer": _normalizers(*[{"type": "NFKC"}] * 1000)}, "`normalizer` has 1,001 parts"),
+    "long added tokens": ({"added_tokens": _added("x" * 5000)}, "`added_tokens` has a token of 5,000 characters"),
+    "much in added tokens": ({"added_tokens": _added(*(f"{n:01000}" for n in range(5000)))}, "has 5,000,000 characters"),
+    "many added tokens": ({"added_tokens": _added(*map(str, range(100_001)))}, "has 100,001 tokens"),
+    "long words": ({"model": _model(max_input_chars_per_word=10**9)}, "`max_input_chars_per_word` is 1000000000"),
+    "a long token for all that is unknown": ({"model": _model(unk_token="x" * 100_000)}, "`unk_token` has 100,000 characters"),
+    "a long prefix": ({"model": _model(continuing_subword_prefix="x" * 100_000)}, "`continuing_subword_prefix` has 100,000"),
+    "a long piece": ({"model": _unigram("x" * 2_000_000)}, "`vocab` has a piece of 2,000,000 characters"),
+    "long pieces": ({"model": _unigram(*(f"{number:0250}" for number in range(20_000)))}, "`vocab` has 5,000,005 characters"),
+    "two names for a token": ({"model": _model(vocab={"a": 0, "[UNK]": 1, "x" * 100_000: 0})}, "some that share a number"),
+    "a pattern that takes a square": (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Removed", "invert": False}}, "takes "
+    ),
+    "a pattern that takes for ever": (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?:a|a)*b"}, "behavior": "Removed", "invert": False}},
+        "takes more",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_a_tokenizer_asks_for_is_bounded(checkpoint: Path, name: str) -> None:
+    changes, problem = BOMBS[name]
+    change(checkpoint, "tokenizer.json", **changes)
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"tokenizer\.json.*{re.escape(problem)}"):
+        load_tokenizer(checkpoint, lowercase=False)
+
+
+LOADS: Final = """
+import sys
+from pathlib import Path
+from libs.errors import ModelBroken
+from services.worker.models.processing.tokenizer import load_tokenizer
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print(len(load_tokenizer(Path(sys.argv[1]), lowercase=False).encode("a text")), flush=True)
+except ModelBroken as broken:
+    print(broken, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("name", ["ids of a special token, five times that", "a long piece", "bytes of bytes of words"])
+def test_a_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: str) -> None:
+    """Of a process of its own: the library ends it where there is no memory."""
+    changes, problem = BOMBS[name]
+    change(checkpoint, "tokenizer.json", **changes)
+    command = [sys.executable, "-c", LOADS, str(checkpoint)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        peak = Peak(process.pid)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        told = process.stdout.readline()
+        grown = peak.grown
+        process.stdin.write("end\n")
+        process.stdin.close()
+    assert problem in told
+    assert grown < 256 << 20, f"{grown:,} bytes"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b'{"normalizer": null, "normalizer": {"type": "NFC"}}', "a name is there twice"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "must hold a JSON object"),
+        (b"{}".decode().encode("utf-16"), "cannot be read"),
+        (b'{"a": [' + b"0," * 4_000_001 + b"0]}", "4,000,001 values"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_is_read_as_the_library_will_read_it(tmp_path: Path, data: bytes, problem: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with limited(BYTES), pytest.raises(ModelBroken, match=rf"tokenizer\.json: .*{problem}"):
+        load_tokenizer(tmp_path, lowercase=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # XLM-R, Gemma, ALBERT, Llama 3: what their normalisers and pre-tokenizers do.
+        {"normalizer": _normalizers(_replace({"Regex": " {2,}"}, "\u2581")), "pre_tokenizer": SPACES},
+        {"normalizer": _replace({"String": " "}, "\u2581")},
+        {"normalizer": _normalizers(_replace({"String": "``"}, '"'), {"type": "NFKD"}, {"type": "StripAccents"},
+                                    {"type": "Lowercase"}, _replace({"Regex": " {2,}"}, " ")), "pre_tokenizer": SPACES},
+        {"pre_tokenizer": _pre_tokenizers({"type": "Split", "pattern": {"Regex": max(PUBLISHED, key=len)}, "behavior": "Isolated",
+                                           "invert": False}, BYTES_AS_LETTERS)},
+        {"padding": {"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                     "pad_type_id": 0, "pad_token": "[PAD]"}},
+    ],
+)  # fmt: skip
+def test_what_published_tokenizers_ask_for_is_served(checkpoint: Path, changes: dict[str, object]) -> None:
+    change(checkpoint, "tokenizer.json", **changes)
+    assert 1 < len(load_tokenizer(checkpoint, lowercase=False).encode("a text")) < 20
+
+
+def test_patterns_that_need_no_trial_would_pass_one() -> None:
+    assert tried(sorted(PUBLISHED, key=len)[-4:]) is None
+    assert not [pattern for pattern in PUBLISHED if slow(pattern)]
+
+
+@pytest.mark.parametrize("pattern", [r"\d{1,3}(?=(?:\d{3})*\b)", "a*b", "[a-m]*[k-z]*!", "(a{1,30}){1,30}x", "(?:a|b)+c"])
+def test_patterns_are_tried_before_a_text_meets_them(pattern: str) -> None:
+    assert not slow(pattern)
+    found = tried(["x", pattern])
+    assert found is not None
+    assert found[0] == pattern
 
 
 # Chat templates

@@ -276,7 +276,7 @@ def change(directory: Path, **keys: object) -> None:
         ("lora_bias", True), ("r", 0), ("r", "8"), ("lora_alpha", None), ("trainable_token_indices", [1, 2]),
         ("target_parameters", ["experts.w1"]), ("layer_replication", [[0, 2]]), ("alora_invocation_tokens", [5]),
         ("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"), ("use_rslora", "yes"), ("target_modules", [1]),
-        ("rank_pattern", {"(a+)+": 4}), ("rank_pattern", {".*.*.*.*": 4}), ("rank_pattern", {"query": 0}),
+        ("rank_pattern", {"(?=a)": 4}), ("rank_pattern", {"x" * 201: 4}), ("rank_pattern", {"query": 0}),
         ("alpha_pattern", {"(": 4}), ("some_new_idea", {"x": 1}),
     ],
 )  # fmt: skip

@@ -261,3 +261,28 @@ async def test_an_old_lease_does_not_bring_back_what_a_retry_queued_anew(lanes: 
     assert [(one.job_id, one.attempts) for one in again.jobs] == [("a", 0)]
     assert (await look_inside(redis)).waiting == []
     assert (await gauges(lanes)).queued_tokens == 0
+
+
+async def test_the_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes, other: Lanes) -> None:
+    await add(other, *(job(name) for name in "abcd"))
+    for batch_id in ("dead-1", "live-1", "dead-2", "deadly-1"):
+        assert isinstance(await lanes.pull(LANE, batch_id=batch_id, budget_tokens=1, budget_jobs=1), Pulled)
+    assert await lanes.end_leases(LANE, "dead") == 2
+    assert [batch.lost for batch in await lanes.renew(LANE, ["dead-1", "live-1", "dead-2", "deadly-1"])] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [("a", 1)]
+    assert ids(await lease(lanes)) == ["c"]
+    assert await lanes.end_leases(LANE, "dead") == 0
+
+
+async def test_a_job_that_kills_its_worker_is_given_up_though_its_leases_end_early(lanes: Lanes, redis: Redis) -> None:
+    await add(lanes, job("poison"))
+    for attempt in range(3):
+        assert isinstance(await lanes.pull(LANE, batch_id=f"e{attempt}-1", budget_tokens=1, budget_jobs=1), Pulled)
+        assert await lanes.end_leases(LANE, f"e{attempt}") == (1 if attempt < 2 else 0)
+    assert await lanes.take_replies(0) == [("poison", DEAD)]
+    assert await look_inside(redis) == NOTHING

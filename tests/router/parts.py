@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -88,7 +89,8 @@ def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
 
 
 class FakeWorker:
-    """Pulls, answers and reports as a worker does. `hold`: keeps the batch that it pulls next until `resume`."""
+    """Pulls, answers and reports as a worker does. `hold`: keeps the batch that it pulls next until `resume`. `connects`: it opens
+    the stream by which routers know that it lives."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class FakeWorker:
         budget_tokens: int = 100_000,
         tokens_per_second: float = 0.0,
         pool: str = "cpu",
+        connects: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = f"{worker_id}-epoch"
@@ -118,6 +121,8 @@ class FakeWorker:
         self.beats_asked = 0
         self.queued_tokens: dict[str, int] = {}
         self._pool = pool
+        self._connects = connects
+        self._numbers = itertools.count(1)
         self._adapters: dict[str, set[str]] = defaultdict(set)
         self._failed_adapters: dict[str, dict[str, worker_pb2.Failure]] = defaultdict(dict)
         self._address = address
@@ -147,6 +152,9 @@ class FakeWorker:
         async with grpc.aio.insecure_channel(self._address, options=[("grpc.max_receive_message_length", -1)]) as channel:
             self._stub = worker_stub(channel)
             await self.beat()
+            if self._connects:
+                stream = self._stub.Connect(worker_pb2.ConnectRequest(worker_id=self.worker_id, epoch=self.epoch))
+                await stream.read()
             tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._beat())]
             try:
                 yield self
@@ -220,7 +228,7 @@ class FakeWorker:
             worker_pb2.PullRequest(
                 worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, budget_tokens=self._budget_tokens, budget_jobs=256,
                 lanes=[worker_pb2.Lane(pool=self._pool, model=name, adapter=adapter) for name, adapter in lanes],
-                wait_seconds=5, can_load=self._can_load,
+                wait_seconds=5, can_load=self._can_load, batch_id=f"{self.epoch}-{next(self._numbers)}",
             )
         )  # fmt: skip
         if response.beat:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import ModelBroken, ModelNotFound, QueueFull
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.standing import Standing
@@ -125,7 +125,10 @@ def test_the_first_worker_that_cannot_load_an_adapter_decides() -> None:
     assert why_broken(LANE, failed) is None
     assert why_broken(LaneKey("l4", MODEL, ADAPTER), failed) is None
     assert why_broken(TUNED, fleet(tuned("w1", ADAPTER), tuned("w2", reason="MODEL_NOT_FOUND"))) is None
-    assert why_broken(TUNED, fleet(tuned("w1", reason="NO_CAPACITY"))) is None
+    out_of_reach = tuned("w1", reason="NO_CAPACITY")
+    assert why_broken(TUNED, fleet(out_of_reach, worker("w2"))) is None  # which has not tried yet
+    with pytest.raises(NoCapacity):
+        refuse_broken(TUNED, fleet(out_of_reach, tuned("w2", reason="NO_CAPACITY")))
 
 
 def late(

@@ -41,6 +41,10 @@ ENCODE = {
     "adapter of no form": (changed(encode_request("a"), adapter="mine"), "adapter"),
     "adapter too long": (changed(encode_request("a"), adapter="o/" + "a" * 300), "adapter"),
     "pool of no form": (changed(encode_request("a"), pool="l4 spot"), "pool"),
+    "instruction too long": (changed(encode_request("a"), instruction="i" * 16_385), "instruction"),
+    "more forms than there are": (changed(encode_request("a"), representations=[1] * 4), "representations"),
+    "text of 4 MiB and a byte": (encode_request("a", "é" * (1 << 21) + "a"), "items[1].text"),
+    "too much to read": (changed(encode_request(*["a"] * 10_000), instruction="東" * 16_384), "items"),
     "sparse bits": (changed(encode_request("a"), representations=[2], data_type=BINARY, model="t/cold"), "data_type"),
 }  # fmt: skip
 
@@ -84,6 +88,24 @@ EXTRACT = {
         pb.ExtractRequest(items=[given((0, 1), text="")], relations=RELATIONS),
         "items[0].text",
     ),
+    "entity with a long text": (
+        pb.ExtractRequest(items=[pb.Item(text="a", entities=[pb.Entity(end=1, text="a" * 1001)])], relations=RELATIONS),
+        "items[0].entities[0].text",
+    ),
+    "long label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", "b" * 1025])), "entities.labels[1]"),
+    "long label of a region": (pb.ExtractRequest(regions=pb.RegionsTask(labels=["b" * 1025])), "regions.labels[0]"),
+    "long entity label": (
+        pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b" * 1025])),
+        "relations.entity_labels[0]",
+    ),
+    "long hypothesis": (
+        pb.ExtractRequest(classify=pb.ClassifyTask(labels=["a"], hypothesis="{}" + "b" * 1023)),
+        "classify.hypothesis",
+    ),
+    "picture of 16 MiB and a byte": (
+        pb.ExtractRequest(items=[pb.Item(image=pb.Image(data=bytes((1 << 24) + 1)))], text=pb.TextTask()),
+        "items[0].image.data",
+    ),
     "unknown kind of text": (pb.ExtractRequest(text=changed(pb.TextTask(), kind=9)), "text.kind"),
     "too much text": (pb.ExtractRequest(text=pb.TextTask(max_tokens=5000)), "text.max_tokens"),
 }
@@ -96,6 +118,11 @@ SCORE = {
     "entities of the query": (pb.ScoreRequest(query=given((0, 1)), documents=[TEXT]), "query.entities"),
     "entities of a document": (pb.ScoreRequest(query=TEXT, documents=[given((0, 1))]), "documents[0].entities"),
     "empty document": (pb.ScoreRequest(query=TEXT, documents=[TEXT, pb.Item(text="")]), "documents[1].text"),
+    "query too long": (pb.ScoreRequest(query=pb.Item(text="q" * 131_073), documents=[TEXT]), "query.text"),
+    "instruction of a query too long": (
+        changed(pb.ScoreRequest(query=TEXT, documents=[TEXT]), instruction="i" * 16_385),
+        "instruction",
+    ),
     "unknown scale": (changed(pb.ScoreRequest(query=TEXT, documents=[TEXT]), scale=9), "scale"),
 }
 

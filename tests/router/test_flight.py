@@ -17,7 +17,8 @@ from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import QueueFull
 from services.router.admission import MOST_UNKNOWN, MOST_UNKNOWN_OF_TENANT
-from services.router.flight import COPIES, LEAST_BYTES, Flight, Rpc
+from services.router.codec import count_parts
+from services.router.flight import COPIES, LEAST_BYTES, PART_BYTES, Flight, Rpc
 from services.router.mesh import MOST_WATCHERS
 from tests.router.parts import MODEL, Client, FakeWorker, Refusal, card, encode_request, refused, router, until
 
@@ -56,6 +57,15 @@ def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
     assert flight.held_bytes == 0
     held.answered(500)
     assert flight.held_bytes == 0, "an answer that came too late is not kept"
+
+
+def test_what_is_in_many_parts_takes_more() -> None:
+    flight = Flight(limit_bytes=10**9)
+    flight.enter(1000, "t", cast(Rpc, FakeRpc()), 100)
+    assert flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
+    entities = [pb.Entity(start=0, end=1)] * 3
+    request = pb.ExtractRequest(items=[pb.Item(text="a", entities=entities)] * 2, relations=pb.RelationsTask())
+    assert count_parts(request) == 8
 
 
 def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:

@@ -235,7 +235,10 @@ async def test_a_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: 
         assert idle.claims == []
 
 
-@pytest.mark.parametrize(("reason", "code"), [("MODEL_NOT_FOUND", "NOT_FOUND"), ("MODEL_LOAD_FAILED", "FAILED_PRECONDITION")])
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("MODEL_NOT_FOUND", "NOT_FOUND"), ("MODEL_LOAD_FAILED", "FAILED_PRECONDITION"), ("NO_CAPACITY", "UNAVAILABLE")],
+)
 async def test_an_adapter_that_cannot_be_loaded_fails_its_lane_only(redis_url: str, reason: str, code: str) -> None:
     async with router(redis_url) as client:
         fake = FakeWorker(client.address, "w1", models=[card()])

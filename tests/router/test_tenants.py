@@ -129,3 +129,43 @@ async def test_a_tenants_queued_work_is_bounded_and_another_is_served(redis_url:
     refusals = [outcome for outcome in outcomes if outcome is not None]
     assert 0 < len(refusals) < len(outcomes)
     assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {("QUEUE_FULL", True)}
+
+
+LONG = "word " * 200_000
+"""1 MB, of which the model takes 512 tokens."""
+
+
+async def test_what_a_model_cuts_off_counts_for_rates(redis_url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 10, burst_seconds: 200}}\n")
+    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working():
+        await client.sees("w1")
+        assert await ask(client, "crawler", LONG) is None
+        refusal = await ask(client, "crawler", LONG)
+        assert refusal is not None
+        assert refusal.reason == "RATE_LIMITED"
+
+
+async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "tenants: {crawler: {queued_tokens: 2000}}\n")
+    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+        await client.sees("w1")
+        worker.hold()
+        first = asyncio.create_task(ask(client, "crawler", LONG))
+        await until(lambda: worker.jobs, "the first to arrive")
+        refusal = await ask(client, "crawler", LONG)
+        assert refusal is not None
+        assert refusal.reason == "QUEUE_FULL"
+        worker.resume()
+        assert await first is None
+
+
+@pytest.mark.parametrize("measured", [0.0046, 60.0])
+async def test_a_rate_that_texts_of_others_moved_changes_little(redis_url: str, tmp_path: Path, measured: float) -> None:
+    """Six texts of 1 MB, or thousands of a letter, once moved the price of everybody's texts without bound."""
+    file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 1, burst_seconds: 3600}}\n")
+    moved = card()
+    moved.tokens_per_byte, moved.max_tokens = measured, 8192
+    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[moved]).working():
+        await client.sees("w1")
+        outcomes = [await ask(client, "crawler", "word " * 600) for _ in range(30)]  # 3,000 letters: 800 tokens
+        assert 1 <= outcomes.count(None) <= 22

@@ -55,6 +55,9 @@ class Workers(worker_pb2_grpc.WorkerServiceServicer):
     async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
         return worker_pb2.HeartbeatResponse()
 
+    async def Connect(self, request: worker_pb2.ConnectRequest, context: object) -> AsyncIterator[worker_pb2.ConnectResponse]:
+        yield worker_pb2.ConnectResponse()
+
 
 @asynccontextmanager
 async def mesh_server(mesh: Mesh, grace_seconds: float = 5.0) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:

@@ -163,6 +163,7 @@ class FakeLanes:
     """Batches by their ids, which workers choose."""
     answers: dict[str, list[worker_pb2.JobResult]] = field(default_factory=lambda: defaultdict(list))
     heartbeats: list[worker_pb2.HeartbeatRequest] = field(default_factory=list)
+    connects: list[tuple[str, worker_pb2.ConnectRequest]] = field(default_factory=list)
     completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
     pulls: list[worker_pb2.PullRequest] = field(default_factory=list)
     handed_back: list[str] = field(default_factory=list)
@@ -272,6 +273,11 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         self.lanes.heartbeats.append(request)
         told, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
         return told
+
+    async def Connect(self, request: worker_pb2.ConnectRequest, context: object) -> AsyncIterator[worker_pb2.ConnectResponse]:
+        self.lanes.connects.append((self.address, request))
+        yield worker_pb2.ConnectResponse()
+        await asyncio.Event().wait()
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from libs.serving import Security, Service, serving
 from services.worker.link import Link
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
-from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until, vector, vectors
+from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, worker
 
 SECRET = "s3cret-of-the-worker"
@@ -179,3 +179,17 @@ def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
     for wrong in ({"SHOAL_TLS_CA": "/nowhere"}, {"SHOAL_TLS_CERT": "/nowhere"}, {"SHOAL_TOKEN_FILE": "/nowhere"}):
         with pytest.raises(InvalidInput, match=r"/nowhere|SHOAL_TLS_KEY"):
             Settings.from_env(wrong)
+
+
+async def test_a_worker_whose_connection_breaks_says_at_once_that_it_lives_and_connects_elsewhere(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes, 2) as both, worker(tmp_path / "models", both, heartbeat_seconds=5.0) as bay:
+        await until(lambda: bool(lanes.connects) and bool(lanes.heartbeats), "the first connection")
+        first, other = sorted(both, key=lambda router: router.address != lanes.connects[0][0])
+        before = len(lanes.heartbeats)
+        await first.stop()
+        await until(lambda: len(lanes.connects) > 1, "another connection")
+        await until(lambda: len(lanes.heartbeats) > before, "a heartbeat")
+        assert lanes.connects[-1] == (other.address, lanes.connects[0][1])
+        assert bay.done is not None
+        assert not bay.done.done()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from services.worker.meter import Meter
+from libs.catalog.card import Card
+from services.worker.meter import Meter, whole_texts
+from services.worker.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
 
 
 def test_a_large_batch_counts_for_more_than_a_small_one() -> None:
@@ -45,3 +50,43 @@ def test_the_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_
     for number in range(40):
         wild.add_forward(100, 0.3 if number % 2 else 0.01)
     assert wild.least_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), "but half of it at least"
+
+
+CARD = Card(model="t/m", revision="r", family="f", kind="dense", tasks=("encode",), representations=("dense",), max_tokens=64)
+
+
+def sequences(*lengths: int) -> list[Sequence]:
+    return [Sequence(np.zeros(length, np.int32)) for length in lengths]
+
+
+def learnt(work: Work, *lengths: int, card: Card = CARD, looked_up: int = 0) -> tuple[int, int]:
+    return whole_texts(work, Prepared(work, "head", sequences(*lengths), looked_up=looked_up), card)
+
+
+def test_texts_that_were_cut_say_nothing_of_how_many_tokens_a_byte_has() -> None:
+    meter = Meter()
+    meter.add_texts(*learnt(EncodeWork(["x" * 40, "é" * 30]), 10, 20))
+    assert meter.tokens_per_byte == pytest.approx(0.3)
+    for _ in range(100):
+        meter.add_texts(*learnt(EncodeWork(["x" * 1_000_000] * 6), *[64] * 6))  # cut to what the model takes
+        meter.add_texts(*learnt(EncodeWork(["x" * 1_000_000] * 6), *[32] * 6))  # and to less, as queries of late interaction are
+        meter.add_texts(*learnt(EncodeWork(["x" * 100]), looked_up=20))
+    assert meter.tokens_per_byte == pytest.approx(0.3)
+    assert learnt(EncodeWork(["x" * 1_000_000, "x" * 40]), 64, 10) == (10, 40), "the others of a job count"
+    assert learnt(EncodeWork(["x"], instruction="i" * 39), 20) == (20, 40), "what a request puts before a text counts as well"
+
+
+def test_tokens_of_texts_are_told_from_those_of_queries_and_labels() -> None:
+    score = ScoreWork("q" * 30, ["d" * 10, "d" * 30], "i" * 10)
+    assert learnt(score, 15, 20) == (35, 120), "pairs"
+    assert learnt(score, 9, 5, 15) == (20, 40), "the query has a vector of its own"
+    assert learnt(score, 5, 15, looked_up=9) == (20, 40)
+    classify = ClassifyWork(["t" * 40, "t" * 40], ("l" * 4, "l" * 6), hypothesis="h" * 5)
+    assert learnt(classify, 10, 10) == (20, 120), "labels before each text"
+    assert learnt(classify, 10, 10, 5, 5) == (20, 80), "an embedding model"
+    infers = replace(CARD, contradiction=0, labels=("contradiction", "entailment"))
+    assert learnt(classify, 12, 13, 12, 13, card=infers) == (24, 100), "each text with each label"
+    assert learnt(classify, 10, 10, card=replace(CARD, labels=("a", "b"))) == (20, 80), "its own classes"
+    relations = RelationsWork(["t" * 40], ("in",), ("city",))
+    assert learnt(relations, 14) == (14, 46)
+    assert learnt(relations, 14, 14) == (0, 0), "sequences that are not those of the texts"

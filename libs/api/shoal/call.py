@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from shoal.addresses import Addresses
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, ShoalError
@@ -26,10 +26,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
+MOST_REPEATED: Final = 192 << 20
+"""Bytes: routers let a request make a worker read 256 MiB, of which its items are 64 MiB at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Q, R, T]):
-    """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`)."""
+    """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`).
+    `repeated`: bytes that a model may read with each item, the query and labels."""
 
     method: Method[Q, R]
     name: str
@@ -37,6 +41,12 @@ class Plan(Generic[Q, R, T]):
     build: Callable[[range], Q]
     decode: Callable[[R], T]
     merge: Callable[[Sequence[T]], T]
+    repeated: int = 0
+
+    @property
+    def most_items(self) -> int:
+        """Of one request, so that a router lets it in."""
+        return max(1, MOST_REPEATED // max(1, self.repeated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,8 @@ class Caller:
 
     async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
         """The answer to a plan. Raises ShoalError."""
-        parts = spans(plan.lengths, most_items=self._limits.items, most_characters=self._limits.characters)
+        most_items = min(self._limits.items, plan.most_items)
+        parts = spans(plan.lengths, most_items=most_items, most_characters=self._limits.characters)
         done, total = 0, len(plan.lengths)
 
         def advance(index: int) -> None:

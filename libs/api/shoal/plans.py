@@ -155,7 +155,7 @@ def encode(
         request.items.extend(_items("items", listed, span))
         return request
 
-    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, parts.merge_encode)
+    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, parts.merge_encode, frame.ByteSize())
 
 
 def score(
@@ -192,7 +192,7 @@ def score(
         return request
 
     merge = partial(parts.merge_score, top_n=top_n)
-    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge)
+    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge, frame.ByteSize())
 
 
 def extract(
@@ -228,7 +228,9 @@ def extract(
                 item.entities.extend(_entities(f"items[{number}].entities", given[index]))
         return request
 
-    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, parts.merge_extract)
+    classify = frame.classify
+    repeated = frame.ByteSize() + len(classify.hypothesis.encode()) * len(classify.labels)
+    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, parts.merge_extract, repeated)
 
 
 def _task(task: Task) -> dict[str, object]:

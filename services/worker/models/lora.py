@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from libs.catalog.adapter import FILE, WEIGHTS, Adapter, read_adapter
+from libs.catalog.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear, must_widen
 from libs.kernels.lora import Delta, LowRank, Rows
@@ -30,6 +31,9 @@ PICKLE: Final = "adapter_model.bin"
 
 # `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
 _NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
+
+_MOST_NAME: Final = 1024
+"""Characters. Layers of real models have names of a hundred."""
 
 
 class Made(Protocol):
@@ -289,7 +293,7 @@ def _open(directory: Path) -> TensorFile:
 def _parse(stored: str) -> tuple[str, str]:
     """Module and factor (A or B) of a tensor's name."""
     match = _NAME.fullmatch(stored)
-    if match is not None:
+    if match is not None and len(stored) <= _MOST_NAME:
         return match["module"], match["factor"]
     if "lora_embedding_" in stored:
         raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
@@ -334,4 +338,4 @@ def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, int]) -> N
 
 
 def _broken(stored: str, problem: str) -> ModelBroken:
-    return ModelBroken(f"{WEIGHTS}: tensor {stored!r} {problem}")
+    return ModelBroken(f"{WEIGHTS}: tensor {shortened(stored)!r} {problem}")

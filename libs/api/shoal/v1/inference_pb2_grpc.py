@@ -12,6 +12,11 @@ class InferenceServiceStub(object):
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def __init__(self, channel):
@@ -44,6 +49,11 @@ class InferenceServiceServicer(object):
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def Encode(self, request, context):
@@ -99,6 +109,11 @@ class InferenceService(object):
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     @staticmethod

@@ -24,6 +24,11 @@ class InferenceServiceStub:
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -52,6 +57,11 @@ class InferenceServiceAsyncStub:
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     Encode: grpc.aio.UnaryUnaryMultiCallable[
@@ -79,6 +89,11 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
+
+    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
+    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
     """
 
     @abc.abstractmethod

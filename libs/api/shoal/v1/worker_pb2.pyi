@@ -152,7 +152,7 @@ class HeldBatch(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ...) -> None: ...
 
 class WorkerModel(_message.Message):
-    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes", "host_bytes", "activation_bytes_per_token", "adapters", "leaving", "held_jobs", "resident_seconds", "failed_adapters", "measured_batch_tokens")
+    __slots__ = ("model", "state", "bytes", "load_seconds", "tokens_per_second", "idle_seconds", "pinned", "card", "failure", "downloaded_bytes", "download_bytes", "host_bytes", "activation_bytes_per_token", "adapters", "leaving", "held_jobs", "resident_seconds", "failed_adapters", "measured_batch_tokens", "data_type", "tokens_per_byte")
     class FailedAdaptersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,8 @@ class WorkerModel(_message.Message):
     RESIDENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FAILED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: _models_pb2.ModelState
     bytes: int
@@ -198,7 +200,9 @@ class WorkerModel(_message.Message):
     resident_seconds: float
     failed_adapters: _containers.MessageMap[str, Failure]
     measured_batch_tokens: int
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ..., measured_batch_tokens: _Optional[int] = ...) -> None: ...
+    data_type: str
+    tokens_per_byte: float
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ..., measured_batch_tokens: _Optional[int] = ..., data_type: _Optional[str] = ..., tokens_per_byte: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds")
@@ -288,3 +292,17 @@ class HeartbeatResponse(_message.Message):
     queued_tokens: _containers.ScalarMap[str, int]
     wire_version: int
     def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("worker_id", "epoch", "wire_version")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: str
+    wire_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -30,6 +30,11 @@ class WorkerServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_worker__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_worker__pb2.HeartbeatResponse.FromString,
                 )
+        self.Connect = channel.unary_stream(
+                '/shoal.v1.WorkerService/Connect',
+                request_serializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.FromString,
+                )
 
 
 class WorkerServiceServicer(object):
@@ -58,6 +63,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Connect(self, request, context):
+        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
+        at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +88,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=shoal_dot_v1_dot_worker__pb2.HeartbeatRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_worker__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'Connect': grpc.unary_stream_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,5 +153,22 @@ class WorkerService(object):
         return grpc.experimental.unary_unary(request, target, '/shoal.v1.WorkerService/Heartbeat',
             shoal_dot_v1_dot_worker__pb2.HeartbeatRequest.SerializeToString,
             shoal_dot_v1_dot_worker__pb2.HeartbeatResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Connect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/shoal.v1.WorkerService/Connect',
+            shoal_dot_v1_dot_worker__pb2.ConnectRequest.SerializeToString,
+            shoal_dot_v1_dot_worker__pb2.ConnectResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -41,6 +41,14 @@ class WorkerServiceStub:
     changes.
     """
 
+    Connect: grpc.UnaryStreamMultiCallable[
+        shoal.v1.worker_pb2.ConnectRequest,
+        shoal.v1.worker_pb2.ConnectResponse,
+    ]
+    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
+    at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+    """
+
 class WorkerServiceAsyncStub:
     """Hands out work. A worker may call any router, and another one for each call."""
 
@@ -62,6 +70,14 @@ class WorkerServiceAsyncStub:
     ]
     """Reports the worker, renews its leases, and brings back directives and cancellations. Every 2 s, and at once when a model's state
     changes.
+    """
+
+    Connect: grpc.aio.UnaryStreamMultiCallable[
+        shoal.v1.worker_pb2.ConnectRequest,
+        shoal.v1.worker_pb2.ConnectResponse,
+    ]
+    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
+    at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
     """
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
@@ -91,6 +107,16 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[shoal.v1.worker_pb2.HeartbeatResponse, collections.abc.Awaitable[shoal.v1.worker_pb2.HeartbeatResponse]]:
         """Reports the worker, renews its leases, and brings back directives and cancellations. Every 2 s, and at once when a model's state
         changes.
+        """
+
+    @abc.abstractmethod
+    def Connect(
+        self,
+        request: shoal.v1.worker_pb2.ConnectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ConnectResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ConnectResponse]]:
+        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
+        at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -22,7 +22,7 @@ _AT_ONCE: Final = 1 << 25  # numbers of the spans' hidden layer held at a time: 
 
 def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
     """First and last words of all runs of at most `width` of so many words, by their start and then their end: [spans] each."""
-    starts, widths = np.mgrid[:words, :width].astype(np.int32)
+    starts, widths = np.mgrid[:words, : min(width, words)].astype(np.int32)
     inside = starts + widths < words
     return starts[inside], (starts + widths)[inside]
 

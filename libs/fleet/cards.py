@@ -1,0 +1,49 @@
+"""The one card of a model, from what several workers say of it. Pure.
+
+A card has two parts. What the model's files and the catalog say is the same on every worker, unless some have other files: then
+the card that a worker told last for the first time counts, and a worker that repeats itself changes nothing. What workers measure
+(bytes, data type, tokens per byte) is each worker's own, stays in its record, and is merged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from shoal.v1 import models_pb2
+
+from libs.fleet.snapshot import WorkerModelRecord
+
+SAME_RATE: Final = 0.05
+"""Tokens per byte that differ by less than this share are the same: estimates move with every text, and each change is written."""
+
+
+def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
+    """What files and catalog say."""
+    plain = models_pb2.ModelCard()
+    plain.CopyFrom(card)
+    for field in ("bytes", "data_type", "tokens_per_byte"):
+        plain.ClearField(field)
+    return plain
+
+
+def digest_of(card: models_pb2.ModelCard) -> int:
+    """Tells two cards of this process' lifetime apart by what files and catalog say."""
+    return hash(without_measures(card).SerializeToString(deterministic=True))
+
+
+def merged(plain: models_pb2.ModelCard, known: models_pb2.ModelCard, copies: Sequence[WorkerModelRecord]) -> models_pb2.ModelCard:
+    """`plain` with the measures of the workers' `copies`; what none of them has measured stays as it was `known`.
+
+    Bytes and data type are those of the largest copy, tokens per byte are the median of those who measured them.
+    """
+    card = models_pb2.ModelCard()
+    card.CopyFrom(plain)
+    largest = max((copy for copy in copies if copy.data_type), key=lambda copy: (copy.bytes, copy.data_type), default=None)
+    card.bytes, card.data_type = (known.bytes, known.data_type) if largest is None else (largest.bytes, largest.data_type)
+    rates = [copy.tokens_per_byte for copy in copies if copy.tokens_per_byte > 0]
+    rate = median(rates) if rates else known.tokens_per_byte
+    is_same = abs(rate - known.tokens_per_byte) <= SAME_RATE * known.tokens_per_byte
+    card.tokens_per_byte = known.tokens_per_byte if is_same else rate
+    return card

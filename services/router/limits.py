@@ -1,0 +1,116 @@
+"""How much of everything a request may bring: the one list that `validation.py` refuses by and that users read.
+
+The table in docs/security.md is `table()` (`python -m services.router.limits` prints it), and the comments of the fields in protos/
+give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no limit here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.v1 import inference_pb2 as pb
+
+from libs.errors import InvalidInput
+from libs.serving.decode import MAX_REQUEST_BYTES
+
+MIB: Final = 1024 * 1024
+CHARACTERS: Final = "characters"
+BYTES: Final = "bytes"
+ENTRIES: Final = "entries"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`fields`: of messages of shoal.v1, such as `Item.text`, or whole messages."""
+
+    what: str
+    fields: tuple[str, ...]
+    most: int
+    unit: str
+
+    @property
+    def number(self) -> str:
+        """As the table and the protos' comments have it: `4 MiB`, `16,384`."""
+        return f"{self.most // MIB} MiB" if self.unit == BYTES else f"{self.most:,}"
+
+    def check(self, count: int, path: str) -> None:
+        """Raises InvalidInput for a field that holds too much."""
+        if count > self.most:
+            message = f"{path} has {count:,} {self.unit}; at most {self.most:,} are allowed"
+            raise InvalidInput(message, field=path)
+
+
+_REQUESTS: Final = ("EncodeRequest", "ScoreRequest", "ExtractRequest")
+_LABELS: Final = (
+    "EntitiesTask.labels",
+    "ClassifyTask.labels",
+    "RelationsTask.labels",
+    "RelationsTask.entity_labels",
+    "RegionsTask.labels",
+)
+_OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest", "PinModelRequest", "ExplainPlacementRequest")
+
+REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
+READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
+"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
+ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
+TEXT: Final = Limit("an item's text", ("Item.text",), 4 * MIB, BYTES)
+"""A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
+IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
+QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
+"""A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
+INSTRUCTION: Final = Limit("an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction"), 16_384, CHARACTERS)
+"""The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
+HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
+LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
+LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
+"""Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
+ENTITIES: Final = Limit("entities of an item", ("Item.entities",), 128, ENTRIES)
+"""A model scores all pairs of them."""
+ENTITY: Final = Limit("an entity's text", ("Entity.text",), 1000, CHARACTERS)
+ENTITY_LABEL: Final = Limit("an entity's label", ("Entity.label",), 256, CHARACTERS)
+"""An answer repeats both for each of its relations."""
+REPRESENTATIONS: Final = Limit(
+    "representations", ("EncodeRequest.representations",), len(pb.Representation.values()) - 1, ENTRIES
+)  # as many as there are, without UNSPECIFIED
+ID: Final = Limit(
+    "an id of a model or an adapter",
+    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_MODELS)) + tuple(f"{name}.adapter" for name in _REQUESTS),
+    256,
+    CHARACTERS,
+)
+POOL: Final = Limit("a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, "LoadModelRequest")), 63, CHARACTERS)
+
+ALL: Final = (
+    REQUEST,
+    READ,
+    ITEMS,
+    TEXT,
+    IMAGE,
+    QUERY,
+    INSTRUCTION,
+    HYPOTHESIS,
+    LABELS,
+    LABEL,
+    ENTITIES,
+    ENTITY,
+    ENTITY_LABEL,
+    REPRESENTATIONS,
+    ID,
+    POOL,
+)
+
+
+def table() -> str:
+    """Markdown."""
+    lines = ["| what | fields | at most |", "| --- | --- | --- |"]
+    for limit in ALL:
+        fields = ", ".join(f"`{field}`" for field in limit.fields)
+        unit = "" if limit.unit == BYTES else f" {limit.unit}"
+        lines.append(f"| {limit.what} | {fields} | {limit.number}{unit} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,98 @@
+"""Which workers' processes live, by the connections that they keep open: what a worker that died held is recovered at once.
+
+Beside the way of a request. A lease runs out after 15 s; but the kernel closes the connections of a process that dies, so its
+router knows within milliseconds. A worker may lose its connection and live, so it has GRACE_SECONDS to come back, here or at any
+router. If it is taken for dead wrongly, some work is done twice: the first answer to a job is its only one, whoever gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+from libs.fleet import Fleet
+from libs.queue import Lanes
+from libs.telemetry.logs import fields
+from services.router.background import Background
+from services.router.bells import Bells
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS: Final = 240.0
+"""After which a stream ends in order: sooner than the connection that carries it (`SHOAL_CONNECTION_SECONDS` and its grace)."""
+GRACE_SECONDS: Final = 1.5
+"""A worker that lives connects again within 0.1 s where a router listens, and sends a heartbeat at once."""
+CLOSE_MS: Final = 100
+"""A heartbeat that came so shortly before or after the break may have been sent before it: the next one decides."""
+NEXT_SECONDS: Final = 2.5
+"""By then the next heartbeat of a worker that lives has come."""
+
+
+class Presence:
+    """The open connections of workers to this router. `close` ends them all in order."""
+
+    def __init__(self, lanes: Lanes, fleet: Fleet, bells: Bells, background: Background) -> None:
+        self._lanes = lanes
+        self._fleet = fleet
+        self._bells = bells
+        self._background = background
+        # The state: open streams by worker and epoch.
+        self._open: Counter[tuple[str, str]] = Counter()
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    async def attend(self, worker_id: str, epoch: str) -> None:
+        """Returns when the stream should end; a cancellation means that the connection broke."""
+        process = (worker_id, epoch)
+        self._open[process] += 1
+        try:
+            await self._closed_within(CONNECT_SECONDS)
+        except asyncio.CancelledError:
+            if not self._closing.is_set():
+                self._background.spawn(self._recover_unless_back(worker_id, epoch, self._lanes.clock_ms()))
+            raise
+        finally:
+            self._open[process] -= 1
+            if not self._open[process]:
+                del self._open[process]
+
+    async def _closed_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _recover_unless_back(self, worker_id: str, epoch: str, broke_ms: int) -> None:
+        last_ms = 0
+        for seconds in (GRACE_SECONDS, NEXT_SECONDS):
+            if await self._closed_within(seconds) or (worker_id, epoch) in self._open:
+                return
+            found = await self._fleet.heard(worker_id)
+            if found is None or found[0] != epoch:
+                break  # it has said goodbye, or another process has its name: this one is gone
+            heard_ms = found[1]
+            if heard_ms > broke_ms + CLOSE_MS:
+                return
+            is_silent = heard_ms < broke_ms - CLOSE_MS or heard_ms == last_ms
+            if is_silent and await self._fleet.forget(worker_id, heard_ms):
+                break
+            last_ms = heard_ms
+        else:
+            return
+        await self._recover(worker_id, epoch)
+
+    async def _recover(self, worker_id: str, epoch: str) -> None:
+        """Its jobs go back to their lanes, an attempt counted."""
+        jobs = 0
+        for gauges in await self._lanes.lane_gauges():
+            if gauges.leased_tokens and (back := await self._lanes.end_leases(gauges.lane, epoch)):
+                jobs += back
+                self._bells.ring(gauges.lane, back)
+        level = logging.WARNING if jobs else logging.INFO
+        log.log(level, "worker gone", extra=fields({"worker": worker_id, "epoch": epoch, "jobs_recovered": jobs}))

@@ -1,0 +1,121 @@
+"""Regular expressions of a tokenizer.json: which of them could take for ever, told before a text meets them.
+
+The `tokenizers` library runs them on an engine that goes back over what it has tried, and ends a search only after ten million
+steps at one place of a text. Three looks keep that from being used: the form of a pattern (`slow`), a list of published ones, and
+for all others a trial (`searching.py`) in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+PUBLISHED: Final = frozenset(
+    {
+        " {2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}", r"[\r\n]", r"\s?\p{L}+",
+        r"\s?\p{P}+", r"\w+|[^\w\s]+", r"\s+|\w+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",
+        # GPT-2, CLIP
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+        # Llama 3, Qwen 2 and 3, o200k
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    }
+)  # fmt: skip
+"""Patterns that need no trial at each load. A test tries them."""
+
+_MOST_PATTERN: Final = 20_000
+_TRIAL_SECONDS: Final = 30.0
+"""By the clock; `searching.py` limits what it computes. Starting Python on a busy machine takes its time."""
+_SEARCHING: Final = Path(__file__).with_name("searching.py")
+_PIECE: Final = re.compile(
+    r"\\(?P<escaped>.)|(?P<open>\((?:\?(?:[:>=!]|<[=!]|<\w+>|[imx-]+:?))?)|(?P<close>\))|(?P<class>\[)"
+    r"|(?P<many>[*+]|\{\d+,\d*\})(?P<greed>[+?]?)|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
+    """The first pattern that took too long on one of the texts that such patterns take long on, and how long; None: none did."""
+    try:
+        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
+            [sys.executable, "-I", str(_SEARCHING)], input=json.dumps(patterns).encode(), capture_output=True, env={},
+            timeout=_TRIAL_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return patterns[0], "takes too long"
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    bad = next((one for one in told if one["slow"]), None)
+    if bad is not None:
+        return bad["pattern"], bad["slow"]
+    return None if len(told) == len(patterns) else (patterns[len(told)], "takes more time or memory than a pattern may have")
+
+
+def slow(pattern: str) -> str:
+    """Why a regular expression may take exponentially long; empty if it is not known to.
+
+    That is a repetition of what is itself repeated without end, as in `(a+)+`, where a text can be shared out in very many ways.
+    Possessive and atomic forms never look back. Other slow patterns meet the library's own limit.
+    """
+    if len(pattern) > _MOST_PATTERN:
+        return f"has {len(pattern):,} characters, more than {_MOST_PATTERN:,}"
+    groups, last, position = [False], False, 0  # whether each open group, and what stands just before, repeats without end
+    atomic: list[bool] = []
+    while position < len(pattern) and (found := _PIECE.match(pattern, position)) is not None:
+        position = found.end()
+        if found["class"]:
+            position, last = _after_class(pattern, position), False
+        elif found["open"]:
+            groups.append(False)
+            atomic.append(found["open"] == "(?>")
+            last = False
+        elif found["close"]:
+            inner = groups.pop() if len(groups) > 1 else False
+            last = inner and not (atomic.pop() if atomic else False)
+            groups[-1] = groups[-1] or last
+        elif found["many"]:
+            if not _is_many(found["many"]) or found["greed"] == "+":
+                continue
+            if last:
+                return "repeats what is itself repeated without end, which can take for ever: write it without the inner repetition"
+            groups[-1] = last = True
+        else:
+            escaped = found["escaped"] or ""
+            if escaped in ("g", "k") or (escaped.isdigit() and escaped != "0"):
+                return "refers to what it has found itself, which can take for ever"
+            last = False
+    return ""
+
+
+def _is_many(quantifier: str) -> bool:
+    """Whether it is without end, or as good as that."""
+    if quantifier in "*+":
+        return True
+    least, _, most = quantifier.strip("{}").partition(",")
+    return not most or int(most[:9]) - int(least[:9]) > 32
+
+
+def _after_class(pattern: str, position: int) -> int:
+    """Behind the `]` of a character class that began before `position`; classes may hold classes."""
+    depth = 1
+    is_first = True
+    while position < len(pattern) and depth:
+        letter = pattern[position]
+        if letter == "\\":
+            position += 1
+        elif letter == "[":
+            depth += 1
+        elif letter == "]" and not is_first:
+            depth -= 1
+        is_first = (is_first and letter == "^") or letter == "["
+        position += 1
+    return position

@@ -1,0 +1,79 @@
+"""A program of its own, which `regexes.py` runs: tries patterns of a tokenizer on texts on which such patterns take long.
+
+Imports nothing of ours, reads a JSON list of patterns from its input, and answers with a line for each as soon as it is tried:
+`{"pattern", "slow"}`, where `slow` says why it is not served and is empty for one that is. Its own limits end it otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+MEMORY_BYTES: Final = 1 << 30
+CPU_SECONDS: Final = 5
+LENGTH: Final = 16_384
+MOST_SECONDS: Final = 0.08
+"""Of computing, for a text of LENGTH: five seconds for a megabyte, if it grows with the text. Published ones took
+0.001 to 0.026 (0.12 once on a busy core: so the least of three counts), most that grow with the square of the text 0.19 to 1.3."""
+
+_RUN: Final = 24
+"""Units in a row: enough for what takes exponentially long, and few enough to stay below the limit of the library."""
+_LETTERS: Final = " a\nA1.\t'é中\u0301-_,"
+_SYNTAX: Final = re.compile(r"\\[A-Za-z]\{?\^?\w*\}?|[\\\[\](){}|*+?^$]")
+_MOST_LETTERS: Final = 24
+_MOST_WORDS: Final = 16
+
+
+def main() -> None:
+    patterns = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for pattern in patterns:
+        used = int(time.process_time()) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, resource.RLIM_INFINITY))
+        print(json.dumps({"pattern": pattern, "slow": slow_for(pattern)}), flush=True)
+
+
+def slow_for(pattern: str) -> str:
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(pattern), "removed")
+    split.pre_tokenize_str("a")
+    for text in texts(pattern):
+        try:
+            spent = _seconds(split, text)
+        except BaseException as error:  # the library's panic is no Exception
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return "takes more steps than the library allows for a text of sixteen thousand characters"
+        if spent > MOST_SECONDS and (spent := min(spent, _seconds(split, text), _seconds(split, text))) > MOST_SECONDS:
+            return f"takes {spent:.2f} s for a text of {LENGTH:,} characters, and far more for longer ones"
+    return ""
+
+
+def _seconds(split: Any, text: str) -> float:
+    begin = time.process_time()
+    split.pre_tokenize_str(text)
+    return time.process_time() - begin
+
+
+def texts(pattern: str) -> Iterator[str]:
+    """Runs of what a pattern may repeat, short and long, then something else, and all letters once, so that none is missing."""
+    own = list(dict.fromkeys(_SYNTAX.sub("", pattern)))[:_MOST_LETTERS]
+    letters = list(dict.fromkeys([*own, *_LETTERS]))
+    words = list(dict.fromkeys(re.findall(r"\w{2,}", pattern)))[:_MOST_WORDS]
+    pairs = [one + other for one in own[:8] for other in own[:8] if one != other]
+    every = "".join(letters)
+    for unit in [*letters, *words, *pairs]:
+        yield (unit * _RUN + "\x01" + every) * (LENGTH // (len(unit) * _RUN + len(every)))
+        for end in ("\x01", "_"):  # one that ends a word, and one that does not
+            yield unit * (LENGTH // len(unit)) + end + every
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Keeps one stream open to the routers: while it is open they know that this process lives.
+
+Beside the way of a request. When the process dies its stream breaks, and what it held is given to others at once; when the stream
+breaks and the process lives, it says so by a heartbeat and opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from shoal.v1 import worker_pb2
+
+from libs.errors import InternalError, NoCapacity
+from libs.telemetry.logs import fields
+from libs.versions import WIRE_VERSION
+from services.worker.intake import Identity
+from services.worker.link import Backoff, Link
+
+log = logging.getLogger(__name__)
+
+REFUSED_SECONDS: Final = 60.0
+"""Until the next try at routers of before wire version 3, which know no such stream."""
+
+
+class Presence:
+    """`run` until it is cancelled. `changed`: set to send a heartbeat at once."""
+
+    def __init__(self, identity: Identity, link: Link, changed: asyncio.Event) -> None:
+        self._link = link
+        self._changed = changed
+        self._request = worker_pb2.ConnectRequest(worker_id=identity.worker_id, epoch=identity.epoch, wire_version=WIRE_VERSION)
+
+    async def run(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._link.connect(self._request)
+                backoff.reset()
+            except NoCapacity as error:
+                log.debug("connection broke", extra=fields({"reason": error.message}))
+                self._changed.set()
+                await asyncio.sleep(backoff.next())
+            except InternalError:
+                await asyncio.sleep(REFUSED_SECONDS)

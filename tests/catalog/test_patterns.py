@@ -1,0 +1,121 @@
+"""Patterns of checkpoints: those that are taken mean what they mean in Python's `re`, and none takes long."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from libs.catalog.adapter import read_adapter
+from libs.catalog.patterns import Unsupported, compiled
+from libs.errors import ModelBroken
+from tests.fuzz import tiny
+from tests.fuzz.run import limited
+
+ATOMS = (
+    "a", "b", "q_proj", "layers", "1", "2", ".", r"\.", r"\d", r"\d+", r"\w", r"\W", r"\s", r"\d1", "[0-9]", "[^a.]", "[a-c]",
+    "[ab-]", "[]a]",
+    "(", "(?:", ")", "|", "*", "+", "?", "*?", "{2}", "{1,2}", "{0,3}", "{1,}", "x{12}", "^", "$", ".*", r"\-",
+)  # fmt: skip
+NAMES = ("a", "b", "c", "x", "1", "2", ".", "q_proj", "layers.", "-", "\u0664")
+MODULES = (
+    "model.decoder.layers.0.encoder_attn.k_proj", "encoder.layer.11.attention.self.query", "layers.3.mlp.gate_proj",
+    "bert.encoder.layer.1.attention.self.query", "model.layers.12.self_attn.q_proj", "query", "my_query", "",
+)  # fmt: skip
+
+
+def in_python(pattern: str, name: str) -> bool:
+    """PEFT's get_pattern_key."""
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "query", "attention.self.query", "^model.decoder.layers.0.encoder_attn.k_proj", r"layers\.\d+\.mlp\..*_proj",
+        r".*\.layers\.(0|1|2)\.self_attn\.[qkv]_proj",
+        r"model\.layers\.[0-9]+\.self_attn\.(q|k|v|o)_proj", r"(?:self_attn|mlp)\..*",
+        r"layer\.1[0-9]?\..*query", r"layer\.\d{1,2}\.attention.*", "", ".*", r"[^.]+_proj$", r"(.*)q_proj", "quer[xyz]|k_proj",
+    ],
+)  # fmt: skip
+def test_patterns_that_adapters_have_mean_what_they_mean_in_peft(pattern: str) -> None:
+    made = compiled(pattern)
+    assert [made.matches_end(name) for name in MODULES] == [in_python(pattern, name) for name in MODULES]
+
+
+def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
+    chance = random.Random(7)
+    taken = 0
+    for _ in range(4000):
+        pattern = "".join(chance.choice(ATOMS) for _ in range(chance.randrange(1, 8)))
+        try:
+            made = compiled(pattern)
+        except Unsupported:
+            continue
+        taken += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(pattern)  # what is taken is a pattern there, too
+        for name in ("".join(chance.choice(NAMES) for _ in range(chance.randrange(8))) for _ in range(6)):
+            assert made.matches_end(name) == in_python(pattern, name), (pattern, name)
+    assert taken > 1000
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".?" * 40 + "[x]" * 40, "(a+)+[x]", "(.*)*" * 30 + "[x]", "(a|a)*" * 20 + "[x]", "(((a?){9}){9}){9}[x]", ".*" * 90 + "[x]",
+        "[x]" + ".?" * 90, "(x?a?)*" * 20 + "[x]",
+    ],
+)  # fmt: skip
+def test_patterns_that_would_hang_an_interpreter_take_as_long_as_they_are(pattern: str) -> None:
+    assert not compiled(pattern).matches_end("a" * 300 + "!")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(?=a)", "a group of another kind"), ("(?P<n>a)", "a group of another kind"),
+        ("(?i)a", "a group of another kind"),
+        (r"(a)\1", r"has \\1"), (r"\bquery", r"has \\b"), ("(", "ends too early"), ("a)", "not open"), ("*a", "means nothing"),
+        ("a**", "one repetition on another"), ("a++", "one repetition on another"), ("a{", "no repetition"),
+        ("^*", "beginning or the end"),
+        ("[b-a]", "no characters"), ("[a", "ends too early"), ("\\", "ends too early"), ("x" * 201, "201 characters"),
+        ("a{2,1}", "more often than at most"), ("(" * 30 + ")" * 30, "20 deep"), ("((a{99}){99}){99}", "more than 2,000 steps"),
+    ],
+)  # fmt: skip
+def test_what_is_not_followed_is_refused_with_the_reason(pattern: str, problem: str) -> None:
+    with pytest.raises(Unsupported, match=problem):
+        compiled(pattern)
+
+
+def write(directory: Path, **changes: object) -> Path:
+    (directory / "adapter_config.json").write_text(json.dumps({**tiny.ADAPTER, **changes}))
+    return directory
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+def test_an_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
+    """Of `re` this never came back, and no other thread of the worker ran meanwhile."""
+    adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
+    module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60
+    assert (adapter.rank_of(module), adapter.scale_of(module)) == (2, 2.0)
+    assert adapter.scale_of("encoder.query") == (4 / 6 if key == "rank_pattern" else 3.0)
+
+
+def test_an_adapter_has_no_end_of_neither_patterns_nor_modules(tmp_path: Path) -> None:
+    with pytest.raises(ModelBroken, match=r"`rank_pattern` has patterns of 1,000,000 characters"):
+        read_adapter(write(tmp_path, rank_pattern={f"{number:0100}": 1 for number in range(10_000)}))
+    with limited(256 << 20), pytest.raises(ModelBroken, match=r"`target_modules` names 10,001 modules"):
+        read_adapter(write(tmp_path, target_modules=["query"] * 10_001))
+
+
+def test_targets_are_whole_parts_of_a_name(tmp_path: Path) -> None:
+    adapter = read_adapter(write(tmp_path, target_modules=["query", "output.dense"]))
+    assert [adapter.is_target(name) for name in ("a.query", "query", "my_query", "a.output.dense", "a.dense", "query.a")] == [
+        True, True, False, True, False, False,
+    ]  # fmt: skip
