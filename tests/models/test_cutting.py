@@ -202,3 +202,19 @@ def test_a_long_instruction_before_many_texts_takes_no_memory(tmp_path: Path, it
         assert process.stdout.readline() == f"{told}\n"
         assert peak.grown < 64 << 20, f"{peak.grown >> 20} MiB"
         print(file=process.stdin, flush=True)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "qwen", "gemma, published"])
+@pytest.mark.parametrize("side", ["end", "start"])
+def test_pairs_of_long_texts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation) -> None:
+    text = _processor(name)
+    documents = _texts(7, 1500)[:3]
+
+    def pairs() -> list[list[int]]:
+        found = text.encode_pairs("terms of", documents, side)
+        crossed = text.encode_crossed(documents, ["a", "copying of"], side, _where, _where)
+        return [one.ids.tolist() for one in (*found, *crossed)]
+
+    cut = pairs()
+    monkeypatch.setattr(cutting, "LEAST", 1 << 20)
+    assert cut == pairs()
