@@ -25,6 +25,7 @@ from libs.kernels.linear import has_bfloat16
 from services.worker.device import Device, open_device
 from services.worker.disk import Shelf
 from services.worker.models import EncodeWork, TextModel
+from services.worker.models.work import go_on_anyway
 from services.worker.residency import Budget, Residency
 from services.worker.settings import Settings
 
@@ -105,7 +106,7 @@ class Bench:
             self._changed.clear()
             await self._changed.wait()
         loaded = time.perf_counter()
-        prepared = resident.model.prepare(EncodeWork([TEXT]))
+        prepared = resident.model.prepare(EncodeWork([TEXT]), go_on_anyway)
         resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
         ended = time.perf_counter()
         del resident

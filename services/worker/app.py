@@ -33,6 +33,7 @@ from services.worker.intake import Identity, Intake
 from services.worker.link import Link
 from services.worker.metrics import WorkerMetrics
 from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
+from services.worker.preparing import Preparers
 from services.worker.presence import Presence
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
@@ -97,7 +98,7 @@ class Threads:
     """For tokenising and for making answers: apart, so that a large job's tokenising does not hold up a small one's answer. And one
     for answers that are computed once more in float32."""
 
-    preparing: ThreadPoolExecutor
+    preparing: Preparers
     finishing: ThreadPoolExecutor
     widening: ThreadPoolExecutor
 
@@ -105,11 +106,12 @@ class Threads:
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    threads = Threads(ThreadPoolExecutor(count, "prepare"), ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
+    preparing = Preparers(ThreadPoolExecutor(count, "prepare"), count)
+    threads = Threads(preparing, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        for pool in (threads.preparing, threads.finishing, threads.widening):
+        for pool in (preparing.threads, threads.finishing, threads.widening):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

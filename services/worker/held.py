@@ -18,7 +18,7 @@ from libs.catalog.card import Card
 from services.worker.adapters import AdapterCache
 from services.worker.batcher import Flow
 from services.worker.meter import Meter
-from services.worker.models import Head, Output, Prepared, Result, Sequence, Work
+from services.worker.models import GoOn, Head, Output, Prepared, Result, Sequence, Work
 from services.worker.spans import UNTRACED, JobSpan
 
 WEIGHTS: Final = (1e-3, 1e3)
@@ -42,7 +42,8 @@ class Model(Protocol):
     card: Card
     bytes: int
 
-    def prepare(self, work: Work) -> Prepared: ...
+    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+        """`go_on` is called every few milliseconds; what it raises ends the preparation."""
 
     def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]: ...
 
@@ -139,6 +140,9 @@ class HeldJob:
     resident: Resident
     received_at: float
     queue_seconds: float
+    payload_bytes: int = 0
+    estimated_tokens: int = 0
+    """Of its payload, before it is tokenised."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0
@@ -150,17 +154,23 @@ class HeldJob:
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
     span: JobSpan = UNTRACED
+    flow: Flow = field(init=False)
+    """Whose share of the threads and of the device it takes."""
+
+    def __post_init__(self) -> None:
+        kind = self.job.WhichOneof("operation")
+        is_bulk = kind is not None and getattr(self.job, kind).priority == inference_pb2.PRIORITY_BULK
+        self.flow = Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
+
+    def drop_operation(self) -> None:
+        """Once it was read, its texts need not be here twice."""
+        kind = self.job.WhichOneof("operation")
+        if kind is not None:
+            self.job.ClearField(kind)
 
     @property
     def deadline_unix(self) -> float:
         return self.job.deadline_unix_ms / 1000
-
-    @property
-    def flow(self) -> Flow:
-        """Whose share of the device it takes."""
-        kind = self.job.WhichOneof("operation")
-        is_bulk = kind is not None and getattr(self.job, kind).priority == inference_pb2.PRIORITY_BULK
-        return Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
 
     @property
     def weight(self) -> float:

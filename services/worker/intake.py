@@ -10,9 +10,9 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -24,14 +24,15 @@ from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
 from services.worker import codec, spans
 from services.worker.adapters import AdapterLoader
-from services.worker.batcher import Limits
+from services.worker.batcher import Flow, Limits
 from services.worker.clock import MeshClock
 from services.worker.delivery import Delivery
-from services.worker.finisher import Finisher, must_succeed
+from services.worker.finisher import Finisher
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.meter import whole_texts
-from services.worker.models import Prepared
+from services.worker.models import GoOn, Prepared
+from services.worker.preparing import GiveWay, Preparation, Preparers, estimated_tokens
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
@@ -39,9 +40,6 @@ from services.worker.runner import Runner
 log = logging.getLogger(__name__)
 
 _MAX_PULLED_JOBS: Final = 256
-_BYTES_A_TOKEN: Final = 4
-"""Of a job that was not tokenised yet; only for the flow of pulls."""
-
 _LAST_PULLS_SECONDS: Final = 1.0
 """How long pulls in flight may take to end once the worker stops. Routers end them when its heartbeat says that it drains; those of
 wire version 0 do not."""
@@ -80,7 +78,7 @@ class Intake:
         runner: Runner,
         finisher: Finisher,
         *,
-        preparers: ThreadPoolExecutor,
+        preparers: Preparers,
         wake: asyncio.Event,
         beat: Callable[[], None],
         clock: MeshClock,
@@ -95,7 +93,7 @@ class Intake:
         self._delivery = delivery
         self._runner = runner
         self._finisher = finisher
-        self._preparers = preparers
+        self._preparation = Preparation(preparers, self._prepare, clock=time.monotonic)
         self._wake = wake
         self._beat = beat
         self._clock = clock
@@ -107,7 +105,6 @@ class Intake:
         # Mutable state, of the event loop.
         self._flying: dict[asyncio.Task[bool], Pull] = {}
         self._lead = Lead()
-        self._preparing: Counter[LaneName] = Counter()  # estimated tokens
         self._pause_until = 0.0
         self._unanswered: list[str] = []  # batch ids of pulls of which no router's answer came
 
@@ -134,12 +131,13 @@ class Intake:
         pause = self._pause_until - time.monotonic()
         if pause > 0:
             return pause
-        lanes = self._lanes()
+        preparing = self._preparation.waiting()
+        lanes = self._lanes(preparing)
         situation = Situation(
             lanes=lanes,
             can_load=self._residency.can_load(),
             flying=tuple(self._flying.values()),
-            waiting_tokens=self._preparing.total() + self._runner.waiting_tokens,
+            waiting_tokens=sum(sum(flows.values()) for flows in preparing.values()) + self._runner.waiting_tokens,
             busy_seconds=self._runner.busy_seconds,
             lead_seconds=self._lead.seconds,
         )
@@ -150,7 +148,7 @@ class Intake:
             task.add_done_callback(self._landed)
         return plan.look_again
 
-    def _lanes(self) -> dict[LaneName, LaneState]:
+    def _lanes(self, preparing: Mapping[LaneName, Mapping[Flow, int]]) -> dict[LaneName, LaneState]:
         """Of every model with each of its adapters, in the order of who is to be served first."""
         residents = [one for model in self._residency.lanes() if (one := self._residency.serving(model)) is not None]
         self._adapters.settle(residents)
@@ -161,9 +159,9 @@ class Intake:
             seconds = resident.meter.expected_seconds(tokens)
             for adapter in resident.adapters.lanes():
                 name = (resident.name, adapter)
-                flows = waiting.get(name, {})
+                flows = Counter(waiting.get(name, {})) + Counter(preparing.get(name, {}))
                 tenants = {flow.tenant: count for flow, count in flows.items() if not flow.is_bulk}
-                lanes[name] = LaneState(sum(flows.values()) + self._preparing[name], tokens, seconds, tenants)
+                lanes[name] = LaneState(flows.total(), tokens, seconds, tenants)
         return lanes
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
@@ -252,13 +250,11 @@ class Intake:
             resident = None  # it has gone since the pull was sent: the batch goes back
         jobs = self._read(lease, resident, response.jobs) if resident and not self._stop.is_set() else []
         if resident:
-            self._residency.hold(resident, len(jobs), sum(map(len, response.jobs)) / _BYTES_A_TOKEN)
+            self._residency.hold(resident, len(jobs), sum(held.estimated_tokens for held in jobs))
             resident.adapters.hold(adapter, len(jobs), time.monotonic())
         self._delivery.open(lease)
         if jobs:
-            tokens = sum(map(len, response.jobs)) // _BYTES_A_TOKEN + 1
-            self._preparing[lease.lane.model, adapter] += tokens
-            self._preparers.submit(self._prepare, jobs, tokens).add_done_callback(must_succeed)
+            self._preparation.add(jobs)
         return bool(jobs)
 
     def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
@@ -272,20 +268,23 @@ class Intake:
                 continue
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
+            held.payload_bytes = len(payload)
+            held.estimated_tokens = estimated_tokens(job, len(payload), resident.model.card.max_tokens)
             held.span = spans.begin(job, lease.lane, self._identity.worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
             lease.jobs[held.number] = held
             lease.until_unix = max(lease.until_unix, held.deadline_unix)
         return list(lease.jobs.values())
 
-    def _prepare(self, jobs: list[HeldJob], estimated_tokens: int) -> None:
+    def _prepare(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
         """On a preparing thread."""
         ready: list[HeldJob] = []
         failures: list[tuple[HeldJob, bytes]] = []
         for held in jobs:
-            if held.unwanted:
+            try:
+                error = self._prepare_one(held, partial(self._go_on, held, give_way))
+            except _Unwanted:
                 continue
-            error = self._prepare_one(held)
             if error is None:
                 ready.append(held)
             else:
@@ -293,16 +292,26 @@ class Intake:
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
         self._runner.add([held for held in ready if not held.is_complete])
         self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
-        self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures, estimated_tokens)
+        self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
 
-    def _prepare_one(self, held: HeldJob) -> ShoalError | None:
+    def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
+        """Between two slices of a job; raises what ends it."""
+        give_way()
+        if held.unwanted:
+            raise _Unwanted
+        if held.deadline_unix <= self._clock.now():
+            raise DeadlinePassed("the deadline passed before the job was tokenised")
+
+    def _prepare_one(self, held: HeldJob, go_on: GoOn) -> ShoalError | None:
         started = time.monotonic()
         try:
-            if held.deadline_unix <= self._clock.now():
-                raise DeadlinePassed("the deadline passed before the job was tokenised")
+            go_on()
             work = codec.to_work(held.job)
-            held.prepared = _adapted(held.resident.model.prepare(work), held.lease.lane.adapter)
+            held.drop_operation()
+            held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
+        except _Unwanted:
+            raise
         except ShoalError as error:
             return error
         except Exception as error:
@@ -314,17 +323,17 @@ class Intake:
         held.span.stage("prepare", started, ended)
         return None
 
-    def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]], estimated_tokens: int) -> None:
+    def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
         self._lead.heard(time.monotonic() - lease.asked_at)
-        lane = (lease.lane.model, lease.lane.adapter)
-        self._preparing[lane] -= estimated_tokens
-        if not self._preparing[lane]:
-            del self._preparing[lane]
         for held in ready:
             held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)
         if not ready or self._runner.is_running:  # else the device takes them now, and wakes us then
             self._wake.set()
+
+
+class _Unwanted(Exception):
+    """Nobody waits for the job's answer: it is not prepared any further."""
 
 
 def _adapted(prepared: Prepared, adapter: str) -> Prepared:

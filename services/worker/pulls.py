@@ -66,7 +66,7 @@ class Pull:
 class LaneState:
     """Of one lane here.
 
-    `waiting_tokens`: pulled, not yet in a forward pass; `tenants`: of each tenant, those being tokenised not included.
+    `waiting_tokens`: pulled, not yet in a forward pass, tokenised or not; `tenants`: of each tenant.
     `batch_tokens`, `batch_seconds`: of one batch; 0 seconds: unknown.
     """
 

@@ -20,7 +20,8 @@ from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc,
 from services.worker.app import serve
 from services.worker.device import Device
 from services.worker.disk import Shelf
-from services.worker.models import Head, Output, Prepared, Sequence, Work
+from services.worker.models import GoOn, Head, Output, Prepared, Sequence, Work
+from services.worker.models.work import go_on_anyway
 from services.worker.settings import Settings
 from tests.support.cluster import Cluster
 from tests.worker.fakes import FakeModel, checkpoint, until
@@ -41,8 +42,8 @@ class SteppedModel(FakeModel):
         super().__init__(name)
         self._device = device
 
-    def prepare(self, work: Work) -> Prepared:
-        prepared = super().prepare(work)
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        prepared = super().prepare(work, go_on)
         self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
         return prepared
 

@@ -19,18 +19,21 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from services.worker.models import EncodeResult, EncodeWork, Head, Output, Prepared, Result, Sequence, Stored, Work
+from services.worker.models import EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
+from services.worker.models.work import go_on_anyway
 
 POISON = "\N{SKULL}"
 ENDLESS = "\N{INFINITY}"
 SLOW = "\N{TURTLE}"
+CREEPING = "\N{SNAIL}"
 MAX_TOKENS = 1000
 
 
 class FakeModel:
     """A token is a character; a text's vector is (number of tokens, sum of their code points).
 
-    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set.
+    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set. A text
+    with CREEPING is prepared until somebody ends it.
     """
 
     def __init__(self, name: str = "org/fake", size: int = 100) -> None:
@@ -53,14 +56,24 @@ class FakeModel:
         self.adapters: dict[str, Path] = {}
         """With the directories that they were read from. Each takes 10 bytes and adds its number of letters to the code points."""
         self.started = threading.Event()
+        self.creeping = 0
+        """Texts with CREEPING that are prepared."""
         self.twin: FakeModel | None = None
         self.widenings: list[int] = []
         """The thread of each call of `widened`, which gives `twin`."""
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         if not isinstance(work, EncodeWork):
             raise InvalidInput("only encode")
         for index, text in enumerate(work.texts):
+            go_on()
+            self.creeping += CREEPING in text
+            try:
+                while CREEPING in text:
+                    time.sleep(0.001)
+                    go_on()
+            finally:
+                self.creeping -= CREEPING in text
             if len(text) > MAX_TOKENS:
                 raise InputTooLong(f"{len(text)} tokens, at most {MAX_TOKENS}", field=f"items[{index}].text")
         sequences = [Sequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]

@@ -16,6 +16,7 @@ from libs.errors import InvalidInput
 from libs.store import open_store
 from services.worker.device import open_device
 from services.worker.models import EncodeResult, EncodeWork
+from services.worker.models.work import go_on_anyway
 from services.worker.residency import Budget, Residency
 from services.worker.settings import Settings
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -81,8 +82,8 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         assert (line(made).pinned, line(made).card.data_type) == (True, "bfloat16")
         # Half of the encoder's numbers, as against float32.
         assert resident.model.bytes < (directory / "model.safetensors").stat().st_size * 0.6
-        prepared = resident.model.prepare(EncodeWork(["text"], role="query"))
-        plain = resident.model.prepare(EncodeWork(["text"]))
+        prepared = resident.model.prepare(EncodeWork(["text"], role="query"), go_on_anyway)
+        plain = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
         answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
         assert isinstance(answer, EncodeResult)

@@ -86,8 +86,9 @@ class Bench:
         self.relieved += self.idle[:1]
         return bool(self.idle) and bool(self.idle.pop(0))
 
-    def held(self, *texts: str, seconds: float = 30.0) -> HeldJob:
+    def held(self, *texts: str, seconds: float = 30.0, tenant: str = "") -> HeldJob:
         job = encode_job("job", *texts, seconds=seconds)
+        job.tenant = tenant
         held = HeldJob(id(job), job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, received_at=0.0, queue_seconds=0.0)
         held.prepared = self.model.prepare(codec.to_work(job))
         return held
@@ -263,8 +264,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 200}
-    other = b.held("a")
-    other.job.tenant = "other"
+    other = b.held("a", tenant="other")
     b.runner.add([other])
     assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 100, "org/unknown": 1000}
     assert b.runner.waiting() == {("org/fake", ""): {NOBODY: 1, Flow(tenant="other"): 1}}
@@ -273,8 +273,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
 def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:
     with bench(batch_tokens=10, pace=10_000) as b:  # so that every batch is a long one
         heavy = b.held(SLOW, *["aaaaa"] * 6)
-        light = b.held("bb")
-        light.job.tenant = "light"
+        light = b.held("bb", tenant="light")
         b.runner.add([heavy])
         b.model.started.wait(10)
         b.runner.add([light])

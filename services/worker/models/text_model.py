@@ -31,7 +31,7 @@ from services.worker.models.registry import build_encoder, names_of
 from services.worker.models.results import Result
 from services.worker.models.tiers import Arena, ParkedText, copying, tensors_of
 from services.worker.models.weights import TensorFile
-from services.worker.models.work import Head, Output, Prepared, Sequence, Work
+from services.worker.models.work import GoOn, Head, Output, Prepared, Sequence, Work, go_on_anyway
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,10 +91,13 @@ class TextModel:
         """By the names that `Prepared.head` may have."""
         return self._heads
 
-    def prepare(self, work: Work) -> Prepared:
-        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job."""
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
+
+        `go_on` is called every few milliseconds; what it raises ends the preparation.
+        """
         with failing(_cannot_tokenise):
-            prepared = self._processor.prepare(work)
+            prepared = self._processor.prepare(work, go_on)
         self._refuse_outside(prepared.sequences)
         return prepared
 

@@ -6,6 +6,7 @@ in errors (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) cou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,13 @@ Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Head = str
 """The name of what a forward is to answer, one of the model's heads, or several joined by "+" (`dense+sparse`)."""
+
+GoOn = Callable[[], None]
+"""Called between slices of a job that is prepared. Raises what ends it: nobody waits for its answer any more."""
+
+
+def go_on_anyway() -> None:
+    """A GoOn for work that nobody takes back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,17 @@ from services.worker.models.processing.tokenizer import load_tokenizer
 from services.worker.models.results import Result
 from services.worker.models.spec import Config
 from services.worker.models.weights import HeadRule, TensorFile
-from services.worker.models.work import Output, Prepared, Work
+from services.worker.models.work import GoOn, Output, Prepared, Work
 
 
 class Processor(Protocol):
     """The CPU's part of a model, before and after the forward; thread-safe."""
 
-    def prepare(self, work: Work) -> Prepared:
-        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job."""
+    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises.
+
+        `go_on` is called before each `cutting.SLICE` characters.
+        """
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         """`outputs`: one for each of `prepared.sequences`."""

@@ -25,7 +25,7 @@ from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from services.worker.models.processing.checks import document_path, query_path
 from services.worker.models.processing.text import TextProcessor, special_token, too_long
-from services.worker.models.work import Sequence, Truncation
+from services.worker.models.work import GoOn, Sequence, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
 
@@ -40,6 +40,8 @@ _SAMPLES = {
 }
 # Documents whose tokens differ from the first to the last: what they share is the template's.
 _PROBES = ("0", "1 2 3 4")
+_LONG: Final = 2
+"""Characters a token: of what could be too long without any document, which is looked at before it is tokenised with each."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _NAME = "the chat template"
 _RENDERING = Path(__file__).with_name("rendering.py")
@@ -61,6 +63,8 @@ class Frame:
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
                 raise ModelBroken(f"{_NAME}: it has no place for the message of the role {role!r}")
+        if frame.pieces.count(_DOCUMENT) > 1:
+            raise ModelBroken(f"{_NAME}: it puts the document in more than once, which is not served")
         if told != frame.fill(samples):
             raise ModelBroken(f"{_NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
         return frame
@@ -68,6 +72,12 @@ class Frame:
     @property
     def instructed(self) -> bool:
         return _INSTRUCTION in self.pieces
+
+    def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        """What stands before and after the document."""
+        place = self.pieces.index(_DOCUMENT)
+        before, after = (Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :]))
+        return before, after
 
     def fill(self, texts: Mapping[str, str]) -> str:
         """`texts` by their marks."""
@@ -103,31 +113,34 @@ class ChatPairs:
         except ModelBroken:
             return None
 
-    def encode(self, query: str, documents: list[str], instruction: str, truncation: Truncation) -> list[Sequence]:
+    def encode(
+        self, query: str, documents: list[str], instruction: str, truncation: Truncation, go_on: GoOn = go_on_anyway
+    ) -> list[Sequence]:
         """One sequence a document; documents are cut where a sequence would be too long."""
         if instruction and not self._instructed.instructed:
             raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
         frame = self._instructed if instruction else self._plain
-        texts = {_QUERY: query, _INSTRUCTION: instruction}
-        found = self._text.encode_plain([frame.fill({**texts, _DOCUMENT: document}) for document in documents])
-        if any(len(ids) > self._text.limit for ids in found):
-            around = self._text.encode_plain([frame.fill({**texts, _DOCUMENT: probe}) for probe in _PROBES])
-            found = [self._cut(ids, around, truncation, number) for number, ids in enumerate(found)]
+        before, after = frame.around({_QUERY: query, _INSTRUCTION: instruction})
+        limit = self._text.limit
+        own = self._own(before, after, go_on) if len(before) + len(after) > _LONG * limit else None
+        found = []
+        encoded = self._text.encode_plain(documents, truncation, go_on, before=before, after=after)
+        for number, (ids, is_whole) in enumerate(encoded):
+            if len(ids) > limit and truncation == "none":
+                raise too_long(document_path(number), len(ids), limit, "with the chat template", more=not is_whole)
+            if len(ids) > limit:
+                own = own or self._own(before, after, go_on)
+                ids = _cut(ids, *own, limit, truncation)
+            found.append(ids)
         return self._sequences(found)
 
-    def _cut(self, ids: Ids, around: list[Ids], truncation: Truncation, number: int) -> Ids:
-        """The template's tokens stay, and one end of the document."""
-        limit = self._text.limit
-        if len(ids) <= limit:
-            return ids
-        if truncation == "none":
-            raise too_long(document_path(number), len(ids), limit, "with the chat template")
-        before, after = _common(*around), _common(*(probe[::-1] for probe in around))
-        if before + after >= limit:
-            raise too_long(query_path(0), before + after + 1, limit, "with the chat template and a token of a document")
-        if truncation == "end":
-            return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
-        return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
+    def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
+        """How many tokens are the template's, before and after a document."""
+        first, second = (ids for ids, _ in self._text.encode_plain(_PROBES, "none", go_on, before=before, after=after))
+        begin, end = _common(first, second), _common(first[::-1], second[::-1])
+        if begin + end >= self._text.limit:
+            raise too_long(query_path(0), begin + end + 1, self._text.limit, "with the chat template and a token of a document")
+        return begin, end
 
     def _sequences(self, found: list[Ids]) -> list[Sequence]:
         shared = 0
@@ -138,6 +151,13 @@ class ChatPairs:
             return [Sequence(ids) for ids in found]
         before = found[0][:shared]
         return [Sequence(ids[shared:], before=before) for ids in found]
+
+
+def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
+    """The template's tokens stay, and one end of the document."""
+    if truncation == "end":
+        return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
+    return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
 
 
 def _need_jinja() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
@@ -13,6 +14,9 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
 }  # fmt: skip
+PLACE: Final = "{}"
+"""Of a label in a hypothesis."""
+_MOST_HYPOTHESES: Final = 8 << 20
 _VERBS: dict[Task, str] = {
     "encode": "encode",
     "score": "score",
@@ -48,6 +52,18 @@ def need_labels(labels: Sequence[str], card: Card, path: str) -> None:
     """Raises InvalidInput if no label is named for a model that has none of its own."""
     if not labels:
         raise InvalidInput(f"{card.model} has no labels of its own: name at least one to compare the items with", field=path)
+
+
+def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
+    """One a label: the work's hypothesis, or the default one, with the label in its place."""
+    hypothesis = work.hypothesis or default
+    if PLACE not in hypothesis:
+        raise InvalidInput(f"the hypothesis must hold {PLACE}, where the label goes", field="classify.hypothesis")
+    characters = len(hypothesis) * len(work.labels) + hypothesis.count(PLACE) * sum(map(len, work.labels))
+    if characters > _MOST_HYPOTHESES:
+        message = f"with all labels the hypothesis takes {characters:,} characters; at most {_MOST_HYPOTHESES:,} are served"
+        raise InvalidInput(message, field="classify.hypothesis")
+    return [hypothesis.replace(PLACE, label) for label in work.labels]
 
 
 def prompt_of(card: Card, role: str) -> str:

@@ -18,6 +18,7 @@ from libs.errors import InvalidInput, TaskNotSupported
 from services.worker.models.processing import answers
 from services.worker.models.processing.checks import (
     document_path,
+    hypotheses,
     item_path,
     need_labels,
     need_task,
@@ -32,6 +33,7 @@ from services.worker.models.results import EncodeResult, Extraction, ExtractResu
 from services.worker.models.work import (
     ClassifyWork,
     EncodeWork,
+    GoOn,
     Output,
     Prepared,
     Role,
@@ -40,9 +42,9 @@ from services.worker.models.work import (
     SparseRow,
     Truncation,
     Work,
+    go_on_anyway,
 )
 
-_PLACE = "{}"
 Array = NDArray[np.float32]
 _SCORED: dict[Scoring, Representation] = {
     "cosine": "dense", "dot": "sparse", "sparse_cosine": "sparse", "maxsim": "multi_vector", "mean_maxsim": "multi_vector",
@@ -81,15 +83,15 @@ class EmbeddingProcessor:
     def __init__(self, card: Card, text: TextProcessor, late: LateFrame | None = None, static: StaticLookup | None = None) -> None:
         self._card, self._text, self._late, self._static = card, text, late, static
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         match work:
             case EncodeWork():
-                return self._encode(work)
+                return self._encode(work, go_on)
             case ScoreWork():
-                return self._score(work)
+                return self._score(work, go_on)
             case ClassifyWork():
-                return self._classify(work)
+                return self._classify(work, go_on)
         raise unsupported(work, self._card)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
@@ -104,21 +106,21 @@ class EmbeddingProcessor:
                 return ExtractResult([Extraction(labels=found) for found in labels])
         raise unsupported(work, self._card)
 
-    def _encode(self, work: EncodeWork) -> Prepared:
+    def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role)
         if self._static is not None and self._is_static(work.role):
-            found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path)
+            found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self._framed(work.texts, prompt, work.role, work.truncation, item_path)
+        framed = self._framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
     def _is_static(self, role: Role) -> bool:
         queries = None if self._card.sparse is None else self._card.sparse.queries
         return queries is not None and (role == "query" or (queries.default and not role))
 
-    def _score(self, work: ScoreWork) -> Prepared:
+    def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
         """The query first, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
@@ -126,32 +128,29 @@ class EmbeddingProcessor:
         prompt, other = work.instruction or prompt_of(self._card, "query"), prompt_of(self._card, "document")
         forms = self._card.representations if self._card.scoring == "hybrid" else (_SCORED[self._card.scoring],)
         if self._static is not None:
-            found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path)
+            found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
             query = _Framed([], [])
         else:
             found, tokens = [], 0
-            query = self._framed([work.query], prompt, "query", work.truncation, query_path)
-        documents = self._framed(work.documents, other, "document", work.truncation, document_path)
+            query = self._framed([work.query], prompt, "query", work.truncation, query_path, go_on)
+        documents = self._framed(work.documents, other, "document", work.truncation, document_path, go_on)
         notes = _Notes(query.masks + documents.masks, found)
         return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
 
-    def _classify(self, work: ClassifyWork) -> Prepared:
+    def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
         """The texts, then one prompt a label."""
         need_labels(work.labels, self._card, "classify.labels")
-        hypothesis = work.hypothesis or _PLACE
-        if _PLACE not in hypothesis:
-            raise InvalidInput(f"the hypothesis must hold {_PLACE}, where the label goes", field="classify.hypothesis")
-        prompts = [hypothesis.replace(_PLACE, label) for label in work.labels]
+        prompts = hypotheses(work)
         default = prompt_of(self._card, "")
-        texts = self._framed(work.texts, default, "", work.truncation, item_path)
-        labels = self._framed(prompts, default, "", work.truncation, _label_path)
+        texts = self._framed(work.texts, default, "", work.truncation, item_path, go_on)
+        labels = self._framed(prompts, default, "", work.truncation, _label_path, go_on)
         return Prepared(work, "dense", texts.sequences + labels.sequences, _Notes(texts.masks + labels.masks, []))
 
-    def _framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where) -> _Framed:
+    def _framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> _Framed:
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
-            return _Framed(*frame(texts, prompt, truncation, where))
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt)
+            return _Framed(*frame(texts, prompt, truncation, where, go_on))
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # At least the last token is pooled: a text that was cut could else have nothing left.

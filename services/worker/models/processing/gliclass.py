@@ -11,19 +11,19 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.catalog.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
 from services.worker.models.processing.answers import best_first, sigmoid
-from services.worker.models.processing.checks import item_path, need_labels, need_task, unsupported
+from services.worker.models.processing.checks import hypotheses, item_path, need_labels, need_task, unsupported
+from services.worker.models.processing.cutting import Cutter, Part
 from services.worker.models.processing.entities import softmax
 from services.worker.models.processing.text import run_of_ones, too_long
 from services.worker.models.results import Extraction, ExtractResult, LabelScore, Result
-from services.worker.models.work import ClassifyWork, Output, Prepared, Sequence, Truncation, Work
+from services.worker.models.work import ClassifyWork, GoOn, Output, Prepared, Sequence, Truncation, Work, go_on_anyway
 
-_PLACE = "{}"
 _LABELS = "classify.labels"
 Ids = NDArray[np.int32]
 
@@ -47,18 +47,18 @@ class GliclassProcessor:
             if index not in tokenizer.encode(f"a{marker}a", add_special_tokens=False).ids:
                 raise ModelBroken(f"tokenizer.json: {marker!r} is not the token {index} that config.json names")
         self._card, self._settings, self._tokenizer = card, settings, tokenizer
+        self._cutter = Cutter(tokenizer)
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         labels = self._labels(work)
         prompt = "".join(f"{LABEL_MARKER}{label}" for label in labels) + TEXT_MARKER
         first = self._settings.prompt_first
-        encodings = self._tokenizer.encode_batch_fast([prompt + text if first else text + prompt for text in work.texts])
-        sequences = [
-            self._sequence(encoding, len(labels), work.truncation, item_path(number)) for number, encoding in enumerate(encodings)
-        ]
+        before, after = (prompt, "") if first else ("", prompt)
+        parts = self._cutter.parts(work.texts, self._card.max_tokens, work.truncation, go_on, before=before, after=after)
+        sequences = [self._sequence(part, len(labels), work.truncation, item_path(number)) for number, part in enumerate(parts)]
         return Prepared(work, "labels", sequences)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
@@ -76,10 +76,7 @@ class GliclassProcessor:
     def _labels(self, work: ClassifyWork) -> list[str]:
         """As they stand in the prompt."""
         need_labels(work.labels, self._card, _LABELS)
-        hypothesis = work.hypothesis or _PLACE
-        if _PLACE not in hypothesis:
-            raise InvalidInput(f"the hypothesis must hold {_PLACE}, where the label goes", field="classify.hypothesis")
-        labels = [hypothesis.replace(_PLACE, label) for label in work.labels]
+        labels = hypotheses(work)
         tokens = self._tokenizer.encode_batch_fast(labels, add_special_tokens=False)
         for number, (label, encoding) in enumerate(zip(labels, tokens, strict=True)):
             field = f"{_LABELS}[{number}]"
@@ -89,13 +86,16 @@ class GliclassProcessor:
                 raise InvalidInput(f"{field} has nothing that the model's tokenizer knows", field=field)
         return labels
 
-    def _sequence(self, encoding: Encoding, labels: int, truncation: Truncation, where: str) -> Sequence:
-        ids = np.array(encoding.ids, dtype=np.int32)
-        mask = encoding.special_tokens_mask
+    def _sequence(self, part: Part, labels: int, truncation: Truncation, where: str) -> Sequence:
+        ids = np.array(part.encoding.ids, dtype=np.int32)
+        mask = part.encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
         markers, end = self._markers(ids, labels)
         first = self._settings.prompt_first
-        ids = self._cut(ids, (end + 1, len(ids) - after) if first else (before, int(markers[0])), truncation, where)
+        text = (end + 1, len(ids) - after) if first else (before, int(markers[0]))
+        if truncation == "none" and not part.is_whole:
+            raise too_long(where, len(ids), self._card.max_tokens, "labels and special tokens included", more=True)
+        ids = self._cut(ids, text, truncation, where)
         markers, end = self._markers(ids, labels)
         types = (np.arange(len(ids)) >= end).astype(np.int32) if self._settings.segments else None
         return Sequence(ids, types, input=self._places(markers, end, len(ids)))

@@ -20,7 +20,7 @@ from services.worker.models.processing.relations import PairScorer
 from services.worker.models.processing.spans import Candidates, choose, of_spans, of_words, of_words_by_label
 from services.worker.models.processing.words import Framed, WordFrame, Words
 from services.worker.models.results import Entity, Extraction, ExtractResult, Relation, Result
-from services.worker.models.work import EntitiesWork, Output, Prepared, RelationsWork, Sequence, Work
+from services.worker.models.work import EntitiesWork, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
 
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5
@@ -59,11 +59,11 @@ class GlinerProcessor:
     ) -> None:
         self._card, self._settings, self._frame, self._tokens, self._pairs = card, settings, frame, tokens, pairs
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         if isinstance(work, EntitiesWork):
             need_labels(work.labels, self._card, "entities.labels")
-            return self._prepare(work, work.labels, (), "entities.labels")
+            return self._prepare(work, work.labels, (), "entities.labels", go_on)
         if isinstance(work, RelationsWork):
             need_labels(work.entity_labels, self._card, "relations.entity_labels")
             need_labels(work.labels, self._card, "relations.labels")
@@ -71,7 +71,7 @@ class GlinerProcessor:
                 number = next(number for number, given in enumerate(work.entities) if given)
                 field = f"items[{number}].entities"
                 raise InvalidInput(f"{self._card.model} finds the entities itself and takes none", field=field)
-            return self._prepare(work, work.entity_labels, work.labels, "relations.labels")
+            return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
         raise unsupported(work, self._card)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
@@ -88,11 +88,11 @@ class GlinerProcessor:
         raise unsupported(work, self._card)
 
     def _prepare(
-        self, work: EntitiesWork | RelationsWork, labels: tuple[str, ...], relations: tuple[str, ...], path: str
+        self, work: EntitiesWork | RelationsWork, labels: tuple[str, ...], relations: tuple[str, ...], path: str, go_on: GoOn
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
         own = () if self._tokens is None else self._tokens(labels)
-        framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path)
+        framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path, go_on)
         sequences = [Sequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
         return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))
 

@@ -23,7 +23,7 @@ from services.worker.models.processing.checks import need_labels, need_task, uns
 from services.worker.models.processing.gliner import MOST_RELATIONS, THRESHOLD
 from services.worker.models.processing.words import Framed, WordFrame, Words
 from services.worker.models.results import Entity, Extraction, ExtractResult, Relation, Result
-from services.worker.models.work import Given, Output, Prepared, RelationsWork, Sequence, Work
+from services.worker.models.work import Given, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -60,7 +60,7 @@ class GlirelProcessor:
     def __init__(self, card: Card, settings: Glirel, frame: WordFrame) -> None:
         self._card, self._settings, self._frame = card, settings, frame
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
@@ -71,7 +71,8 @@ class GlirelProcessor:
         labels = tuple(dict.fromkeys(work.labels))
         prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
         sequences, pairs = [], []
-        for framed, given in zip(self._frame.encode(work.texts, prompt, work.truncation, _LABELS), _given(work), strict=True):
+        found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, go_on)
+        for framed, given in zip(found, _given(work), strict=True):
             marked = _marked(framed.words, given)
             heads, tails = self._pairs(marked.firsts)
             pairs.append(_Pairs(marked.rows[heads], marked.rows[tails]))

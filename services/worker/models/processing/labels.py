@@ -14,7 +14,7 @@ from services.worker.models.processing.chat import ChatPairs
 from services.worker.models.processing.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from services.worker.models.processing.text import TextProcessor
 from services.worker.models.results import Extraction, ExtractResult, Result, ScoreResult
-from services.worker.models.work import ClassifyWork, Output, Prepared, ScoreWork, Sequence, Work
+from services.worker.models.work import ClassifyWork, GoOn, Output, Prepared, ScoreWork, Sequence, Work, go_on_anyway
 
 
 class LabelsProcessor:
@@ -23,22 +23,22 @@ class LabelsProcessor:
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         match work:
             case ScoreWork():
-                return Prepared(work, "logits", self._pairs(work))
+                return Prepared(work, "logits", self._pairs(work, go_on))
             case ClassifyWork():
                 known_labels(work.labels, self._card, "classify.labels")
-                return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path))
+                return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path, go_on=go_on))
         raise unsupported(work, self._card)
 
-    def _pairs(self, work: ScoreWork) -> list[Sequence]:
+    def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[Sequence]:
         # A cross-encoder's prompts are no pair of roles: sentence-transformers takes its default one.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
-            return self._chat.encode(work.query, work.documents, prompt, work.truncation)
-        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation)
+            return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
+        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
         work = prepared.work

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Expansion, LateInteraction
 from libs.errors import ModelBroken
 from services.worker.models.processing.text import TextProcessor, Where
-from services.worker.models.work import Sequence, Truncation
+from services.worker.models.work import GoOn, Sequence, Truncation, go_on_anyway
 
 Kept = NDArray[np.bool_] | None
 
@@ -23,19 +23,23 @@ class LateFrame:
         words = [text.token_id(word) for word in late.skip_words]
         self._skipped = np.array(sorted({word for word in words if word is not None and word != text.unknown}), dtype=np.int32)
 
-    def queries(self, texts: list[str], prompt: str, truncation: Truncation, where: Where) -> tuple[list[Sequence], list[Kept]]:
+    def queries(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[Sequence], list[Kept]]:
         expansion = self._late.expansion
         limit = expansion.length if expansion is not None and expansion.fixed else self._late.query_tokens
-        sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt)
+        sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on)
         kept = [self._kept(sequence, "query") for sequence in sequences]
         if expansion is None:
             return sequences, kept
         longer = [self._expanded(sequence, expansion) for sequence in sequences]
         return longer, [_padded(mask, sequence.tokens) for mask, sequence in zip(kept, longer, strict=True)]
 
-    def documents(self, texts: list[str], prompt: str, truncation: Truncation, where: Where) -> tuple[list[Sequence], list[Kept]]:
+    def documents(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[Sequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
-        sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt)
+        sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on)
         return sequences, [self._kept(sequence, "document") for sequence in sequences]
 
     def _limit(self, wanted: int) -> int:

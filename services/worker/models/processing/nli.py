@@ -13,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.errors import InvalidInput
 from services.worker.models.processing.answers import best_first, sigmoid
-from services.worker.models.processing.checks import item_path, need_task
+from services.worker.models.processing.checks import hypotheses, item_path, need_task
 from services.worker.models.processing.entities import softmax
 from services.worker.models.processing.labels import LabelsProcessor
 from services.worker.models.processing.text import TextProcessor
 from services.worker.models.results import Extraction, ExtractResult, LabelScore, Result
-from services.worker.models.work import ClassifyWork, Output, Prepared, Work
+from services.worker.models.work import ClassifyWork, GoOn, Output, Prepared, Work, go_on_anyway
 
-_PLACE = "{}"
 _HYPOTHESIS = "This example is {}."  # the pipeline's
 
 
@@ -35,15 +33,13 @@ class NliProcessor:
     def __init__(self, card: Card, contradiction: int, text: TextProcessor, own: LabelsProcessor) -> None:
         self._card, self._contradiction, self._text, self._own = card, contradiction, text, own
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         if not isinstance(work, ClassifyWork) or not work.labels:
-            return self._own.prepare(work)
+            return self._own.prepare(work, go_on)
         need_task(work, self._card)
-        hypothesis = work.hypothesis or _HYPOTHESIS
-        if _PLACE not in hypothesis:
-            raise InvalidInput(f"the hypothesis must hold {_PLACE}, where the label goes", field="classify.hypothesis")
-        hypotheses = [hypothesis.replace(_PLACE, label) for label in work.labels]
-        return Prepared(work, "logits", self._text.encode_crossed(work.texts, hypotheses, work.truncation, item_path, _label_path))
+        asked = hypotheses(work, _HYPOTHESIS)
+        crossed = self._text.encode_crossed(work.texts, asked, work.truncation, item_path, _label_path, go_on)
+        return Prepared(work, "logits", crossed)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
         work = prepared.work

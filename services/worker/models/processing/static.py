@@ -19,7 +19,7 @@ from libs.errors import ModelBroken
 from services.worker.models.processing.text import TextProcessor, Where
 from services.worker.models.processing.tokenizer import largest_id, load_tokenizer
 from services.worker.models.weights import TensorFile
-from services.worker.models.work import SparseRow, Truncation
+from services.worker.models.work import GoOn, SparseRow, Truncation, go_on_anyway
 
 _TENSOR = "weight"
 _MOST_TOKENS = 1 << 24
@@ -31,9 +31,11 @@ class StaticLookup:
     def __init__(self, text: TextProcessor, weights: NDArray[np.float32]) -> None:
         self._text, self._weights = text, weights
 
-    def rows(self, texts: list[str], prompt: str, truncation: Truncation, where: Where) -> tuple[list[SparseRow], int]:
+    def rows(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[SparseRow], int]:
         """A row a text, and the tokens of all texts; there are no special ones among them."""
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt)
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         return [self._row(sequence.ids) for sequence in sequences], sum(sequence.tokens for sequence in sequences)
 
     def _row(self, ids: NDArray[np.int32]) -> SparseRow:

@@ -14,7 +14,7 @@ from services.worker.models.processing.checks import item_path, known_labels, ne
 from services.worker.models.processing.entities import find_entities
 from services.worker.models.processing.text import Spans, TextProcessor
 from services.worker.models.results import Entity, Extraction, ExtractResult, Result
-from services.worker.models.work import EntitiesWork, Output, Prepared, Work
+from services.worker.models.work import EntitiesWork, GoOn, Output, Prepared, Work, go_on_anyway
 
 
 class TaggingProcessor:
@@ -23,12 +23,12 @@ class TaggingProcessor:
     def __init__(self, card: Card, text: TextProcessor) -> None:
         self._card, self._text = card, text
 
-    def prepare(self, work: Work) -> Prepared:
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
         known_labels(work.labels, self._card, "entities.labels")
-        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path)
+        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
         return Prepared(work, "token_logits", sequences, spans)
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:

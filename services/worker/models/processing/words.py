@@ -20,9 +20,13 @@ from tokenizers import Encoding, Tokenizer
 from libs.catalog.gliner import Pooling
 from libs.errors import InputTooLong, InvalidInput
 from services.worker.models.processing.checks import item_path
-from services.worker.models.work import Truncation
+from services.worker.models.processing.cutting import sliced
+from services.worker.models.processing.text import run_of_ones
+from services.worker.models.work import GoOn, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
+_SPACE: Final = re.compile(r"\s")
+_WORD_CHARACTERS: Final = 16
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
@@ -52,6 +56,16 @@ class Framed:
     words: Words
 
 
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """What all texts of a job have in common: tokens before a text, the words that they are of (-1: none), and those after it."""
+
+    ids: Ids
+    owners: Ids
+    tail: Ids
+    words: int
+
+
 class WordFrame:
     """`limit`: the longest sequence in tokens; `max_words` of a text."""
 
@@ -59,23 +73,39 @@ class WordFrame:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
+        # Tokens that are put after a text.
+        self._tail = run_of_ones(reversed(tokenizer.encode(["a"], is_pretokenized=True).special_tokens_mask))
 
-    def encode(self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str) -> list[Framed]:
-        """Each text behind the words of the prompt. Raises InputTooLong, or InvalidInput if the prompt alone is too long."""
-        found = [self._split(text, truncation, item_path(number)) for number, text in enumerate(texts)]
-        inputs = [[*prompt, *words] for words, _ in found]
-        encodings = self._tokenizer.encode_batch(inputs, is_pretokenized=True)
-        return [
-            self._frame(encoding, words, len(prompt), truncation, item_path(number), labels_path)
-            for number, (encoding, (_, words)) in enumerate(zip(encodings, found, strict=True))
-        ]
+    def encode(
+        self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
+    ) -> list[Framed]:
+        """Each text behind the words of the prompt, which are tokenised once.
+
+        Raises InputTooLong, or InvalidInput if the prompt alone is too long.
+        """
+        go_on()
+        front = self._front(prompt)
+        found: list[Framed] = []
+        for numbers in sliced([len(text) for text in texts], go_on):
+            split = [self._split(texts[number], truncation, item_path(number)) for number in numbers]
+            encodings = self._tokenizer.encode_batch([words for words, _ in split], is_pretokenized=True, add_special_tokens=False)
+            for number, encoding, (_, words) in zip(numbers, encodings, split, strict=True):
+                found.append(self._frame(front, encoding, words, truncation, item_path(number), labels_path))
+        return found
+
+    def _front(self, prompt: Many[str]) -> _Front:
+        """As every word is tokenised on its own, what is put around the prompt and a text is put around the prompt alone, too."""
+        encoding = self._tokenizer.encode(list(prompt), is_pretokenized=True)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        owners = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
+        end = len(ids) - self._tail
+        return _Front(ids[:end], owners[:end], ids[end:], len(prompt))
 
     def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
-        matches = _WORD.finditer(text)
         if truncation == "start":
-            kept = list(deque(matches, maxlen=self._max_words))
+            kept = list(deque(_WORD.finditer(text, self._last_words(text)), maxlen=self._max_words))
         else:
-            kept = list(islice(matches, self._max_words + 1))
+            kept = list(islice(_WORD.finditer(text), self._max_words + 1))
             if len(kept) > self._max_words and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, which is what the model takes. Shorten it, or have it cut: "
@@ -86,11 +116,27 @@ class WordFrame:
         places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
         return [match.group() for match in kept], Words(places[:, 0], places[:, 1])
 
-    def _frame(self, encoding: Encoding, words: Words, prompt: int, truncation: Truncation, where: str, labels_path: str) -> Framed:
-        ids = np.array(encoding.ids, dtype=np.int32)
+    def _last_words(self, text: str) -> int:
+        """A place from which on there are as many words as are kept, or 0. It is at a space, which no word goes across."""
+        size = _WORD_CHARACTERS * self._max_words
+        while size < len(text):
+            space = _SPACE.search(text, len(text) - size)
+            if space is not None:
+                words = islice(_WORD.finditer(text, space.start()), self._max_words)
+                if sum(1 for _ in words) == self._max_words:
+                    return space.start()
+            size *= 2
+        return 0
+
+    def _frame(
+        self, front: _Front, encoding: Encoding, words: Words, truncation: Truncation, where: str, labels_path: str
+    ) -> Framed:
+        prompt = front.words
+        ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
             raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
-        owners = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
+        own = np.array(encoding.word_ids, dtype=np.int32)
+        owners = np.concatenate([front.owners, own + np.int32(prompt), np.full_like(front.tail, -1)])
         firsts = np.flatnonzero((owners >= 0) & (np.diff(owners, prepend=-1) != 0)).astype(np.int32)
         tail = len(ids) - 1 - int(np.max(np.flatnonzero(owners >= 0), initial=-1))
         text = firsts[owners[firsts] >= prompt]

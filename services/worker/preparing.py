@@ -1,0 +1,191 @@
+"""Whose job is prepared next: the twin of the batcher for the threads that tokenise.
+
+On the way of a request between `intake.py`, which pulls, and `runner.py`. Threads' time is shared between flows by start-time fair
+queueing, as the device's is. A large job gives way to others at every slice of its texts: the thread that prepares it prepares
+theirs first, in between, so no number of large jobs holds up a small one, even with a single thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.v1 import worker_pb2
+
+from services.worker.batcher import BULK_SHARE, Flow, Turns
+from services.worker.finisher import must_succeed
+from services.worker.held import HeldJob
+from services.worker.pulls import LaneName
+
+SMALL_BYTES: Final = 64 << 10
+"""Of a pulled batch that is prepared as one, whosever jobs are in it: it takes a few milliseconds, and is handed on together."""
+
+BYTES_A_TOKEN: Final = 4
+"""Of a job that was not tokenised yet; only for the flow of pulls."""
+
+DEEPEST: Final = 4
+"""So many portions may have been begun on one thread, each giving way to the next."""
+
+GiveWay = Callable[[], None]
+"""To be called often; returns when those who are to be served first have been."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparers:
+    """A pool of `count` threads."""
+
+    threads: ThreadPoolExecutor
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Portion:
+    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: of each flow, by bytes."""
+
+    jobs: list[HeldJob]
+    shares: dict[Flow, float]
+
+
+class Preparation:
+    """`prepare` is called on the preparers' threads with jobs of one batch.
+
+    `waiting` has a job until `prepare` has returned. `clock` rises, in seconds.
+    """
+
+    def __init__(
+        self,
+        preparers: Preparers,
+        prepare: Callable[[list[HeldJob], GiveWay], None],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._threads = preparers.threads
+        self._prepare = prepare
+        self._clock = clock
+        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one flow.
+        self._lock = threading.Lock()
+        self._idle = preparers.count
+        self._turns: Turns[Flow] = Turns()
+        self._lines: dict[Flow, deque[_Portion]] = {}
+        self._waiting: dict[LaneName, Counter[Flow]] = {}
+
+    def add(self, jobs: Collection[HeldJob]) -> None:
+        """Jobs of one pulled batch."""
+        portions = _portions(jobs)
+        with self._lock:
+            for portion in portions:
+                flow = min(portion.shares, key=self._turns.tag)
+                self._turns.come(flow)
+                self._lines.setdefault(flow, deque()).append(portion)
+            for held in jobs:
+                self._waiting.setdefault(_lane(held), Counter())[held.flow] += held.estimated_tokens
+            starting = min(self._idle, len(portions))
+            self._idle -= starting
+        for _ in range(starting):
+            self._threads.submit(self._work).add_done_callback(must_succeed)
+
+    def waiting(self) -> dict[LaneName, dict[Flow, int]]:
+        """Estimated tokens, by lane, of each flow."""
+        with self._lock:
+            return {lane: dict(flows) for lane, flows in self._waiting.items()}
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            self._run(*taken, ())
+
+    def _take(self) -> tuple[_Portion, Flow] | None:
+        with self._lock:
+            self._turns.forget(self._clock())
+            if not self._turns.anybody:
+                self._idle += 1
+                return None
+            return self._next(self._turns.next())
+
+    def _take_before(self, flow: Flow, begun: tuple[Flow, ...]) -> tuple[_Portion, Flow] | None:
+        """Of a flow that has had less, and is not one of those that give way here."""
+        with self._lock:
+            if not self._turns.anybody:
+                return None
+            other = self._turns.next()
+            if other == flow or other in begun or self._turns.tag(other) >= self._turns.tag(flow):
+                return None
+            return self._next(other)
+
+    def _next(self, flow: Flow) -> tuple[_Portion, Flow]:
+        line = self._lines[flow]
+        portion = line.popleft()
+        if not line:
+            del self._lines[flow]
+            self._turns.leave(flow, self._clock())
+        return portion, flow
+
+    def _run(self, portion: _Portion, flow: Flow, begun: tuple[Flow, ...]) -> None:
+        since = self._clock()
+
+        def give_way() -> None:
+            nonlocal since
+            if not self._lines or len(begun) + 1 >= DEEPEST:
+                return
+            self._charge(portion, self._clock() - since)
+            while (taken := self._take_before(flow, begun)) is not None:
+                self._run(*taken, (*begun, flow))
+            since = self._clock()
+
+        try:
+            self._prepare(portion.jobs, give_way)
+        finally:
+            self._charge(portion, self._clock() - since)
+            self._forget(portion)
+
+    def _charge(self, portion: _Portion, seconds: float) -> None:
+        with self._lock:
+            for flow, share in portion.shares.items():
+                self._turns.charge(flow, seconds * share, self._clock())
+
+    def _forget(self, portion: _Portion) -> None:
+        with self._lock:
+            for held in portion.jobs:
+                flows = self._waiting[_lane(held)]
+                flows[held.flow] -= held.estimated_tokens
+                if not flows[held.flow]:
+                    del flows[held.flow]
+                if not flows:
+                    del self._waiting[_lane(held)]
+
+
+def estimated_tokens(job: worker_pb2.Job, payload_bytes: int, max_tokens: int) -> int:
+    """Of a job that was not tokenised: by its bytes, but no more than the model takes of each of its sequences."""
+    sequences = 0
+    match job.WhichOneof("operation"):
+        case "encode":
+            sequences = len(job.encode.items)
+        case "score":
+            sequences = len(job.score.documents) + 1
+        case "extract":
+            sequences = len(job.extract.items) * max(1, len(job.extract.classify.labels))
+    return min(payload_bytes // BYTES_A_TOKEN, sequences * max_tokens) + 1
+
+
+def _lane(held: HeldJob) -> LaneName:
+    return held.lease.lane.model, held.lease.lane.adapter
+
+
+def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
+    """All jobs in one, if they are small, else those of each flow."""
+    flows: dict[Flow, list[HeldJob]] = {}
+    for held in jobs:
+        flows.setdefault(held.flow, []).append(held)
+    total = sum(held.payload_bytes for held in jobs)
+    if total <= SMALL_BYTES:
+        return [_Portion(list(jobs), {flow: _weighed(flow, own, total) for flow, own in flows.items()})]
+    return [_Portion(own, {flow: _weighed(flow, own, sum(held.payload_bytes for held in own))}) for flow, own in flows.items()]
+
+
+def _weighed(flow: Flow, jobs: list[HeldJob], total: int) -> float:
+    """The part of `total` bytes that these jobs are, for the flow's weight."""
+    weight = jobs[0].weight * (BULK_SHARE if flow.is_bulk else 1.0)
+    return sum(held.payload_bytes for held in jobs) / max(total, 1) / weight

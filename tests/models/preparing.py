@@ -1,0 +1,41 @@
+"""A process of its own that prepares what a hostile client sent, so that its memory can be measured: `python -m ... DIRECTORY`.
+
+Reads a line `<items> <slices>` and prepares so many texts behind an instruction of 2 MB, until `go_on` was called so often.
+Writes how many sequences there are, or `ended`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from libs.errors import DeadlinePassed
+from services.worker.models import EncodeWork, TextModel
+
+INSTRUCTION = "copying, distribution and modification. " * 50_000
+
+
+def main() -> None:
+    model = TextModel.load(Path(sys.argv[1]), "test/model", torch.device("cpu"), torch.float32)
+    model.prepare(EncodeWork(["a text"], instruction=INSTRUCTION[:10_000]))
+    print("ready", flush=True)
+    items, slices = map(int, sys.stdin.readline().split())
+    left = slices
+
+    def go_on() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DeadlinePassed("the deadline passed")
+
+    try:
+        print(len(model.prepare(EncodeWork(["a text"] * items, instruction=INSTRUCTION), go_on).sequences), flush=True)
+    except DeadlinePassed:
+        print("ended", flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

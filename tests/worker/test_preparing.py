@@ -1,0 +1,185 @@
+"""Whose job is prepared next, counted by the order in which jobs are done: nothing here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from shoal.v1 import inference_pb2, worker_pb2
+
+from services.worker.held import HeldJob, Lease, Resident
+from services.worker.preparing import SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
+from tests.support.waiting import wait_until
+from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
+from tests.worker.running import MODEL, Bay, worker
+
+LANE: Final = worker_pb2.Lane(model="org/fake")
+LARGE: Final = SMALL_BYTES + 1
+
+
+class Bench:
+    """Prepares a job in `slices`; the first slice of each of `held_up` waits for its event."""
+
+    def __init__(self, threads: ThreadPoolExecutor, count: int) -> None:
+        self.now = 0.0
+        self.done: list[str] = []
+        self.held_up: dict[str, threading.Event] = {}
+        self.begun: dict[str, threading.Event] = {}
+        self.slices: dict[str, int] = {}
+        self.preparation = Preparation(Preparers(threads, count), self._prepare, clock=lambda: self.now)
+        self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
+
+    def held(self, name: str, tenant: str, payload_bytes: int = 100) -> HeldJob:
+        job = encode_job(name, "a")
+        job.tenant = tenant
+        held = HeldJob(id(job), job, Lease(LANE, "1", 15.0), self._resident, received_at=0.0, queue_seconds=0.0)
+        held.payload_bytes, held.estimated_tokens = payload_bytes, payload_bytes
+        self.begun[name] = threading.Event()
+        return held
+
+    def large(self, name: str, tenant: str, slices: int = 100) -> HeldJob:
+        self.slices[name] = slices
+        self.held_up[name] = threading.Event()
+        return self.held(name, tenant, LARGE)
+
+    def _prepare(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
+        for held in jobs:
+            name = held.job.job_id
+            self.begun[name].set()
+            if name in self.held_up:
+                assert self.held_up[name].wait(20)
+            for _ in range(self.slices.get(name, 1)):
+                self.now += 0.01
+                give_way()
+            self.done.append(name)
+
+
+@contextmanager
+def bench(count: int) -> Iterator[Bench]:
+    with ThreadPoolExecutor(count) as threads:
+        yield Bench(threads, count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_small_job_is_done_before_large_ones_that_take_all_threads(count: int) -> None:
+    with bench(count) as one:
+        names = [f"large {number}" for number in range(count * 3)]
+        for name in names:
+            one.preparation.add([one.large(name, "heavy")])
+        wait_until(lambda: sum(one.begun[name].is_set() for name in names) == count)
+        one.preparation.add([one.held("small", "light")])
+        for name in names:
+            one.held_up[name].set()
+        wait_until(lambda: len(one.done) == len(names) + 1)
+        assert one.done[0] == "small"
+
+
+def test_a_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
+    with bench(1) as one:
+        one.preparation.add([one.large("first", "a", slices=3000)])
+        wait_until(one.begun["first"].is_set)
+        one.preparation.add([one.large("second", "b", slices=3000)])
+        one.held_up["first"].set()
+        wait_until(one.begun["second"].is_set)
+        one.preparation.add([one.held("small", "c")])
+        one.held_up["second"].set()
+        wait_until(lambda: len(one.done) == 3)
+        assert one.done[0] == "small"
+
+
+def test_who_has_had_less_is_next() -> None:
+    with bench(1) as one:
+        one.preparation.add([one.large("first", "heavy")])
+        wait_until(one.begun["first"].is_set)
+        for number in range(3):
+            one.preparation.add([one.held(f"heavy {number}", "heavy", LARGE)])
+        for number in range(3):
+            one.preparation.add([one.held(f"light {number}", "light")])
+        one.held_up["first"].set()
+        wait_until(lambda: len(one.done) == 7)
+        assert one.done == ["light 0", "light 1", "light 2", "first", "heavy 0", "heavy 1", "heavy 2"]
+
+
+def test_a_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
+    calls: list[list[str]] = []
+
+    def prepare(jobs: list[HeldJob], _: GiveWay) -> None:
+        calls.append([held.job.job_id for held in jobs])
+
+    with bench(1) as one, ThreadPoolExecutor(1) as threads:
+        preparation = Preparation(Preparers(threads, 1), prepare, clock=lambda: 0.0)
+        preparation.add([one.held("a", "first"), one.held("b", "second"), one.held("c", "first")])
+        wait_until(lambda: not preparation.waiting())
+        preparation.add([one.held("a", "first", LARGE), one.held("b", "second"), one.held("c", "first")])
+        wait_until(lambda: not preparation.waiting())
+    assert calls == [["a", "b", "c"], ["a", "c"], ["b"]]
+
+
+def test_what_waits_is_told_by_tenant() -> None:
+    with bench(1) as one:
+        one.preparation.add([one.large("large", "heavy")])
+        wait_until(one.begun["large"].is_set)
+        one.preparation.add([one.held("small", "light")])
+        waiting = one.preparation.waiting()
+        assert waiting.keys() == {("org/fake", "")}
+        assert {flow.tenant: tokens for flow, tokens in waiting["org/fake", ""].items()} == {"heavy": LARGE, "light": 100}
+        one.held_up["large"].set()
+        wait_until(lambda: not one.preparation.waiting())
+
+
+def test_a_job_is_not_estimated_above_what_its_model_takes() -> None:
+    """Else one with a long instruction would use up what may be pulled."""
+    job = encode_job("j", "a", "b")
+    job.encode.instruction = "x" * 2_000_000
+    assert estimated_tokens(job, job.ByteSize(), 512) <= 2 * 512 + 1
+    assert estimated_tokens(encode_job("j", "a" * 400), 420, 512) == 420 // 4 + 1
+    pairs = worker_pb2.Job(score=inference_pb2.ScoreRequest(documents=[inference_pb2.Item(text="a")] * 3))
+    assert estimated_tokens(pairs, 1 << 20, 512) == 4 * 512 + 1
+    assert estimated_tokens(worker_pb2.Job(), 1 << 20, 512) == 1
+
+
+# In a whole worker, which has a single thread for it here
+
+
+@asynccontextmanager
+async def busy(root: Path, *, seconds: float = 30.0) -> AsyncIterator[tuple[FakeLanes, Bay]]:
+    """It prepares a job that takes for ever, of more tokens than a lane has here at most."""
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(root, running, threads=2) as bay:
+        heavy = encode_job("heavy", CREEPING * 1000, seconds=seconds)
+        heavy.tenant = "heavy"
+        lanes.put(MODEL, heavy)
+        await until(lambda: bool(bay.models) and bay.model.creeping == 1)
+        yield lanes, bay
+
+
+async def test_a_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp_path: Path) -> None:
+    async with busy(tmp_path) as (lanes, bay):
+        await until(lambda: any(list(pull.except_tenants) == ["heavy"] for pull in lanes.pulls))
+        light = encode_job("light", "a")
+        light.tenant = "light"
+        lanes.put(MODEL, light)
+        await until(lambda: "light" in lanes.answers)
+        assert vectors(lanes.answer("light")) == [vector("a")]
+        assert bay.model.creeping == 1
+
+
+async def test_a_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> None:
+    async with busy(tmp_path) as (lanes, bay):
+        (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
+        cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[cancelled])
+        await until(lambda: not bay.model.creeping)
+        assert not lanes.answers
+
+
+async def test_a_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path) -> None:
+    async with busy(tmp_path, seconds=0.5) as (lanes, bay):
+        await until(lambda: "heavy" in lanes.answers)
+        assert "deadline" in lanes.answer("heavy").failure.message
+        assert not bay.model.creeping
