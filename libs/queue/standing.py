@@ -22,13 +22,15 @@ CALL_TENANTS = 256
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A lane as a new job of one tenant would find it, in tokens: what is leased, what waits in each class, and what of that would
-    be served before the job. The parts of `queued` are estimated by counts of jobs, each for an average one."""
+    be served before the job. The parts of `queued` are estimated by counts of jobs, each for an average one; `interactive_jobs` is
+    that count for `interactive_ahead`."""
 
     leased: int = 0
     interactive: int = 0
     bulk: int = 0
     interactive_ahead: int = 0
     bulk_ahead: int = 0
+    interactive_jobs: int = 0
 
 
 class Standings:
@@ -46,7 +48,14 @@ class Standings:
             queued, leased, interactive, bulk, *ahead = await standing(self._redis, self._keys.of(lane), tenants=asked)
             size = queued / max(1, interactive + bulk)
             found += [
-                Standing(leased, *(round(size * jobs) for jobs in (interactive, bulk, before, bulk_before)))
+                Standing(
+                    leased,
+                    interactive=round(size * interactive),
+                    bulk=round(size * bulk),
+                    interactive_ahead=round(size * before),
+                    bulk_ahead=round(size * bulk_before),
+                    interactive_jobs=before,
+                )
                 for before, bulk_before in zip(ahead[::2], ahead[1::2], strict=True)
             ]
         return found

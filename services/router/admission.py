@@ -108,8 +108,16 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
     most = card.max_tokens if card is not None and truncation != pb.TRUNCATION_NONE else 0
     items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
     if most:
-        items = [tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN)) for tokens in items]
-    return [tokens * sizes.times for tokens in items], int(rate * sizes.once)
+        items = [_cut(tokens, most, rate) for tokens in items]
+    once = int(rate * sizes.once)
+    if most:
+        once = _cut(once, most * max(1, sizes.once_texts), rate)
+    return [tokens * sizes.times for tokens in items], once
+
+
+def _cut(tokens: int, most: int, rate: float) -> int:
+    """The price of texts of so many tokens of which a model takes `most`: what is cut off is read."""
+    return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))
 
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
@@ -175,16 +183,19 @@ def refuse_late(
     *,
     own_tokens: int,
     since: int = 0,
+    waiting_tokens: int = 0,
 ) -> None:
     """Raises QueueFull if a request would be answered after its deadline, or wait for longer than any should.
 
-    `since`: tokens let in after the standing was asked for. With nothing before it a request is let in however large it is: a
+    `since`: tokens let in after the standing was asked for; `waiting_tokens`: of the same tenant in the lane.
+
+    With nothing before it a request is let in however large it is: a
     speed measured on small batches is far too low for a large one, and work that nobody is ahead of may as well begin. Else it
     must fit into a part of what its deadline leaves, together with the batch that it will be part of (with all of its own work, in
     a lane that has been backlogged: there batches were full). The time to wait is that until the lane is half as full as it may
     be; `appointments.py` says who may come then.
     """
-    wait = wait_seconds(pace, standing, priority, since) if pace.is_known else 0.0
+    wait = wait_seconds(pace, standing, priority, since, waiting_tokens) if pace.is_known else 0.0
     if wait <= 0:
         return
     own = pace.seconds(own_tokens)

@@ -54,6 +54,8 @@ _OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest",
 REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
 READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
 """Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
+ANSWERED: Final = Limit("labels that an answer may repeat: their bytes, for each item", ("ExtractRequest",), 32 * MIB, BYTES)
+"""10,000 items with 256 labels of 13 letters. A worker, and each client, holds some four times that while it is written or read."""
 ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
 TEXT: Final = Limit("an item's text", ("Item.text",), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
@@ -63,6 +65,7 @@ QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACT
 INSTRUCTION: Final = Limit("an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction"), 16_384, CHARACTERS)
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
+PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
 LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
 """Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
@@ -85,12 +88,14 @@ POOL: Final = Limit("a pool's name", tuple(f"{name}.pool" for name in (*_REQUEST
 ALL: Final = (
     REQUEST,
     READ,
+    ANSWERED,
     ITEMS,
     TEXT,
     IMAGE,
     QUERY,
     INSTRUCTION,
     HYPOTHESIS,
+    PLACES,
     LABELS,
     LABEL,
     ENTITIES,

@@ -25,6 +25,8 @@ DRAIN_LEAST_SECONDS: Final = 2.0
 """How long a lane must have been backlogged before what left it says how fast it is: batches are large steps."""
 FULL_SHARE: Final = 0.25
 """Of a worker's token budget: smaller batches say little of how fast it works off a backlog, in which batches are full."""
+LEASED_BATCHES: Final = 3
+"""What workers hold of a lane whose jobs are smaller than a batch: one and a half batches, and what one more pull brings."""
 SLOWEST: Final = 0.25
 """Of the measured speed: a drain below it is a moment's, such as a worker that has just died."""
 
@@ -59,19 +61,27 @@ class Pace:
         return max(shared, min(tokens / self.drain, alone / SLOWEST)) if self.drain > 0 else shared
 
 
-def wait_seconds(pace: Pace, standing: Standing, priority: Priority, since: int = 0) -> float:
-    """How long a request waits before its turn comes. `since`: tokens that were let in after the standing was asked for.
+def wait_seconds(pace: Pace, standing: Standing, priority: Priority, since: int = 0, own: int = 0) -> float:
+    """How long a request waits before its turn comes. `since`: tokens that were let in after the standing was asked for; `own`:
+    tokens of its tenant in the lane.
 
     An interactive job waits for what is leased and what is before it, beside which bulk may have its tenth. A bulk job has its
-    tenth, or comes when all interactive ones are done, unless these go on coming.
+    tenth, or comes when all interactive ones are done, unless these go on coming. What is before it and not its tenant's own
+    counts by batches: workers let tenants overtake between batches, so that another's job does not hold it up however large it is.
     """
+    leased = _overtaken(standing.leased, LEASED_BATCHES, pace, own)
     if priority == "interactive":
-        tokens = standing.interactive_ahead + since
-        return pace.seconds(standing.leased + tokens / (1 - BULK_SHARE if standing.bulk else 1))
+        tokens = _overtaken(standing.interactive_ahead, standing.interactive_jobs, pace, own) + since
+        return pace.seconds(leased + tokens / (1 - BULK_SHARE if standing.bulk else 1))
     ahead = standing.bulk_ahead + since
     by_share = ahead / BULK_SHARE if standing.interactive else ahead
     goes_on = pace.seconds(standing.interactive) > LASTING_SECONDS
-    return pace.seconds(standing.leased + (by_share if goes_on else min(by_share, standing.interactive + ahead)))
+    return pace.seconds(leased + (by_share if goes_on else min(by_share, standing.interactive + ahead)))
+
+
+def _overtaken(tokens: int, batches: int, pace: Pace, own: int) -> int:
+    """No more than so many batches, unless they are the tenant's own."""
+    return min(tokens, max(own, batches * pace.batch_tokens)) if pace.batch_tokens else tokens
 
 
 def pace_of(lane: LaneKey, snapshot: FleetSnapshot, backlog: Mapping[tuple[str, str], int], drain: float = 0.0) -> Pace:

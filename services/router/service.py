@@ -45,9 +45,11 @@ _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What a request is decided on. answer: how its lane stands, None where that cannot make it late; waiting_tokens: of its tenant
-    at this router; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one more; now_ms:
-    Redis' clock; seconds: until the answer is worthless."""
+    """What a request is decided on.
+
+    answer: how its lane stands, None where that cannot make it late; waiting_tokens: of its tenant at this router; lane_tokens:
+    those of them in its lane; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one more;
+    now_ms: Redis' clock; seconds: until the answer is worthless."""
 
     snapshot: FleetSnapshot
     routes: Routes
@@ -56,6 +58,7 @@ class _Moment:
     answer: Answer | None
     tenant: Tenant
     waiting_tokens: int
+    lane_tokens: int
     unknown: Mapping[LaneKey, Collection[str]] | None
     priority: Priority
     now_ms: int
@@ -185,7 +188,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         standing, since = moment.answer.standing, moment.answer.since
         try:
             admission.refuse_late(
-                moment.seconds, moment.most_seconds, moment.pace, standing, moment.priority, own_tokens=tokens, since=since
+                moment.seconds,
+                moment.most_seconds,
+                moment.pace,
+                standing,
+                moment.priority,
+                own_tokens=tokens,
+                since=since,
+                waiting_tokens=moment.lane_tokens,
             )
         except QueueFull as refusal:
             refusal.retry_after = self._appointments.give(
@@ -225,6 +235,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             answer=await self._asker.of(lane, call.tenant) if is_near else None,
             tenant=tenant,
             waiting_tokens=self._dispatcher.tenant_tokens(call.tenant) if tenant.queued_tokens else 0,
+            lane_tokens=here.get(lane, {}).get(call.tenant, 0),
             unknown=self._dispatcher.unknown() if lane not in here and is_new(lane.model, snapshot) else None,
             priority=admission.priority_name(request.priority),
             now_ms=self._lanes.clock_ms(),

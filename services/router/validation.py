@@ -32,13 +32,14 @@ Task = models_pb2.Task
 class Sizes:
     """Bytes of text that each item brings, and that every job of the request brings once and once for each sequence.
 
-    `times`: sequences that a model makes of each item.
+    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made of.
     """
 
     items: list[int]
     each: int = 0
     once: int = 0
     times: int = 1
+    once_texts: int = 1
 
     @property
     def read(self) -> list[int]:
@@ -115,12 +116,22 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_text(request.text)
     given = task == "relations" and (card is None or card.given_entities)
     items = _check_items(request.items, "items", card, given=given)
+    _check_answered(len(items), sum(map(_utf8, labels)), task)
     return _readable(_with_labels(items, task, labels, request.classify.hypothesis, card), "items")
+
+
+def _check_answered(items: int, names: int, task: str) -> None:
+    """An answer repeats labels for each item. Raises InvalidInput where it would become too large."""
+    most = limits.ANSWERED.most
+    if items * names > most:
+        message = f"items has {items:,} entries and {task} labels of {names:,} bytes, which an answer may repeat for each item:"
+        raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or shorter labels", field="items")
 
 
 def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
     """How often the labels are read. Lengths are added up: nothing is built to be measured."""
-    names = sum(map(_utf8, labels)) + _utf8(hypothesis) * len(labels)
+    places = max(1, hypothesis.count("{}"))
+    names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
     if task == "classify":
         if card is not None and card.open_labels and labels:  # each text is paired with each label
             return Sizes(items, each=-(-names // len(labels)), times=len(labels))
@@ -129,7 +140,7 @@ def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis:
     else:
         # A model without labels of its own finds entities by those that stand before each text.
         before_each = task in ("entities", "relations") and (card is None or not card.labels)
-    return Sizes(items, each=names) if before_each else Sizes(items, once=names)
+    return Sizes(items, each=names) if before_each else Sizes(items, once=names, once_texts=len(labels))
 
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
@@ -281,6 +292,7 @@ def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
     no_place = bool(task.hypothesis) and "{}" not in task.hypothesis
     _refuse(no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis")
     limits.HYPOTHESIS.check(len(task.hypothesis), "classify.hypothesis")
+    limits.PLACES.check(task.hypothesis.count("{}"), "classify.hypothesis")
     return _check_labels(task.labels, "classify.labels", card)
 
 

@@ -27,7 +27,8 @@ MUCH: Final = 3 / 2
 """Of a lane of which more batches than that wait nothing is asked for."""
 
 FULL: Final = 3
-"""Of a lane of which more batches than that wait nobody is asked for: there may be very many tenants."""
+"""Of a lane of which more batches than that wait nobody is asked for: there may be very many tenants. Here and in MOST_BATCHES a
+tenant counts for a batch at most: one job may be many batches large, and must not keep all others out."""
 
 MOST_LEFT_OUT: Final = 16
 """Tenants that a pull leaves out."""
@@ -74,6 +75,11 @@ class LaneState:
     batch_tokens: int = 1 << 30
     batch_seconds: float = 0.0
     tenants: Mapping[str, int] = field(default_factory=dict)
+
+    def counted(self, most: int) -> int:
+        """Tokens that wait, of each tenant (and of all bulk together) `most` at most."""
+        bulk = self.waiting_tokens - sum(self.tenants.values())
+        return sum(min(tokens, most) for tokens in self.tenants.values()) + min(max(bulk, 0), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,8 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     with little is in the next batch, whatever others have in the lane.
     """
     s = situation
-    if s.waiting_tokens >= MOST_BATCHES * budget_tokens:
+    beyond = sum(state.waiting_tokens - state.counted(budget_tokens) for state in s.lanes.values())
+    if s.waiting_tokens - beyond >= MOST_BATCHES * budget_tokens:
         return Plan()
     is_late = s.busy_seconds <= s.lead_seconds
     look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
@@ -146,7 +153,8 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         for name, state in lanes.items():
             heavy = _heaviest(state.tenants)
             is_asked = name in wanted or any(name in pull.lanes and pull.except_tenants <= heavy for pull in choosy)
-            if heavy and not (is_quick or is_asked) and state.waiting_tokens <= size * FULL:
+            is_soon = is_quick and state.waiting_tokens <= size * FULL
+            if heavy and not (is_soon or is_asked) and state.counted(size) <= size * FULL:
                 seconds.append(Pull(frozenset({name}), False, tokens, heavy))
     if s.can_load and not any(pull.can_load for pull in (*s.flying, *firsts)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)

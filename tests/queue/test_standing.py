@@ -38,12 +38,12 @@ async def test_what_is_ahead_of_a_tenants_next_job_comes_out_before_it(
 async def test_both_classes_are_told_apart(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"i{number}", 30, tenant="a") for number in range(2)))
     await add(lanes, *(job(f"b{number}", 30, tenant="a", priority="bulk") for number in range(4)))
-    assert await of(redis, "a", "b") == [Standing(0, 60, 120, 60, 120), Standing(0, 60, 120, 30, 30)]
+    assert await of(redis, "a", "b") == [Standing(0, 60, 120, 60, 120, 2), Standing(0, 60, 120, 30, 30, 1)]
 
 
 async def test_many_tenants_are_asked_for_in_several_calls(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, job("a", 30))
-    assert await of(redis, *map(str, range(600))) == [Standing(interactive=30, interactive_ahead=30)] * 600
+    assert await of(redis, *map(str, range(600))) == [Standing(interactive=30, interactive_ahead=30, interactive_jobs=1)] * 600
 
 
 async def test_only_an_idle_lane_is_forgotten(lanes: Lanes, redis: Redis) -> None:

@@ -24,6 +24,7 @@ from tests.support.cluster import Cluster
 from tests.support.peak import Peak
 
 ROOT = Path(__file__).parents[2]
+CLASSIFIES = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_CLASSIFY])
 LISTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
@@ -87,6 +88,25 @@ def test_what_is_refused_says_how_many_items_may_come() -> None:
     del request.documents[allowed:]
     sizes = check_score(request, None)
     assert 0.99 * limits.READ.most < sum(sizes.read) <= limits.READ.most
+
+
+def test_labels_that_an_answer_would_repeat_into_hundreds_of_megabytes_are_refused() -> None:
+    task = pb.ClassifyTask(labels=[f"{number:03}{'x' * 997}" for number in range(256)])
+    items = [pb.Item(text="a")] * 900
+    with pytest.raises(InvalidInput, match="send at most 131 items at a time") as caught:
+        check_extract(pb.ExtractRequest(model=MODEL, items=items, classify=task), CLASSIFIES)
+    assert caught.value.field == "items"
+    check_extract(pb.ExtractRequest(model=MODEL, items=items[:131], classify=task), CLASSIFIES)
+
+
+def test_a_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:
+    def asked(places: int) -> pb.ExtractRequest:
+        task = pb.ClassifyTask(labels=["x" * 1000], hypothesis="{} " * places)
+        return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")], classify=task)
+
+    assert check_extract(asked(8), CLASSIFIES).once == 8 * 1000 + 24
+    with pytest.raises(InvalidInput, match="9 places; at most 8"):
+        check_extract(asked(9), CLASSIFIES)
 
 
 def test_labels_count_as_often_as_they_are_read() -> None:

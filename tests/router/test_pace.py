@@ -168,3 +168,13 @@ def test_a_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_
     assert measured_on(0) == 100, "a worker that does not tell"
     assert measured_on(2048) == measured_on(512) == 100
     assert measured_on(8) == 100 * 64
+
+
+def test_another_tenants_job_counts_for_a_batch_however_large_it_is_and_ones_own_counts_whole() -> None:
+    pace = Pace(rate=1000.0, batch_tokens=2000)
+    huge = Standing(leased=500_000, interactive=900_000, interactive_ahead=300_000, interactive_jobs=1)
+    assert wait_seconds(pace, huge, "interactive") == 3 * 2 + 2
+    assert wait_seconds(pace, huge, "interactive", own=800_000) == 500 + 300
+    assert wait_seconds(pace, huge, "bulk") == pytest.approx(3 * 2)
+    small = Standing(leased=5000, interactive=3000, interactive_ahead=3000, interactive_jobs=30)
+    assert wait_seconds(pace, small, "interactive") == 8

@@ -135,7 +135,7 @@ def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
 def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneName]], busy_seconds: float, can_load: bool) -> None:
     pulls = [Pull(asked, False, BUDGET) for asked in flying]
     planned = plan(lanes, *pulls, busy_seconds=busy_seconds, can_load=can_load)
-    waiting = sum(state.waiting_tokens for state in lanes.values())
+    waiting = sum(state.counted(BUDGET) for state in lanes.values())
     assert len(pulls) + len(planned.pulls) <= MOST_PULLS
     for one in planned.pulls:
         assert waiting < MOST_BATCHES * BUDGET
@@ -143,7 +143,7 @@ def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneNam
         assert 1 <= one.tokens <= BUDGET
         for name in one.lanes:
             if one.except_tenants:
-                assert lanes[name].waiting_tokens <= FULL * BUDGET
+                assert lanes[name].counted(BUDGET) <= FULL * BUDGET
                 assert not one.can_load
                 continue
             assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
@@ -168,7 +168,8 @@ def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> N
     assert plan({A: lane(1501, tenants=heavy)}, busy_seconds=LEAD).pulls == (others("heavy", "too"),)
     assert plan(full, others("heavy"), busy_seconds=LEAD).pulls == (pull(A),), "that waits for others brings not whatever there is"
     assert plan({A: lane(3000, tenants=heavy)}, busy_seconds=1.0).pulls == (others("heavy", "too"),)
-    assert plan({A: lane(3001, tenants=heavy)}, busy_seconds=1.0).pulls == (), "there may be very many others"
+    crowd = {str(number): BUDGET for number in range(4)}
+    assert plan({A: lane(4 * BUDGET, tenants=crowd)}, busy_seconds=1.0).pulls == (), "there may be very many others"
     assert plan({A: lane(1500, batch_seconds=QUICK_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0).pulls == (), "no sooner so"
     (many,) = plan({A: lane(1500, tenants={str(number): 50 + number for number in range(30)})}, busy_seconds=1.0).pulls
     assert many.except_tenants == {str(number) for number in range(30 - MOST_LEFT_OUT, 30)}
@@ -181,3 +182,15 @@ def test_the_lead_is_what_a_pull_takes() -> None:
             lead.heard(seconds)
             lead.heard(PROMPT_SECONDS)  # it has waited for work: that says nothing
         assert lead.seconds == pytest.approx(expected, rel=0.01)
+
+
+def test_a_job_of_many_batches_does_not_keep_others_out() -> None:
+    """Neither of its lane nor of the other lanes."""
+    huge = lane(50 * BUDGET, tenants={"heavy": 50 * BUDGET})
+    assert plan({A: huge}, busy_seconds=1.0).pulls == (others("heavy"),)
+    assert plan({A: huge, B: lane()}, busy_seconds=1.0).pulls == (pull(B), others("heavy"))
+    quick = lane(50 * BUDGET, batch_seconds=QUICK_SECONDS / 2, tenants={"heavy": 50 * BUDGET})
+    (one,) = plan({A: quick}, busy_seconds=1.0).pulls
+    assert one.except_tenants == {"heavy"}
+    bulk = lane(50 * BUDGET)
+    assert plan({A: bulk, B: lane()}, busy_seconds=1.0).pulls == (pull(B),)

@@ -28,12 +28,15 @@ Progress = Callable[[int, int], None]
 
 MOST_REPEATED: Final = 192 << 20
 """Bytes: routers let a request make a worker read 256 MiB, of which its items are 64 MiB at most."""
+MOST_ANSWERED: Final = 32 << 20
+"""Bytes: routers let an answer repeat so much of the labels of its request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Q, R, T]):
     """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`).
-    `repeated`: bytes that a model may read with each item, the query and labels."""
+    `repeated`: bytes that a model may read with each item, the query and labels; `answered`: those that its answer may repeat for
+    each item, labels."""
 
     method: Method[Q, R]
     name: str
@@ -42,11 +45,12 @@ class Plan(Generic[Q, R, T]):
     decode: Callable[[R], T]
     merge: Callable[[Sequence[T]], T]
     repeated: int = 0
+    answered: int = 0
 
     @property
     def most_items(self) -> int:
         """Of one request, so that a router lets it in."""
-        return max(1, MOST_REPEATED // max(1, self.repeated))
+        return max(1, min(MOST_REPEATED // max(1, self.repeated), MOST_ANSWERED // max(1, self.answered)))
 
 
 @dataclass(frozen=True, slots=True)

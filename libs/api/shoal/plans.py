@@ -230,7 +230,8 @@ def extract(
 
     classify = frame.classify
     repeated = frame.ByteSize() + len(classify.hypothesis.encode()) * len(classify.labels)
-    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, parts.merge_extract, repeated)
+    merge = parts.merge_extract
+    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, merge, repeated, frame.ByteSize())
 
 
 def _task(task: Task) -> dict[str, object]:

@@ -156,6 +156,7 @@ class Cutter:
         """
         encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         ordinary, lead = self.ordinary(most), before + prompt
+        shared: dict[str, Part] | None = {} if prompt else None
         sizes = [len(prompt) + len(text) for text in texts]
         for numbers in sliced([len(before) + min(size, ordinary) + len(after) for size in sizes], go_on):
             short = [texts[number] for number in numbers if sizes[number] <= ordinary]
@@ -165,9 +166,21 @@ class Cutter:
                 if sizes[number] <= ordinary:
                     yield Part(next(found))
                 else:
-                    yield self._long(prompt + texts[number], most, side, go_on, before, after, frame=frame)
+                    yield self._long(prompt + texts[number], most, side, go_on, before, after, frame=frame, shared=shared)
 
-    def _long(self, text: str, most: int, side: Truncation, go_on: GoOn, before: str, after: str, *, frame: bool) -> Part:
+    def _long(
+        self,
+        text: str,
+        most: int,
+        side: Truncation,
+        go_on: GoOn,
+        before: str,
+        after: str,
+        *,
+        frame: bool,
+        shared: dict[str, Part] | None,
+    ) -> Part:
+        """`shared`: what became of the text before, which is this one's too where both are cut to nothing but the same prompt."""
         size = self.ordinary(most)
         while size < len(text):
             go_on()
@@ -176,13 +189,24 @@ class Cutter:
                 break
             begin, end = cut
             shorter = f"{before}{text[:begin]}{text[end:]}{after}"
-            encoding = self._tokenizer.encode(shorter, add_special_tokens=frame)
+            if shared is not None and shorter in shared:
+                return shared[shorter]
+            encoding = self._encode(shorter, frame=frame)
             seam = len(before) + begin
             if (self._last(encoding, seam) if side == "start" else self._first(encoding, shorter, seam)) > most:
-                return Part(encoding, is_whole=False, before=0 if begin else end)
+                part = Part(encoding, is_whole=False, before=0 if begin else end)
+                if shared is not None:
+                    shared.clear()
+                    shared[shorter] = part
+                return part
             size *= 2
         go_on()
-        return Part(self._tokenizer.encode(before + text + after, add_special_tokens=frame))
+        return Part(self._encode(before + text + after, frame=frame))
+
+    def _encode(self, text: str, *, frame: bool) -> Encoding:
+        """As a batch of one: `encode` would keep the interpreter, and so the device's thread waiting, until it is done."""
+        encoding: Encoding = self._tokenizer.encode_batch([text], add_special_tokens=frame)[0]
+        return encoding
 
     def _cut(self, text: str, size: int, *, is_start: bool, is_framed: bool) -> tuple[int, int] | None:
         """What to leave out: about `size` characters stay at one side; `is_framed`: some at the other as well. None: nothing."""

@@ -95,7 +95,7 @@ class WordFrame:
 
     def _front(self, prompt: Many[str]) -> _Front:
         """As every word is tokenised on its own, what is put around the prompt and a text is put around the prompt alone, too."""
-        encoding = self._tokenizer.encode(list(prompt), is_pretokenized=True)
+        encoding = self._tokenizer.encode_batch([list(prompt)], is_pretokenized=True)[0]
         ids = np.array(encoding.ids, dtype=np.int32)
         owners = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
         end = len(ids) - self._tail
