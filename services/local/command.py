@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+from shoal.cli.console import Console
 
 from libs.errors import ShoalError
 from services.local.mesh import LocalMesh, running

@@ -19,6 +19,7 @@ from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
 from services.router.offers import is_led
 from services.router.routes import Routes, Wanted, choose_lane
+from services.router.validation import check_model
 from services.router.view import View, known_models
 
 MOST_WATCHERS: Final = 64
@@ -75,8 +76,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         request: pb.ExplainPlacementRequest,
         context: grpc.aio.ServicerContext[pb.ExplainPlacementRequest, pb.ExplainPlacementResponse],
     ) -> pb.ExplainPlacementResponse:
-        if not request.model:
-            raise InvalidInput("model is required", field="model")
+        check_model(request.model)
         snapshot, gauges = self._view.snapshot, self._view.gauges
         chosen = choose_lane(Wanted(request.model), self._routes.content, snapshot, self._view.backlog, EXPLAINED_SECONDS)
         pools = self._routes.content.of_model(request.model, snapshot) or (chosen.pool,)

@@ -10,7 +10,7 @@ import grpc
 from shoal.v1 import models_pb2 as pb
 from shoal.v1 import models_pb2_grpc, worker_pb2
 
-from libs.errors import DeadlinePassed, InvalidInput, ModelNotFound, NoCapacity
+from libs.errors import DeadlinePassed, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
@@ -78,7 +78,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         return describe(model, self._view.snapshot, self._view.gauges)
 
     def _require_known(self, model: str) -> None:
-        _require(model)
+        check_model(model)
         if not is_known(model, self._view.snapshot):
             raise ModelNotFound(f"no worker knows {model}", field="model")
 
@@ -124,11 +124,6 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             if failure is not None and failure is not earlier and now.state(model) == pb.MODEL_STATE_FAILED:
                 raise from_failure(failure)
             await self._view.changed()
-
-
-def _require(model: str) -> None:
-    if not model:
-        raise InvalidInput("model is required", field="model")
 
 
 def _pin(model: str, pinned: bool) -> worker_pb2.Directive:

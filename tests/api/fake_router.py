@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -324,10 +324,17 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
 
 @contextmanager
-def serving(router: FakeRouter, *, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeRouter]:
+def serving(
+    router: FakeRouter,
+    *,
+    port: int = 0,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+) -> Iterator[FakeRouter]:
     """Serves `router` on loopback until the block ends; calls in flight are then cut off, as by a kill."""
     with ThreadPoolExecutor(32) as threads:
-        server = grpc.server(threads, options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+        server = grpc.server(threads, interceptors=list(interceptors), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(router), server)
         models_pb2_grpc.add_ModelServiceServicer_to_server(_Models(router), server)
         mesh_pb2_grpc.add_MeshServiceServicer_to_server(_Mesh(router), server)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from shoal.cli import outputs
 from shoal.cli.console import bar, emit, note, preview, show, table
@@ -339,12 +338,12 @@ def _show_findings(model: str, records: Sequence[Record], result: ExtractResult,
     for record, extraction in zip(records, result, strict=True):
         text = preview(record.text)
         for entity in extraction.entities:
-            made.add_row(text, entity.label, f"{entity.score:.4f}", Text(f"{entity.text}  ({entity.start}-{entity.end})"))
+            made.add_row(text, entity.label, f"{entity.score:.4f}", f"{entity.text}  ({entity.start}-{entity.end})")
         for label in extraction.labels:
             made.add_row(text, label.label, f"{label.score:.4f}", "")
         for relation in extraction.relations:
             ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
-            made.add_row(text, relation.label, f"{relation.score:.4f}", Text(ends))
+            made.add_row(text, relation.label, f"{relation.score:.4f}", ends)
         if not (extraction.entities or extraction.labels or extraction.relations):
             made.add_row(text, f"no {only}", "", "")
     show(made)

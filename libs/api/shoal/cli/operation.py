@@ -126,7 +126,7 @@ def explain(mesh: Reach, model: ModelId, as_json: Json = False) -> None:
         show(Text(f"its plan: {found.plan}"))
     made = table("workers", "worker", "pool", "may serve it", "score", "why", right=("score",))
     for worker in sorted(found.workers, key=lambda worker: (not worker.eligible, -worker.score, worker.worker_id)):
-        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", Text(worker.reason))
+        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", worker.reason)
     show(made if found.workers else Text("no workers", style="yellow"))
 
 
@@ -239,7 +239,7 @@ def _describe(model: Model) -> None:
             ("labels", ", ".join(card.labels)),
         ):
             if value:
-                facts.add_row(name, Text(value))
+                facts.add_row(name, value)
     facts.add_row("queued", f"{model.queued_tokens:,} tokens")
     if model.last_error:
         facts.add_row("last error", Text(model.last_error, style="red"))
@@ -260,6 +260,6 @@ def _places(model: Model) -> Table:
             f"{place.load_seconds:.2f} s" if place.load_seconds else "",
             f"{place.tokens_per_second:,.0f}" if place.tokens_per_second else "",
             "\n".join(place.adapters),
-            Text(place.last_error),
+            place.last_error,
         )
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import typer
 from shoal.cli.inputs import Record
 from shoal.cli.options import InputError
 from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+from shoal.text import document
 
 Row = dict[str, object]
 
@@ -33,9 +33,9 @@ def check(output: Path | None, *suffixes: str) -> None:
 def write_lines(output: Path, rows: Iterable[Row]) -> None:
     """One JSON object a line, to a file or, for `-`, to stdout."""
     if str(output) == "-":
-        sys.stdout.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        sys.stdout.writelines(document(row) + "\n" for row in rows)
     else:
-        _replace(output, lambda file: file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))
+        _replace(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
 
 
 def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
