@@ -201,13 +201,19 @@ def _models(models: list[Model] | tuple[Model, ...]) -> Table:
             ", ".join(card.tasks) if card else "",
             str(card.dimensions or card.multi_vector_dimensions or "") if card else "",
             f"{card.max_tokens:,}" if card else "",
-            size(card.bytes) if card and card.bytes else "",
+            _size(model),
             f"{model.queued_tokens:,}",
             Text(model.last_error, style="red")
             if model.state == "failed"
             else ", ".join(place.worker_id for place in model.places if place.state in ("resident", "loading", "downloading")),
         )
     return made
+
+
+def _size(model: Model) -> str:
+    """As loaded; of one that is not, what its files say that it will take."""
+    known = (model.card.bytes if model.card else 0) or max((place.bytes for place in model.places), default=0)
+    return size(known) if known else ""
 
 
 def _state(model: Model) -> str:
@@ -232,7 +238,7 @@ def _describe(model: Model) -> None:
             ("representations", ", ".join(card.representations)),
             ("dimensions", str(card.dimensions or card.multi_vector_dimensions or "")),
             ("max tokens", f"{card.max_tokens:,}"),
-            ("size", size(card.bytes) if card.bytes else "unknown until loaded"),
+            ("size", _size(model) or "unknown until loaded"),
             ("number format", card.data_type),
             ("prompts", ", ".join(card.prompts)),
             ("pools", ", ".join(card.pools)),
