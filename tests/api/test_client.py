@@ -88,8 +88,11 @@ async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None
     found = await client.do("entities", MODEL, "in Bern and Rome", ["place"], threshold=0.5, flat=True, aggregation="max")
     assert [(entity.text, entity.label) for entity in found[0].entities] == [("Bern", "place"), ("Rome", "place")]
     assert "in Bern and Rome"[found[0].entities[1].start : found[0].entities[1].end] == "Rome"
-    found = await client.do("classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.")
+    found = await client.do(
+        "classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.", among_labels=True
+    )
     assert [item.labels[0].label for item in found] == ["ab", "xy"]
+    assert "among_labels: true" in str(router.calls[-1].request)
     same = await client.do("extract", MODEL, ["abc", "xyz"], shoal.Classify(labels=["ab", "xy"]))
     assert same.results == found.results
     assert 'hypothesis: "It is {}."' in str(router.calls[1].request)

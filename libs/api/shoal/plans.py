@@ -79,12 +79,14 @@ class Entities:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classify:
     """Say which labels fit. `multi_label`: each on its own (sigmoid) instead of against the others (softmax). `hypothesis`: what is
-    put to a zero-shot or embedding model for each label, `{}` standing for it."""
+    put to a zero-shot or embedding model for each label, `{}` standing for it. `among_labels`: shares are among `labels` and add up
+    to 1, instead of among all that the model has."""
 
     labels: Sequence[str] = ()
     multi_label: bool | None = None
     threshold: float | None = None
     hypothesis: str = ""
+    among_labels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +259,7 @@ def _task(task: Task) -> dict[str, object]:
                     multi_label=task.multi_label,
                     threshold=task.threshold,
                     hypothesis=task.hypothesis,
+                    among_labels=task.among_labels,
                 )
             }
         case Relations():

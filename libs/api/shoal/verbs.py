@@ -133,8 +133,8 @@ async def encode(
     """Turns texts into vectors; row i of the answer is for item i, and a single text is a list of one.
 
     `role` chooses the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
-    default float32. `dimensions`: keep the first so many numbers (Matryoshka), normalise again; 0 keeps all. `normalize`: default
-    as the model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `adapter`: a LoRA
+    default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` comes after that, default as the
+    model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `adapter`: a LoRA
     adapter of the model, `org/name`. `pool`: the workers to serve it, default as the mesh's catalog says. `priority`: "interactive"
     (default) or "bulk". `on_invalid` "skip": an item that is empty, too long or no text does not fail the call; its row is NaN, and
     `result.skipped` says why. `on_progress(done, total)` is called after each part of a long list. `writable`: arrays may be
@@ -253,6 +253,7 @@ async def classify(
     multi_label: bool | None = None,
     threshold: float | None = None,
     hypothesis: str = "",
+    among_labels: bool = False,
     truncation: Truncation | None = None,
     adapter: str = "",
     pool: str = "",
@@ -262,7 +263,7 @@ async def classify(
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Says which labels fit: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
-    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis)
+    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis, among_labels=among_labels)
     plan = plans.extract(
         model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority, on_invalid=on_invalid
     )

@@ -200,6 +200,9 @@ def classify(
     threshold: Threshold = None,
     multi_label: Annotated[bool | None, typer.Option(help="Each label on its own; default as the model says.")] = None,
     hypothesis: Annotated[str, typer.Option(help="Sentence put for each label, {} standing for it.")] = "",
+    among_labels: Annotated[
+        bool, typer.Option("--among-labels", help="Shares among the labels given, not among all that the model has.")
+    ] = False,
     truncation: Truncate = None,
     adapter: Adapter = "",
     pool: Pool = "",
@@ -219,6 +222,7 @@ def classify(
             multi_label=multi_label,
             threshold=threshold,
             hypothesis=hypothesis,
+            among_labels=among_labels,
             truncation=truncation,
             adapter=adapter,
             pool=pool,
