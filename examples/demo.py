@@ -110,14 +110,12 @@ async def encode(client: shoal.AsyncClient, library: list[Paragraph]) -> NDArray
         f"encoded [bold]{len(library)}[/bold] paragraphs, {tokens:,} tokens in {seconds:.1f} s: "
         f"[bold]{tokens / seconds:,.0f} tokens/s[/bold], {len(library) / seconds:,.0f} paragraphs/s"
     )
-    assert answer.dense is not None
     return answer.dense
 
 
 async def search(client: shoal.AsyncClient, library: list[Paragraph], vectors: NDArray[np.number]) -> None:
     """For each query the nearest paragraphs, ranked again by Score and labelled by Extract."""
     questions = (await client.encode(MINILM, list(QUERIES))).dense
-    assert questions is not None
     for query, question in zip(QUERIES, questions, strict=True):
         began = time.perf_counter()
         hits = [library[index] for index in np.argsort(-(vectors @ question))[:HITS]]

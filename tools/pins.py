@@ -1,7 +1,7 @@
-"""`python -m tools.pins`: constraints.txt is the environment, no more and no less.
+"""`python -m tools.pins`: constraints.txt is what we need, no more and no less.
 
-Every installed distribution is pinned at its version, everything that we need is installed, every pin is needed by something, and
-every dependency that a pyproject.toml names has a pin.
+Everything that we need is installed and pinned at its version, every pin is needed by something, and every dependency that a
+pyproject.toml names has a pin. What else is installed, such as somebody's debugger, is theirs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROJECTS = (ROOT / "pyproject.toml", ROOT / "libs/api/pyproject.toml")
 
 def check(pins: Mapping[str, Requirement], installed: Mapping[str, Distribution], named: Mapping[str, str]) -> Iterator[str]:
     """What is wrong, a line each. `named`: the file that names a dependency, by the dependency's canonical name."""
-    for name, one in sorted(installed.items()):
+    needed = closure(("shoal", "shoal-mesh[dev]", *REFERENCES, *INSTALLERS), installed)
+    for name, one in sorted(needed.installed.items()):
         if name in OURS or name.startswith(BROUGHT_BY_TORCH):
             continue
         # A local version (2.13.0+cpu) is a build of the pinned one.
         version = one.version.partition("+")[0]
         if name not in pins:
-            yield f"{name} {version} is installed and not pinned: add it to constraints.txt, or uninstall it"
+            yield f"{name} {version} is needed and not pinned: add it to constraints.txt"
         elif version != version_of(pins[name]):
             yield f"{name} {version} is installed, constraints.txt has {version_of(pins[name])}: make clean, then make test"
-    needed = closure(("shoal", "shoal-mesh[dev]", *REFERENCES, *INSTALLERS), installed)
     for name, asker in sorted(needed.missing.items()):
         if name not in NOT_NEEDED and not name.startswith(BROUGHT_BY_TORCH):
             yield f"{name} is needed by {asker} and not installed: pin it in constraints.txt"
@@ -72,7 +72,7 @@ def main() -> int:
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:
-        print(f"{len(pins)} pins are what is installed")
+        print(f"{len(pins)} pins are what is needed and installed")
     return 1 if wrong else 0
 
 

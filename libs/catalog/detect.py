@@ -15,7 +15,7 @@ from libs.catalog import late
 from libs.catalog.card import Card, DenseModule, Kind
 from libs.catalog.chat import refuse_messages, takes_messages, template_files, with_template
 from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, digest, need_config, read_config, tensor_files, tensor_shape
+from libs.catalog.files import Config, digest, need_config, read_config, shortened, tensor_files, tensor_shape
 from libs.catalog.gliclass import gliclass_card, is_gliclass
 from libs.catalog.gliner import gliner_card, is_gliner
 from libs.catalog.glirel import glirel_card, is_glirel
@@ -26,6 +26,7 @@ from libs.catalog.overrides import Overrides, apply
 from libs.catalog.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.sparse import is_sparse, sparse
 from libs.errors import ModelBroken
+from libs.text import control_character
 
 # Families whose position table begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
@@ -44,6 +45,12 @@ def read_card(directory: Path, model: str, said: Overrides | None = None) -> Car
 
     `said`: what the catalog says of the model over its files. Raises ModelBroken naming the file and the key at fault.
     """
+    card = _card(directory, model, said)
+    _refuse_controls(card)
+    return card
+
+
+def _card(directory: Path, model: str, said: Overrides | None) -> Card:
     if is_gliner(directory):
         return apply(gliner_card(directory, model), said)
     if is_glirel(directory):
@@ -56,6 +63,17 @@ def read_card(directory: Path, model: str, said: Overrides | None = None) -> Car
         refuse_messages(files)
     card = apply(_READERS[kind](files, _common(files, model, kind)), said)
     return need_answers(card) if kind == "yes_no" else card
+
+
+def _refuse_controls(card: Card) -> None:
+    """Names are shown on terminals and stand in logs and metrics: none may steer those."""
+    places = {"model_type": (card.family,), "revision": (card.revision,), "id2label": (*card.labels, *card.classes)}
+    for key, names in {**places, "prompts": (*card.prompts, card.default_prompt)}.items():
+        for name in names:
+            if found := control_character(name):
+                raise ModelBroken(
+                    f"`{key}` has the control character {found} in {shortened(repr(name), 100)}: names are plain text"
+                )
 
 
 def _read(directory: Path) -> Checkpoint:

@@ -243,7 +243,12 @@ class _Behaviour:
             caller = self._identify(metadata, context)
             span = self._span(metadata)
             with self._bound.entered(), traces.entered(span):
-                yield self._admit(caller, metadata)
+                admitted = self._admit(caller, metadata)
+                if not self._is_internal and REQUEST_ID.get() != header(metadata, REQUEST_ID_HEADER):
+                    # As a header, too, for proxies and clients that read only those. Who named the call is spared what it costs: a
+                    # seventh of the CPU of an empty call.
+                    await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
+                yield admitted
             outcome = "OK"
         except ShoalError as error:
             outcome = error.reason

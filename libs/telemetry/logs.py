@@ -66,4 +66,5 @@ class JsonFormatter(logging.Formatter):
         line.update(getattr(record, _ATTRIBUTE, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        # In ASCII, so that no character steers the terminal of who reads it: U+009B does without being one of C0.
+        return json.dumps(line, default=str)

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from libs.text import without_controls
+
 REGISTRY: Final = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
@@ -72,6 +74,8 @@ class Bounded:
         self._known: set[str] = set()
 
     def of(self, value: str) -> str:
+        """The value, with U+FFFD for control characters: the format escapes only newlines."""
+        value = without_controls(value)
         if value in self._known:
             return value
         with self._lock:
@@ -97,7 +101,7 @@ class Series:
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(self.name, self.help, labels=self.labels)
         for labels, value in samples.items():
-            family.add_metric(labels, float(value))
+            family.add_metric([without_controls(label) for label in labels], float(value))
         return family
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+from shoal.cli.console import Console
 
 from libs.errors import ShoalError
 from services.local.mesh import LocalMesh, running
-from services.local.settings import MINILM, Settings, known_models, known_stores, layout
+from services.local.settings import Settings, example_model, known_models, known_stores, layout
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
 
@@ -82,7 +82,7 @@ async def _serve(settings: Settings, console: Console) -> bool:
 
 def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
-    model = names[0] if names else MINILM
+    model = example_model(settings.models, settings.stores)
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
     if settings.stores:
@@ -92,6 +92,9 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"logs    {mesh.directory}", highlight=False)
     if mesh.certificates:
         console.print(f"tls     {mesh.certificates} (client.pem to encode, admin.pem also to look and to steer)", highlight=False)
+    if not model:
+        console.print("No model is here yet: give one with --model org/name=/path/to/checkpoint. Ctrl-C stops it.", highlight=False)
+        return
     shell, python, grpcurl = _shown(mesh.certificates, "client")
     lines = [
         f'shoal encode {model} "Hello, mesh" --address {mesh.address}{shell}',

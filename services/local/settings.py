@@ -72,6 +72,17 @@ def known_models(asked: list[str], environ: Mapping[str, str]) -> str:
     return ":".join(entries)
 
 
+def example_model(models: str, stores: str) -> str:
+    """A model for the first lines that a user tries: one that is offered, else MiniLM if the hub is asked. Empty: none is known."""
+    for entry in filter(None, models.split(":")):
+        name, named, _ = entry.partition("=")
+        if named:
+            return name
+        for found in sorted(Path(entry).glob("*/*/config.json")):
+            return "/".join(found.parts[-3:-1])
+    return MINILM if "hf" in stores.split(",") else ""
+
+
 def known_stores(environ: Mapping[str, str]) -> str:
     """Those of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this is who asks for models."""
     return environ.get("SHOAL_STORES", "hf")

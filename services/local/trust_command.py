@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from shoal.cli.console import Console, emit
 
 from libs.errors import InvalidInput, ShoalError
 from libs.queue.acl import acl_file
@@ -39,7 +38,7 @@ def certs(
         parties = [Party.parse(text) for text in name or []]
         is_new, issued = issue_all(directory, parties, hosts=host or [], days=days, trust_domain=trust_domain, force=force)
         if as_json:
-            typer.echo(json.dumps(_document(directory, is_new, issued), ensure_ascii=False))
+            emit(_document(directory, is_new, issued))
         else:
             _show(directory, is_new, issued)
 

@@ -2,7 +2,7 @@
 
 Workers are only half trusted: one with a fault of its own, or that somebody has taken over, must not harm what others do. What a
 heartbeat says is read by every router and scheduler, so it is checked before it is told to anybody: names are plain, numbers are
-numbers, and texts are of a size that travels.
+numbers, and texts are of a size that travels, with U+FFFD for what would steer the terminal of an operator.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.pools import NAME, WORDS
 from libs.errors import InvalidInput
+from libs.text import without_controls
 
 MOST: Final = 10_000
 """Lanes of a pull, models and leases of a heartbeat, answers of one Complete."""
@@ -69,10 +70,11 @@ def check_connect(request: worker_pb2.ConnectRequest) -> None:
 
 
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
-    """Raises InvalidInput. Cuts texts of errors that are too long."""
+    """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control characters."""
     _check_name(request.worker_id, "worker_id")
     _check_pool(request.pool, "pool")
     _check_optional(request.epoch, "epoch")
+    request.device = without_controls(request.device)
     _check_numbers(request, "")
     _check_count(request.models, "models")
     _check_count(request.batches, "batches")
@@ -84,10 +86,10 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 
 def shorten(failure: worker_pb2.Failure) -> None:
-    """Cuts what is too long to travel, and makes the time to wait a number, in place."""
-    failure.reason, failure.field = failure.reason[:100], failure.field[:300]
-    if len(failure.message) > MOST_TEXT:
-        failure.message = f"{failure.message[: MOST_TEXT - 1]}…"
+    """Cuts what is too long to travel, replaces control characters, and makes the time to wait a number, in place."""
+    failure.reason, failure.field = without_controls(failure.reason[:100]), without_controls(failure.field[:300])
+    message = failure.message if len(failure.message) <= MOST_TEXT else f"{failure.message[: MOST_TEXT - 1]}…"
+    failure.message = without_controls(message, lines=True)
     wait = failure.retry_after_seconds
     failure.retry_after_seconds = min(wait, 3600.0) if wait > 0 else 0.0  # 0 for what is no number, too
 
@@ -117,6 +119,11 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
         raise InvalidInput(f"{path} has sizes that no model has", field=path)
     for name in card.pools:
         _check_pool(name, f"{path}.pools")
+    # Models with such names are refused by workers of ours; others' cards are shown with what stands for them.
+    card.revision, card.family, card.data_type = map(without_controls, (card.revision, card.family, card.data_type))
+    for names in (card.labels, card.prompts):
+        if not "".join(names).isprintable():
+            names[:] = map(without_controls, names)
 
 
 def _check_lane(lane: worker_pb2.Lane, path: str) -> None:

@@ -255,6 +255,7 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
                 threshold=classify.threshold if classify.HasField("threshold") else None,
                 hypothesis=classify.hypothesis,
                 truncation=truncation,
+                among_labels=classify.among_labels,
             )
         case "relations":
             relations = request.relations

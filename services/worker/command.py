@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from shoal.cli.console import complain, emit, show, size, table
+from shoal.cli.console import Console, complain, emit, show, size, table
 
 from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
@@ -154,7 +153,7 @@ def _verdict(report: Report) -> tuple[str, str]:
 def _facts(report: Report) -> Table:
     made = table("what the files say", "fact", "value", "why")
     for fact in report.facts:
-        made.add_row(fact.what, Text(fact.value), Text("\n".join(fact.why)))
+        made.add_row(fact.what, fact.value, "\n".join(fact.why))
     return made
 
 
@@ -171,5 +170,5 @@ def _files(report: Report) -> Table:
 def _tests(report: Report) -> Table:
     made = table("self-test on this CPU", "test", "", "measured")
     for test in report.tests:
-        made.add_row(test.name, Text("ok", style="green") if test.passed else Text("FAILS", style="bold red"), Text(test.detail))
+        made.add_row(test.name, Text("ok", style="green") if test.passed else Text("FAILS", style="bold red"), test.detail)
     return made

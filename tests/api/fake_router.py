@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +37,8 @@ DIMENSIONS = 12
 VOCABULARY = 200
 MODEL = "org/small"
 LEADER = mesh_pb2.SchedulerStatus(scheduler_id="s1", plan=7, age_seconds=0.5)
+LONGEST = 50
+"""Characters that the model takes of a text that may not be truncated."""
 COMING = "org/coming"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
@@ -132,6 +134,26 @@ def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     raise AssertionError("abort returned")
 
 
+def _texts(
+    name: str,
+    request: inference_pb2.EncodeRequest | inference_pb2.ScoreRequest | inference_pb2.ExtractRequest,
+    context: grpc.ServicerContext,
+) -> list[str]:
+    """Of the request. Refused, as by a router: no text, the first empty one, and without truncation the first too long one."""
+    items = getattr(request, name)
+    texts = [item.text for item in items]
+    limit = LONGEST if request.truncation == inference_pb2.TRUNCATION_NONE else max(map(len, texts), default=0)
+    if not texts:
+        refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{name} is empty", name))
+    for index, text in enumerate(texts):
+        path = f"{name}[{index}].text"
+        if not text and items[index].WhichOneof("content") == "text":
+            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{path} is empty", path))
+        if len(text) > limit:
+            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path))
+    return texts
+
+
 def _usage(texts: list[str]) -> inference_pb2.Usage:
     return inference_pb2.Usage(input_tokens=sum(len(text.split()) for text in texts))
 
@@ -146,9 +168,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def Encode(self, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
         number = self._router.answer("Encode", request, context)
-        texts = [item.text for item in request.items]
-        if not texts:
-            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items is empty", "items"))
+        texts = _texts("items", request, context)
         revision = self._router.revision(number)
         response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
@@ -165,7 +185,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
         number = self._router.answer("Score", request, context)
-        texts = [item.text for item in request.documents]
+        texts = _texts("documents", request, context)
         words = set(request.query.text.split())
         scores = np.array([len(words & set(text.split())) for text in texts], dtype=np.float32)
         ranking = np.argsort(-scores, kind="stable")[: request.top_n or None].tolist()
@@ -179,7 +199,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def Extract(self, request: inference_pb2.ExtractRequest, context: Any) -> inference_pb2.ExtractResponse:
         number = self._router.answer("Extract", request, context)
-        texts = [item.text for item in request.items]
+        texts = _texts("items", request, context)
         found = _FINDERS.get(request.WhichOneof("task") or "", _labels)
         results = [found(text, request) for text in texts]
         return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
@@ -324,10 +344,17 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
 
 @contextmanager
-def serving(router: FakeRouter, *, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeRouter]:
+def serving(
+    router: FakeRouter,
+    *,
+    port: int = 0,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+) -> Iterator[FakeRouter]:
     """Serves `router` on loopback until the block ends; calls in flight are then cut off, as by a kill."""
     with ThreadPoolExecutor(32) as threads:
-        server = grpc.server(threads, options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+        server = grpc.server(threads, interceptors=list(interceptors), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(router), server)
         models_pb2_grpc.add_ModelServiceServicer_to_server(_Models(router), server)
         mesh_pb2_grpc.add_MeshServiceServicer_to_server(_Mesh(router), server)

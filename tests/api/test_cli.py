@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import shoal
 import typer
-from shoal.cli import console, main, plugins
+from shoal.cli import console, main, operation, plugins
+from shoal.status import Model, ModelPlace
 from typer.testing import CliRunner
 
 from tests.api.fake_router import COMING, MODEL, FakeRouter, Refusal, vector_of
@@ -277,7 +278,7 @@ def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tm
         ("in.txt", b"\xff\xfe", "not UTF-8"),
         ("in.jsonl", '{"text": "a"}\nno\n', "in.jsonl:2 is not JSON"),
         ("in.jsonl", '{"body": "a"}\n', "it has body"),
-        ("missing.txt", None, "No such file"),
+        ("missing.txt", None, "there is no file"),
     ],
 )
 def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | bytes | None, problem: str) -> None:
@@ -307,6 +308,79 @@ def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRo
         assert (ran.code, ran.out) == (2, ""), arguments
         assert ran.err
     assert not router.calls
+
+
+def test_what_is_skipped_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
+    lines = ["one", "", "three", "long " * 20, *[""] * 12]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    words = (MODEL, "-i", tmp_path / "in.txt", "--on-invalid", "skip", "--truncation", "none")
+    ran = run("encode", *words, "-o", tmp_path / "out.npy")
+    assert ran.code == 0
+    for wanted in (
+        "skipped 14 of 16 texts",
+        "in.txt:2: items[1] is empty [INVALID_INPUT]",
+        "in.txt:4: items[3].text is too long",
+        "4 more",
+    ):
+        assert wanted in ran.err
+    stored = np.load(tmp_path / "out.npy")
+    assert np.isnan(stored).all(axis=1).tolist() == [index not in (0, 2) for index in range(16)]
+    np.testing.assert_array_equal(stored[2], vector_of("three"))
+    answer = json.loads(run("encode", *words, "--json").out)
+    assert [one["index"] for one in answer["skipped"]] == [1, *range(3, 16)]
+    assert answer["items"][1] == {"skipped": "items[1] is empty"}
+    assert "skipped" in run("encode", *words).out
+    found = json.loads(run("extract", "entities", *words, "--json").out)["results"]
+    assert (found[1]["skipped"], "skipped" in found[0]) == ("items[1] is empty", False)
+    ranked = json.loads(run("score", MODEL, "one", *words[1:], "--json").out)["results"]
+    assert [row["index"] for row in ranked] == [0, 2]
+    assert "in.txt:2 is blank" in run("encode", MODEL, "-i", tmp_path / "in.txt").err
+
+
+def test_embed_and_rerank_are_other_names(run: Run) -> None:
+    assert (
+        json.loads(run("embed", MODEL, "x", "--json").out)["items"] == json.loads(run("encode", MODEL, "x", "--json").out)["items"]
+    )
+    assert json.loads(run("rerank", MODEL, "x", "x y", "--json").out)["results"][0]["score"] == 1.0
+    shown = run("--help").out
+    assert "The same as `encode`." in shown
+    assert shown.index("Ask models") < shown.index("embed") < shown.index("Look at the mesh") < shown.index("Run a mesh")
+    shown = run("rerank", "--help").out
+    assert "Say how well documents answer a query" in shown
+    assert shown.index("Input and output") < shown.index("How it is served") < shown.index("Connection")
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("http://mesh:50051", "'http://mesh:50051' is a URL; routers speak gRPC: use mesh:50051"),
+        ("a:1,https://mesh", "use mesh with TLS"),
+    ],
+)
+def test_an_address_of_the_web_is_explained(run: Run, address: str, advice: str) -> None:
+    ran = run("status", "--address", address)
+    assert ran.code == 2
+    assert advice in " ".join(ran.err.replace("│", "").split())
+    with pytest.raises(ValueError, match="is a URL"):
+        shoal.Client(address)
+
+
+def test_tls_to_a_router_without_is_one_error_and_no_noise(router: FakeRouter) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC", "SHOAL"))}
+    command = [sys.executable, "-m", "shoal", "status", "--tls", "--address", router.address]
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: the router at {router.address} speaks no TLS")
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
+    place = ModelPlace("w1", "cold", 3 << 20, 0.0, 0.0, "", False, 0, 0)
+    cold = Model("org/cold", "cold", None, (place,), 0, "")
+    assert operation._size(cold) == "3.0 MiB"
+    assert "85.8 MiB" in run("status").out
 
 
 def test_version_and_help(run: Run) -> None:
@@ -387,8 +461,8 @@ def test_a_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.Monk
 
 
 def test_previews_and_sizes() -> None:
-    assert console.preview("two\nlines").plain == "two lines"
-    assert len(console.preview("x" * 500).plain) == 60
+    assert console.preview("two\nlines") == "two lines"
+    assert len(console.preview("x" * 500)) == 60
     assert [console.size(count) for count in (0, 1023, 1536, 3 * 2**20, 5 * 2**30)] == [
         "0 B",
         "1023 B",

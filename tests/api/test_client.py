@@ -29,7 +29,9 @@ async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRo
     np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
     assert (result.revision, result.usage.input_tokens) == ("r1", 8)
     assert result.timings.forward_seconds == 0.01
-    assert (result.sparse, result.multi_vector) == (None, None)
+    assert result.representations == ("dense",)
+    with pytest.raises(ValueError, match=r'no sparse form in this answer, which has: dense; ask for representations=\["sparse"\]'):
+        _ = result.sparse
 
 
 async def test_every_argument_is_sent(connect: Connect, router: FakeRouter) -> None:
@@ -86,8 +88,11 @@ async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None
     found = await client.do("entities", MODEL, "in Bern and Rome", ["place"], threshold=0.5, flat=True, aggregation="max")
     assert [(entity.text, entity.label) for entity in found[0].entities] == [("Bern", "place"), ("Rome", "place")]
     assert "in Bern and Rome"[found[0].entities[1].start : found[0].entities[1].end] == "Rome"
-    found = await client.do("classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.")
+    found = await client.do(
+        "classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.", among_labels=True
+    )
     assert [item.labels[0].label for item in found] == ["ab", "xy"]
+    assert "among_labels: true" in str(router.calls[-1].request)
     same = await client.do("extract", MODEL, ["abc", "xyz"], shoal.Classify(labels=["ab", "xy"]))
     assert same.results == found.results
     assert 'hypothesis: "It is {}."' in str(router.calls[1].request)
@@ -253,11 +258,11 @@ async def test_bad_arguments_are_told_with_their_field(connect: Connect, router:
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("encode", MODEL, *arguments, **options)
         assert caught.value.field == field
-    with pytest.raises(errors.InvalidInput, match="items is empty"):
-        await client.do("encode", MODEL, [])
+    with pytest.raises(errors.InvalidInput, match="on_invalid"):
+        await client.do("encode", MODEL, [], on_invalid="drop")
     with pytest.raises(ValueError, match="timeout"):
         await client.do("encode", MODEL, "x", timeout=0)
-    assert [call.method for call in router.calls] == ["Encode"]
+    assert not router.calls
 
 
 async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: FakeRouter) -> None:
@@ -279,3 +284,113 @@ async def test_a_closed_client_says_so(connect: Connect, router: FakeRouter) -> 
     await client.close()
     with pytest.raises(RuntimeError, match="closed"):
         await client.do("encode", MODEL, "x")
+
+
+@pytest.mark.parametrize("dimensions", [0, 5])
+async def test_an_empty_list_is_an_empty_answer(connect: Connect, router: FakeRouter, dimensions: int) -> None:
+    client = connect(router.address)
+    encoded = await client.do("encode", MODEL, [], dimensions=dimensions)
+    assert (encoded.dense.shape, encoded.dense.dtype, encoded.representations) == ((0, dimensions), np.float32, ("dense",))
+    assert encoded.dequantize().shape == (0, dimensions)
+    forms = await client.do("encode", MODEL, [], representations=["sparse", "multi_vector"], dimensions=dimensions)
+    assert (forms.sparse.shape, len(forms.multi_vector), forms.multi_vector.values.shape) == ((0, 0), 0, (0, dimensions))
+    for data_type, width in (("int8", 8), ("uint8", 8), ("binary", 1), ("float16", 8), ("bfloat16", 8)):
+        stored = await client.do("encode", MODEL, [], data_type=data_type, dimensions=8)
+        assert (stored.dense.shape, stored.dequantize().shape) == ((0, width), (0, 8))
+    scored = await client.do("score", MODEL, "query", [])
+    assert (scored.scores.tolist(), scored.ranking.tolist(), scored.usage.input_tokens) == ([], [], 0)
+    for verb, labels in (("entities", ["place"]), ("classify", ["a"]), ("relations", ["met"])):
+        assert list(await client.do(verb, MODEL, [], labels)) == []
+    assert not router.calls
+
+
+LONG = "much too long " * 10
+
+
+async def test_invalid_items_are_skipped_and_told(connect: Connect, router: FakeRouter) -> None:
+    """One empty text, one that is none and one too long among many; each has a row that says nothing."""
+    texts = [f"text {number}" for number in range(100)]
+    mixed: list[object] = [*texts]
+    mixed[3], mixed[17], mixed[60], mixed[99] = "", None, LONG, LONG
+    client = connect(router.address, request_items=25)
+    forms = ("dense", "sparse", "multi_vector")
+    result = await client.do("encode", MODEL, mixed, on_invalid="skip", truncation="none", representations=forms)
+    assert [(one.index, one.reason) for one in result.skipped] == [
+        (3, "INVALID_INPUT"), (17, "INVALID_INPUT"), (60, "INPUT_TOO_LONG"), (99, "INPUT_TOO_LONG"),
+    ]  # fmt: skip
+    assert [one.message for one in result.skipped] == [
+        "items[3] is empty",
+        "items[17] is a NoneType; it must be a str, or the bytes of a picture's file",
+        "items[60].text is too long",
+        "items[99].text is too long",
+    ]
+    bad = {one.index for one in result.skipped}
+    good = [index for index in range(100) if index not in bad]
+    assert np.isnan(result.dense[sorted(bad)]).all()
+    np.testing.assert_array_equal(result.dense[good], [vector_of(texts[index]) for index in good])
+    assert [len(result.multi_vector[index]) for index in range(100)] == [0 if index in bad else 2 for index in range(100)]
+    assert [len(result.sparse[index][0]) > 0 for index in range(100)] == [index not in bad for index in range(100)]
+    assert len(router.calls) == 4 + 2 * 2  # a part with an item that is refused is two more
+    with pytest.raises(errors.InvalidInput, match=r"items\[3\]"):
+        await client.do("encode", MODEL, [*texts[:3], "", *texts[4:]])
+
+
+async def test_skipping_has_the_same_meaning_for_every_verb(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    documents = ["a fox", "", "a red fox", LONG]
+    scored = await client.do("score", MODEL, "red fox", documents, on_invalid="skip", truncation="none")
+    np.testing.assert_array_equal(scored.scores, [1, np.nan, 2, np.nan])
+    assert scored.ranking.tolist() == [2, 0]
+    assert [one.index for one in scored.skipped] == [1, 3]
+    found = await client.do("entities", MODEL, ["", "in Bern"], ["place"], on_invalid="skip")
+    assert [[entity.text for entity in item.entities] for item in found] == [[], ["Bern"]]
+    assert [one.index for one in found.skipped] == [0]
+    given = [[(0, 1)], [(0, 3), (8, 11)]]
+    related = await client.do("relations", MODEL, ["", "Ada met Bob"], ["met"], entities=given, on_invalid="skip")
+    assert len(related[1].relations) == 1
+    assert len(router.calls[-1].request.items[0].entities) == 2  # type: ignore[attr-defined]
+    nothing = await client.do("encode", MODEL, ["", ""], on_invalid="skip", dimensions=3)
+    assert np.isnan(nothing.dense).all()
+    assert nothing.dense.shape == (2, 3)
+    quantised = await client.do("encode", MODEL, ["a", ""], on_invalid="skip", data_type="int8")
+    np.testing.assert_array_equal(np.isnan(quantised.dequantize()).all(axis=1), [False, True])
+
+
+async def test_what_is_not_about_an_item_is_raised_though_items_are_skipped(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    for refusal in (
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "model is required", "model"),
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items[7] is odd", "items[7]"),
+        Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no", "items[0]"),
+    ):
+        router.refusals = [refusal]
+        with pytest.raises(errors.ShoalError):
+            await client.do("encode", MODEL, ["a", "b"], on_invalid="skip")
+    assert len(router.calls) == 3
+
+
+async def test_where_every_item_is_refused_the_requests_are_bounded(connect: Connect, router: FakeRouter) -> None:
+    result = await connect(router.address).do("encode", MODEL, [LONG] * 64, on_invalid="skip", truncation="none")
+    assert len(result.skipped) == 64
+    assert len(router.calls) == 64
+    assert sum(str(call.request).count("much too long") for call in router.calls) <= 64 * 7 * 10
+
+
+async def test_arrays_are_read_only_unless_asked_otherwise(connect: Connect, router: FakeRouter) -> None:
+    forms = ("dense", "sparse", "multi_vector")
+    for options in ({}, {"request_items": 1}):
+        client = connect(router.address, **options)
+        for data_type in ("float32", "bfloat16"):
+            arguments = ("encode", MODEL, ["one text", "another"])
+            fixed = await client.do(*arguments, representations=forms, data_type=data_type)
+            free = await client.do(*arguments, representations=forms, data_type=data_type, writable=True)
+            parts = [(one.dense, one.sparse.data, one.sparse.indices, one.multi_vector.values) for one in (fixed, free)]
+            assert [any(array.flags.writeable for array in parts[0]), all(array.flags.writeable for array in parts[1])] == [
+                False,
+                True,
+            ]
+            for before, after in zip(*parts, strict=True):
+                np.testing.assert_array_equal(before, after)
+        scored = await client.do("score", MODEL, "one", ["one", "two"], writable=True)
+        scored.scores[0] = 7
+        assert scored.ranking.flags.writeable

@@ -93,9 +93,13 @@ def test_sparse_rows_and_scipy() -> None:
 
 def test_only_what_was_sent_is_there() -> None:
     result = codec.encode_result(inference_pb2.EncodeResponse(model_revision="r", usage={"input_tokens": 3}))
-    assert (result.dense, result.sparse, result.multi_vector) == (None, None, None)
+    assert result.representations == ()
     assert (result.usage.input_tokens, result.revision, result.timings.total_seconds) == (3, "r", 0.0)
-    with pytest.raises(ValueError, match="no dense vectors"):
+    for form in ("dense", "vectors", "sparse", "multi_vector"):
+        asked = "dense" if form == "vectors" else form
+        with pytest.raises(ValueError, match=rf'no {asked} form in this answer, .*representations=\["{asked}"\]'):
+            getattr(result, form)
+    with pytest.raises(ValueError, match="no dense form"):
         result.dequantize()
 
 

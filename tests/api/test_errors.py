@@ -81,12 +81,23 @@ def test_every_failure_has_a_class(code: str, reason: str, kind: type[errors.Sho
 
 def test_a_parts_error_is_told_in_terms_of_the_whole() -> None:
     error = errors.InputTooLong("items[3].text is long", field="items[3].text")
-    error.move("items", 500)
+    error.move("items", range(500, 510))
     assert (error.field, error.message) == ("items[503].text", "items[503].text is long")
     assert str(error) == "items[503].text is long [INPUT_TOO_LONG, field items[503].text]"
     elsewhere = errors.InvalidInput("dimensions is 9", field="dimensions")
-    elsewhere.move("items", 500)
+    elsewhere.move("items", range(500, 510))
     assert elsewhere.field == "dimensions"
+    for field, index in (
+        ("items[7]", 7),
+        ("items[7].entities[2]", 7),
+        ("items[07]", None),
+        ("items", None),
+        ("documents[1]", None),
+    ):
+        assert errors.InvalidInput("no", field=field).index("items") == index
+    beyond = errors.InvalidInput("items[3] is bad", field="items[3]")
+    beyond.move("items", [5])
+    assert beyond.field == "items[3]"
 
 
 def test_errors_travel_between_processes() -> None:

@@ -27,8 +27,8 @@ def test_a_remainder_does_not_run_alone() -> None:
     assert [len(span) for span in parts.spans([1] * 513, most_items=512, most_characters=10**6)] == [257, 256]
 
 
-def test_nothing_is_one_empty_span() -> None:
-    assert parts.spans([], most_items=512, most_characters=100) == [range(0)]
+def test_of_nothing_there_are_no_parts() -> None:
+    assert parts.spans([], most_items=512, most_characters=100) == []
 
 
 def encoded(rows: Sequence[Sequence[float]], data_type: tensor_pb2.DataType, *, revision: str = "r") -> EncodeResult:

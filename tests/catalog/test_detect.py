@@ -311,6 +311,15 @@ DENSE: Files = {"modules.json": old("Transformer", "Pooling", "Dense"), "1_Pooli
             {"config.json": CONFIG | {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "2": "B-PER"}}},
             r"config\.json: `id2label` must have the keys 0 to 1",
         ),
+        (
+            labelled("BertForSequenceClassification", ["a", "\x9b2Jb"]),
+            r"`id2label` has the control character U\+009B in '\\x9b2Jb'",
+        ),
+        ({"config.json": CONFIG | {"model_type": "bert\x1b"}}, r"`model_type` has the control character U\+001B"),
+        (
+            SENTENCE | {"config_sentence_transformers.json": {"prompts": {"a\u202eb": "x"}}},
+            r"`prompts` has the control character U\+202E",
+        ),
         ({"config.json": CONFIG | {"architectures": ["HF_ColBERT"]}}, r"model\.safetensors: has no matrix `linear\.weight`"),
     ],
 )

@@ -337,7 +337,7 @@ def _try_answer(data: bytes) -> None:
     kind = data[0] % 7 if data else 0
     if kind == _STATUS:
         error = shoal.errors.decode("INVALID_ARGUMENT", "", data[1:], address="x")
-        error.move("items", 5)
+        error.move("items", range(5, 10))
         str(error)
         return
     message = messages.parsed(_SENT[kind], data[1:])
@@ -357,10 +357,11 @@ def _try_answer(data: bytes) -> None:
 def _walk(found: object) -> None:
     """Looks at all of an answer, as its reader would."""
     if isinstance(found, shoal.EncodeResult):
-        if found.vectors is not None:
-            found.vectors.dequantize()
-        for rows in (found.multi_vector, found.sparse):
-            if rows is not None and len(rows) < 10_000:
+        if "dense" in found.representations:
+            found.dequantize()
+        for form in set(found.representations) - {"dense"}:
+            rows = found.sparse if form == "sparse" else found.multi_vector
+            if len(rows) < 10_000:
                 list(rows)
         return
     if is_dataclass(found):

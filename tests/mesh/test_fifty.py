@@ -79,9 +79,9 @@ def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.fl
     """The answer's numbers in one row."""
     if request.task == "encode":
         answer = client.encode(request.model, list(request.texts), role="document")
-        if answer.sparse is not None:
+        if "sparse" in answer.representations:
             return np.asarray(answer.sparse.data, dtype=np.float32)
-        return np.ravel(answer.dense if answer.multi_vector is None else answer.multi_vector.values)  # type: ignore[arg-type]
+        return np.ravel(answer.multi_vector.values if "multi_vector" in answer.representations else answer.dense)
     if request.task == "score":
         return np.asarray(client.score(request.model, request.texts[0], list(request.texts[1:])).scores)
     if request.task == "classify":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from redis.asyncio import Redis
 from shoal.v1 import inference_pb2 as pb
@@ -15,6 +16,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 from libs.errors import InternalError, InvalidInput
 from libs.fleet import Fleet
 from services.router import codec, reports
+from tests.api.hostile import CONTROLS, WORDS
 from tests.router.parts import MODEL, FakeWorker, card, router, vector, worker_stub
 
 LANE = worker_pb2.Lane(pool="cpu", model=MODEL)
@@ -84,6 +86,50 @@ def test_the_words_of_a_failure_are_cut_to_what_travels() -> None:
         assert (len(told.reason), len(told.message), len(told.field), told.retry_after_seconds) == (100, 1000, 300, 3600)
     failure.retry_after_seconds = math.nan
     assert codec.from_failure(failure).retry_after == 0.0
+
+
+def whole_heartbeat() -> worker_pb2.HeartbeatRequest:
+    """With a value in each text that there is."""
+    failure = worker_pb2.Failure(reason="R", message="m", field="f")
+    known = models_pb2.ModelCard(
+        model=MODEL, revision="r", family="bert", labels=["a"], data_type="float32", prompts=["query"], pools=["cpu"]
+    )
+    model = worker_pb2.WorkerModel(
+        model=MODEL, card=known, failure=failure, adapters=["org/a"], failed_adapters={"org/adapter": failure}
+    )
+    lane = worker_pb2.Lane(pool="cpu", model=MODEL, adapter="org/a")
+    held = worker_pb2.HeldBatch(lane=lane, batch_id="b")
+    return worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", device="NVIDIA L4", models=[model], batches=[held])
+
+
+def places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
+    """Every text of a message and of those in it."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield message, field
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            parts = value.values() if hasattr(value, "values") else value if field.is_repeated else [value]
+            for part in parts:
+                yield from places(part)
+
+
+@pytest.mark.parametrize("number", range(len(list(places(whole_heartbeat())))))
+def test_no_text_of_a_heartbeat_brings_control_characters_into_the_mesh(number: int) -> None:
+    request = whole_heartbeat()
+    message, field = list(places(request))[number]
+    if field.is_repeated:
+        getattr(message, field.name).append(WORDS)
+    else:
+        setattr(message, field.name, WORDS)
+    names = {"worker_id", "epoch", "pool", "batch_id", "model", "adapter", "adapters", "pools"}
+    if field.name in names:
+        with pytest.raises(InvalidInput, match=field.name):
+            reports.check_heartbeat(request)
+        return
+    reports.check_heartbeat(request)
+    told = "".join(getattr(message, field.name))
+    assert not set(told) & set(CONTROLS)
+    assert "]0;owned" in told
 
 
 async def test_a_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:

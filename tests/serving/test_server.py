@@ -122,6 +122,30 @@ async def watch_mesh(channel: grpc.aio.Channel) -> None:
         pass
 
 
+async def test_a_name_that_the_server_made_up_is_a_header_too() -> None:
+    mesh = Mesh()
+    async with mesh_server(mesh) as (_, channel):
+        for metadata in ((), (("x-request-id", "mine"),)):
+            call = mesh_stub(channel).GetMesh(mesh_pb2.GetMeshRequest(), metadata=metadata, timeout=10)
+            told = (await call).mesh.router_id
+            assert dict(list(await call.trailing_metadata()))["x-request-id"] == told
+            assert dict(list(await call.initial_metadata())).get("x-request-id") == (None if metadata else told)
+        mesh.action = raising(errors.InvalidInput("no"))
+        refusal = await refused(get_mesh(channel))
+        assert (refusal.code, bool(refusal.request_id)) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_who_leaves_at_once_is_no_failure_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async with mesh_server(Mesh()) as (_, channel):
+        for number in range(200):
+            call = mesh_stub(channel).GetMesh(mesh_pb2.GetMeshRequest(), timeout=10)
+            if number % 2:
+                await asyncio.sleep(0)
+            call.cancel()
+        assert (await get_mesh(channel)).mesh.router_id
+    assert not [record for record in caplog.records if record.message == "call failed"]
+
+
 async def test_a_bug_of_ours_says_nothing_but_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
     mesh = Mesh()
     async with mesh_server(mesh) as (_, channel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from packaging.requirements import Requirement
 
 from tests.supply.made import write_distribution
 from tools import pins
-from tools.distributions import ROOT, SupplyError, closure, installed_distributions, read_pins
+from tools.distributions import ROOT, SupplyError, closure, installed_distributions, read_pins, version_of
 from tools.lock import lock_text, stale
 
 
@@ -37,10 +38,24 @@ def test_pins_that_are_what_is_installed(site: Path) -> None:
     assert wrong(site, as_pins("used==1.0", "below==2.1")) == []
 
 
+def test_what_nobody_asked_us_about_may_be_installed(site: Path) -> None:
+    write_distribution(site, "debugger", needs=["used", "its-own"])
+    write_distribution(site, "its-own")
+    assert wrong(site, as_pins("used==1.0", "below==2.1")) == []
+
+
+def test_servers_take_no_grpcio_that_costs_more() -> None:
+    """grpc #43092: from 1.75.1 on a call takes 1.4 times the CPU."""
+    mesh = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (capped,) = (Requirement(line) for line in mesh if Requirement(line).name == "grpcio")
+    assert [version in capped.specifier for version in ("1.75.0", "1.75.1", "1.85.1")] == [True, False, False]
+    assert version_of(read_pins()["grpcio"]) in capped.specifier
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        (["used==1.0"], "below 2.1 is installed and not pinned"),
+        (["used==1.0"], "below 2.1 is needed and not pinned"),
         (["used==1.0", "below==2.0"], "below 2.1 is installed, constraints.txt has 2.0"),
         (["used==1.0", "below==2.1", "left==1"], "left==1 is pinned and nothing needs it"),
         (["below==2.1"], "used of pyproject.toml has no pin"),

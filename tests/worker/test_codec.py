@@ -73,6 +73,8 @@ def test_extract() -> None:
     classify = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"))
     assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}")
     task = pb.RelationsTask(labels=["in"], entity_labels=["city"], threshold=0.25)
+    among = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], among_labels=True))
+    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(["a"], ("x",), among_labels=True)
     relations = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task)))
     assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "end")
     known = pb.Item(text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")])

@@ -17,7 +17,17 @@ def parse(text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"the address {text!r} has an empty part; use host:port, or host:port,host:port")
+    for part in parts:
+        _refuse_url(part)
     return tuple(f"{part}:{DEFAULT_PORT}" if re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", part) else part for part in parts)
+
+
+def _refuse_url(part: str) -> None:
+    """An address of the web has a meaning of its own: gRPC would look for a host called http."""
+    found = re.match(r"(https?|grpcs?)://([^/]*)", part, re.IGNORECASE)
+    if found:
+        tls = " with TLS (--tls, or tls=True)" if found[1].lower() in ("https", "grpcs") else ""
+        raise ValueError(f"{part!r} is a URL; routers speak gRPC: use {found[2] or 'host:port'}{tls}")
 
 
 def is_local(address: str) -> bool:

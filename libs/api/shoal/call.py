@@ -15,8 +15,9 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from shoal.addresses import Addresses
-from shoal.errors import CannotConnect, DeadlinePassed, Draining, ShoalError
+from shoal.errors import CannotConnect, DeadlinePassed, Draining, InvalidInput, ShoalError
 from shoal.parts import spans
+from shoal.results import Skipped
 from shoal.retry import Attempts, RetryBudgets, RetryPolicy
 from shoal.traces import CallSpan, calling
 from shoal.transport import Metadata, Method, Transport, Wire
@@ -35,15 +36,21 @@ MOST_ANSWERED: Final = 32 << 20
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Q, R, T]):
     """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`).
-    `repeated`: bytes that a model may read with each item, the query and labels; `answered`: those that its answer may repeat for
-    each item, labels."""
+
+    `build`: the request for the items at these places of the list. `merge`: the answers of the parts in order; there may be none.
+    `left_out` None: an invalid item fails the call; else those that are known to be invalid already, and others will be left out,
+    too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model may read with each item, the query and
+    labels; `answered`: those that its answer may repeat for each item, labels.
+    """
 
     method: Method[Q, R]
     name: str
     lengths: Sequence[int]
-    build: Callable[[range], Q]
+    build: Callable[[Sequence[int]], Q]
     decode: Callable[[R], T]
     merge: Callable[[Sequence[T]], T]
+    spread: Callable[[T, Sequence[int], Sequence[Skipped]], T]
+    left_out: Sequence[Skipped] | None = None
     repeated: int = 0
     answered: int = 0
 
@@ -51,6 +58,29 @@ class Plan(Generic[Q, R, T]):
     def most_items(self) -> int:
         """Of one request, so that a router lets it in."""
         return max(1, min(MOST_REPEATED // max(1, self.repeated), MOST_ANSWERED // max(1, self.answered)))
+
+    def places(self) -> Sequence[int]:
+        """Of the items to send."""
+        without = {skipped.index for skipped in self.left_out or ()}
+        every = range(len(self.lengths))
+        return [index for index in every if index not in without] if without else every
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered(Generic[T]):
+    """What became of some items: answers to those at `kept`, in order."""
+
+    answers: Sequence[T] = ()
+    kept: Sequence[int] = ()
+    skipped: Sequence[Skipped] = ()
+
+
+def _together(parts: Sequence[_Answered[T]]) -> _Answered[T]:
+    return _Answered(
+        [answer for part in parts for answer in part.answers],
+        [index for part in parts for index in part.kept],
+        [skipped for part in parts for skipped in part.skipped],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +115,13 @@ class Caller:
 
     async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
         """The answer to a plan. Raises ShoalError."""
+        places = plan.places()
+        lengths = [plan.lengths[index] for index in places]
         most_items = min(self._limits.items, plan.most_items)
-        parts = spans(plan.lengths, most_items=most_items, most_characters=self._limits.characters)
-        done, total = 0, len(plan.lengths)
+        found = spans(lengths, most_items=most_items, most_characters=self._limits.characters)
+        parts = [places[span.start : span.stop] for span in found]
+        total = len(plan.lengths)
+        done = total - len(places)
 
         def advance(index: int) -> None:
             nonlocal done
@@ -95,12 +129,14 @@ class Caller:
             if on_progress is not None:
                 on_progress(done, total)
 
+        ask = self._part if plan.left_out is None else self._part_of_valid
         if len(parts) == 1:
-            result = await self._part(plan, timeout, parts[0], self._transport)
+            answered = [await ask(plan, timeout, parts[0], self._transport)]
             advance(0)
-            return result
-        jobs = [partial(self._part, plan, timeout, part) for part in parts]
-        return plan.merge(await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance))
+        else:
+            jobs = [partial(ask, plan, timeout, part) for part in parts]
+            answered = await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance) if jobs else []
+        return _whole(plan, _together(answered))
 
     async def ask(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
         """The reply to one request. Raises ShoalError."""
@@ -118,12 +154,32 @@ class Caller:
                 self._addresses.failed(address)
             raise
 
-    async def _part(self, plan: Plan[Q, R, T], timeout: float | None, part: range, wire: Wire) -> T:
+    async def _part(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Answered[T]:
         try:
-            return plan.decode(await self._send(wire, plan.method, plan.build(part), timeout))
+            answer = plan.decode(await self._send(wire, plan.method, plan.build(part), timeout))
         except ShoalError as error:
-            error.move(plan.name, part.start)
+            error.move(plan.name, part)
             raise
+        return _Answered([answer], part)
+
+    async def _part_of_valid(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Answered[T]:
+        """Leaves out an item that is refused and sends the others again, in two halves.
+
+        So n items, of which k are refused one after another, are at most 2 k + 1 requests, and no item is sent more than
+        log2(n) + 1 times: what is sent again gets shorter, instead of being the whole part each time.
+        """
+        if not part:
+            return _Answered()
+        try:
+            return await self._part(plan, timeout, part, wire)
+        except InvalidInput as error:
+            index = error.index(plan.name)
+            if index is None or index not in part:
+                raise
+            refused: _Answered[T] = _Answered(skipped=[Skipped(index, error.reason, error.message)])
+        rest = [other for other in part if other != index]
+        halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        return _together([refused, *[await self._part_of_valid(plan, timeout, half, wire) for half in halves]])
 
     async def _send(self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None) -> R:
         request_id = uuid.uuid4().hex  # The same over all tries: the mesh then knows the work again.
@@ -165,6 +221,12 @@ class Caller:
             raise error  # What went wrong says more than a deadline that would pass while waiting.
         budget.take()
         return delay
+
+
+def _whole(plan: Plan[Q, R, T], answered: _Answered[T]) -> T:
+    merged = plan.merge(answered.answers)
+    skipped = sorted((*(plan.left_out or ()), *answered.skipped), key=lambda one: one.index)
+    return plan.spread(merged, answered.kept, skipped) if skipped else merged
 
 
 def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:

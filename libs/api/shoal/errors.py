@@ -7,6 +7,7 @@ status of a failed call into one; it is the only reader of google.rpc details.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -37,15 +38,20 @@ class ShoalError(Exception):
         request = f", request {self.request_id}" if self.request_id else ""
         return f"{self.message} [{self.reason}{where}{request}]"
 
-    def move(self, name: str, by: int) -> None:
-        """Makes `name[i]` in the field and message `name[i + by]`: a part's error, told in terms of the caller's list."""
-        match = re.match(rf"{re.escape(name)}\[(\d{{1,9}})\]", self.field)
-        if match is None or by == 0:
+    def move(self, name: str, places: Sequence[int]) -> None:
+        """Makes `name[i]` in the field and message `name[places[i]]`: a part's error, told in terms of the caller's list."""
+        index = self.index(name)
+        if index is None or index >= len(places) or places[index] == index:
             return
-        moved = f"{name}[{int(match.group(1)) + by}]"
-        self.message = self.message.replace(match.group(0), moved)
+        before, after = f"{name}[{index}]", f"{name}[{places[index]}]"
+        self.message = self.message.replace(before, after)
         self.args = (self.message,)
-        self.field = moved + self.field[match.end() :]
+        self.field = after + self.field.removeprefix(before)
+
+    def index(self, name: str) -> int | None:
+        """Of the entry of the list called `name` that is at fault; None if the error is about something else."""
+        match = re.match(rf"{re.escape(name)}\[(0|[1-9]\d{{0,8}})\]", self.field)
+        return int(match[1]) if match else None
 
 
 class InvalidInput(ShoalError):

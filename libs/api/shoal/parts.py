@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shoal import gaps
 from shoal.errors import InternalError, ModelChanged
 from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
 
@@ -17,10 +18,11 @@ N = TypeVar("N", bound=np.number)
 def spans(lengths: Sequence[int], *, most_items: int, most_characters: int) -> list[range]:
     """Consecutive ranges of items, each of at most `most_items` and, unless it is a single item, `most_characters`.
 
-    Ranges are of even size where the lengths allow, so that no small remainder runs alone. An empty list is one empty range: the
-    router then says what is wrong with it.
+    Ranges are of even size where the lengths allow, so that no small remainder runs alone. Of an empty list there are none.
     """
-    parts = max(1, -(-len(lengths) // most_items))
+    if not lengths:
+        return []
+    parts = -(-len(lengths) // most_items)
     even = -(-len(lengths) // parts)
     found, begin, characters = [], 0, 0
     for index, length in enumerate(lengths):
@@ -31,13 +33,14 @@ def spans(lengths: Sequence[int], *, most_items: int, most_characters: int) -> l
     return [*found, range(begin, len(lengths))]
 
 
-def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
-    if len(parts) == 1:
-        return parts[0]
+def merge_encode(parts: Sequence[EncodeResult], *, nothing: EncodeResult = gaps.NO_VECTORS) -> EncodeResult:
+    """`nothing`: the answer if there are no parts."""
+    if len(parts) < 2:
+        return parts[0] if parts else nothing
     return EncodeResult(
-        _vectors([part.vectors for part in parts if part.vectors is not None]),
-        _sparse([part.sparse for part in parts if part.sparse is not None]),
-        _ragged([part.multi_vector for part in parts if part.multi_vector is not None]),
+        _vectors([part.vectors for part in parts if "dense" in part.representations]),
+        _sparse([part.sparse for part in parts if "sparse" in part.representations]),
+        _ragged([part.multi_vector for part in parts if "multi_vector" in part.representations]),
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
         _revision([part.revision for part in parts]),
@@ -46,8 +49,8 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
 
 def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
     """`top_n` 0 ranks all documents. Equal scores keep document order."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else gaps.NO_SCORES
     scores = _joined([part.scores for part in parts])
     ranking = np.argsort(-scores, kind="stable")[: top_n or None]
     ranking.flags.writeable = False
@@ -56,8 +59,8 @@ def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
 
 
 def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else gaps.NO_EXTRACTIONS
     results = tuple(result for part in parts for result in part.results)
     usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
     return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))

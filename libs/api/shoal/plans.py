@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
-from shoal import codec, parts
+from shoal import codec, gaps, parts
 from shoal.call import Plan
 from shoal.errors import InvalidInput
-from shoal.results import DataType, EncodeResult, Entity, ExtractResult, ScoreResult
+from shoal.results import DataType, EncodeResult, Entity, ExtractResult, Form, ScoreResult, Skipped
 from shoal.transport import ENCODE, EXTRACT, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
@@ -22,10 +22,11 @@ from shoal.v1 import tensor_pb2
 Item = str | bytes
 Items = Item | Iterable[Item]
 Role = Literal["query", "document"]
-Form = Literal["dense", "sparse", "multi_vector"]
 Truncation = Literal["none", "end", "start"]
 Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
+# What an item that is empty, too long (truncation "none") or no text does: it fails the call, or its row says nothing.
+OnInvalid = Literal["raise", "skip"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 # An entity that the caller knows: start, end (exclusive) in code points, and its label if it has one; or one of a model's answer.
 Given = Entity | tuple[int, int] | tuple[int, int, str]
@@ -78,12 +79,14 @@ class Entities:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classify:
     """Say which labels fit. `multi_label`: each on its own (sigmoid) instead of against the others (softmax). `hypothesis`: what is
-    put to a zero-shot or embedding model for each label, `{}` standing for it."""
+    put to a zero-shot or embedding model for each label, `{}` standing for it. `among_labels`: shares are among `labels` and add up
+    to 1, instead of among all that the model has."""
 
     labels: Sequence[str] = ()
     multi_label: bool | None = None
     threshold: float | None = None
     hypothesis: str = ""
+    among_labels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +134,9 @@ def encode(
     adapter: str,
     pool: str,
     priority: Priority | None,
+    on_invalid: OnInvalid,
 ) -> Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]:
-    forms = [representations] if isinstance(representations, str) else representations
+    forms: Sequence[Form] = [representations] if isinstance(representations, str) else representations
     frame = _message(
         pb.EncodeRequest,
         model=model,
@@ -149,13 +153,16 @@ def encode(
     )
     listed = _listed(items)
 
-    def build(span: range) -> pb.EncodeRequest:
+    def build(places: Sequence[int]) -> pb.EncodeRequest:
         request = pb.EncodeRequest()
         request.CopyFrom(frame)
-        request.items.extend(_items("items", listed, span))
+        request.items.extend(_items("items", listed, places))
         return request
 
-    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, parts.merge_encode, frame.ByteSize())
+    merge = partial(parts.merge_encode, nothing=gaps.no_vectors(forms, data_type or "float32", dimensions))
+    left_out = _left_out("items", listed, on_invalid)
+    repeated = frame.ByteSize()
+    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, merge, gaps.spread_encode, left_out, repeated)
 
 
 def score(
@@ -170,6 +177,7 @@ def score(
     adapter: str,
     pool: str,
     priority: Priority | None,
+    on_invalid: OnInvalid,
 ) -> Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]:
     frame = _message(
         pb.ScoreRequest,
@@ -185,14 +193,15 @@ def score(
     )
     listed = _listed(documents)
 
-    def build(span: range) -> pb.ScoreRequest:
+    def build(places: Sequence[int]) -> pb.ScoreRequest:
         request = pb.ScoreRequest()
         request.CopyFrom(frame)
-        request.documents.extend(_items("documents", listed, span))
+        request.documents.extend(_items("documents", listed, places))
         return request
 
     merge = partial(parts.merge_score, top_n=top_n)
-    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge, frame.ByteSize())
+    left_out, repeated = _left_out("documents", listed, on_invalid), frame.ByteSize()
+    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge, gaps.spread_score, left_out, repeated)
 
 
 def extract(
@@ -204,6 +213,7 @@ def extract(
     adapter: str,
     pool: str,
     priority: Priority | None,
+    on_invalid: OnInvalid,
 ) -> Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]:
     frame = _message(
         pb.ExtractRequest,
@@ -219,19 +229,28 @@ def extract(
     if given and len(given) != len(listed):
         raise InvalidInput(f"entities has {len(given)} lists for {len(listed)} items; it must have one for each", field="entities")
 
-    def build(span: range) -> pb.ExtractRequest:
+    def build(places: Sequence[int]) -> pb.ExtractRequest:
         request = pb.ExtractRequest()
         request.CopyFrom(frame)
-        request.items.extend(_items("items", listed, span))
+        request.items.extend(_items("items", listed, places))
         if given:
-            for number, (item, index) in enumerate(zip(request.items, span, strict=True)):
+            for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
                 item.entities.extend(_entities(f"items[{number}].entities", given[index]))
         return request
 
     classify = frame.classify
-    repeated = frame.ByteSize() + len(classify.hypothesis.encode()) * len(classify.labels)
-    merge = parts.merge_extract
-    return Plan(EXTRACT, "items", _lengths(listed), build, codec.extract_result, merge, repeated, frame.ByteSize())
+    return Plan(
+        EXTRACT,
+        "items",
+        _lengths(listed),
+        build,
+        codec.extract_result,
+        parts.merge_extract,
+        gaps.spread_extract,
+        _left_out("items", listed, on_invalid),
+        repeated=frame.ByteSize() + len(classify.hypothesis.encode()) * len(classify.labels),
+        answered=frame.ByteSize(),
+    )
 
 
 def _task(task: Task) -> dict[str, object]:
@@ -252,6 +271,7 @@ def _task(task: Task) -> dict[str, object]:
                     multi_label=task.multi_label,
                     threshold=task.threshold,
                     hypothesis=task.hypothesis,
+                    among_labels=task.among_labels,
                 )
             }
         case Relations():
@@ -292,9 +312,30 @@ def _lengths(items: Sequence[Item]) -> list[int]:
     return [len(item) if isinstance(item, (str, bytes)) else 0 for item in items]
 
 
-def _items(name: str, items: Sequence[Item], span: range) -> list[pb.Item]:
+def _left_out(name: str, items: Sequence[Item], on_invalid: OnInvalid) -> list[Skipped] | None:
+    """Those that no request needs to find out about: the empty ones, and what is neither a text nor a picture."""
+    if on_invalid not in ("raise", "skip"):
+        raise InvalidInput(f"on_invalid is {on_invalid!r}; it must be one of raise, skip", field="on_invalid")
+    if on_invalid == "raise":
+        return None
+    found = ((index, _problem(f"{name}[{index}]", item)) for index, item in enumerate(items))
+    return [Skipped(index, InvalidInput.reason, problem) for index, problem in found if problem]
+
+
+def _problem(path: str, item: Item) -> str:
+    """What is wrong with it; empty: nothing that can be seen here."""
+    if isinstance(item, (str, bytes)) and not item:
+        return f"{path} is empty"
+    try:
+        _item(path, item)
+    except InvalidInput as error:
+        return error.message
+    return ""
+
+
+def _items(name: str, items: Sequence[Item], places: Sequence[int]) -> list[pb.Item]:
     # Paths are relative to the part, as the router's are; `ShoalError.move` makes them absolute.
-    return [_item(f"{name}[{index - span.start}]", items[index]) for index in span]
+    return [_item(f"{name}[{number}]", items[index]) for number, index in enumerate(places)]
 
 
 def _entities(path: str, given: Sequence[Given]) -> list[pb.Entity]:

@@ -1,13 +1,14 @@
 """Answers: frozen dataclasses over numpy arrays.
 
-Arrays are views of the received buffers wherever the wire format allows it, and therefore read-only; `.copy()` one to change it.
+Arrays are views of the received buffers wherever the wire format allows it, and therefore read-only; ask for `writable=True` to
+change them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+R = TypeVar("R")
+
+Form = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Numbers = npt.NDArray[np.number]
 Floats = npt.NDArray[np.float32]
@@ -38,6 +42,15 @@ class Timings:
     forward_seconds: float
     finish_seconds: float
     total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An item that was left out (`on_invalid="skip"`): its place in the caller's list, and why, as its error would have said."""
+
+    index: int
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,36 +132,67 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodeResult:
-    """Row i of each representation is for item i. A representation that was not asked for is None."""
+    """Row i of each representation is for item i. One that is not among `representations` was not asked for: ValueError says so.
 
-    vectors: Vectors | None
-    sparse: Sparse | None
-    multi_vector: Ragged | None
+    The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has none), and has no entries in the other forms.
+    """
+
+    _vectors: Vectors | None
+    _sparse: Sparse | None
+    _multi_vector: Ragged | None
     usage: Usage
     timings: Timings
     revision: str
+    skipped: tuple[Skipped, ...] = ()
 
     @property
-    def dense(self) -> Numbers | None:
-        """[items, dimensions] as stored (see `Vectors`), or None."""
-        return None if self.vectors is None else self.vectors.array
+    def representations(self) -> tuple[Form, ...]:
+        """The forms that this answer has."""
+        parts: dict[Form, object] = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
+        return tuple(form for form, part in parts.items() if part is not None)
+
+    @property
+    def dense(self) -> Numbers:
+        """[items, dimensions] as stored (see `Vectors`)."""
+        return self.vectors.array
+
+    @property
+    def vectors(self) -> Vectors:
+        """The dense vectors with their data type and scales."""
+        return self._vectors if self._vectors is not None else self._lacks("dense")
+
+    @property
+    def sparse(self) -> Sparse:
+        """A row of weights an item."""
+        return self._sparse if self._sparse is not None else self._lacks("sparse")
+
+    @property
+    def multi_vector(self) -> Ragged:
+        """A matrix of token vectors an item."""
+        return self._multi_vector if self._multi_vector is not None else self._lacks("multi_vector")
 
     def dequantize(self) -> Floats:
         """The dense vectors as float32 [items, dimensions], whatever data type they were asked for in."""
-        if self.vectors is None:
-            raise ValueError('there are no dense vectors in this answer; ask for representations=["dense"]')
         return self.vectors.dequantize()
+
+    def _lacks(self, form: Form) -> Never:
+        has = ", ".join(self.representations) or "nothing"
+        raise ValueError(f'there is no {form} form in this answer, which has: {has}; ask for representations=["{form}"]')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreResult:
-    """`scores` [documents] in document order, higher is better; `ranking` the indices of the best, best first."""
+    """`scores` [documents] in document order, higher is better; `ranking` the indices of the best, best first.
+
+    The score of a `skipped` document is NaN, and it is not in the ranking.
+    """
 
     scores: Floats
     ranking: Integers
     usage: Usage
     timings: Timings
     revision: str
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +249,13 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Behaves as the list of its items' extractions."""
+    """Behaves as the list of its items' extractions. In a `skipped` item nothing was found."""
 
     results: Sequence[Extraction]
     usage: Usage
     timings: Timings
     revision: str
+    skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
         return len(self.results)
@@ -220,6 +265,25 @@ class ExtractResult:
 
     def __iter__(self) -> Iterator[Extraction]:
         return iter(self.results)
+
+
+def writable(result: R) -> R:
+    """The same answer with arrays that may be changed: copied where they are views of what was received."""
+    changed: dict[str, object] = {}
+    for field in fields(result):  # type: ignore[arg-type]
+        value = getattr(result, field.name)
+        if isinstance(value, np.ndarray):
+            changed[field.name] = _own(value)
+        elif isinstance(value, (Vectors, Sparse, Ragged)):
+            changed[field.name] = writable(value)
+    return replace(result, **changed)  # type: ignore[type-var]
+
+
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not array.flags.owndata:
+        return array.copy()
+    array.flags.writeable = True
+    return array
 
 
 def _row(row: int, rows: int) -> int:

@@ -9,17 +9,17 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from shoal import codec, plans
+from shoal import codec, plans, results
 from shoal.addresses import DEFAULT_ADDRESS, Addresses, parse
 from shoal.call import Caller, Limits, Progress
 from shoal.plans import (
     Aggregation,
     Classify,
     Entities,
-    Form,
     Given,
     Item,
     Items,
+    OnInvalid,
     Priority,
     Relations,
     Role,
@@ -27,7 +27,7 @@ from shoal.plans import (
     Task,
     Truncation,
 )
-from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
+from shoal.results import DataType, EncodeResult, ExtractResult, Form, ScoreResult
 from shoal.retry import RetryPolicy
 from shoal.status import Mesh, Model, Placement
 from shoal.transport import (
@@ -125,16 +125,20 @@ async def encode(
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
+    writable: bool = False,
 ) -> EncodeResult:
     """Turns texts into vectors; row i of the answer is for item i, and a single text is a list of one.
 
     `role` chooses the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
-    default float32. `dimensions`: keep the first so many numbers (Matryoshka), normalise again; 0 keeps all. `normalize`: default
-    as the model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `adapter`: a LoRA
+    default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` comes after that, default as the
+    model says. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there. `adapter`: a LoRA
     adapter of the model, `org/name`. `pool`: the workers to serve it, default as the mesh's catalog says. `priority`: "interactive"
-    (default) or "bulk". `on_progress(done, total)` is called after each part of a long list. Raises ShoalError.
+    (default) or "bulk". `on_invalid` "skip": an item that is empty, too long or no text does not fail the call; its row is NaN, and
+    `result.skipped` says why. `on_progress(done, total)` is called after each part of a long list. `writable`: arrays may be
+    changed. An empty list needs no router: its answer has no rows. Raises ShoalError.
     """
     plan = plans.encode(
         model,
@@ -149,8 +153,10 @@ async def encode(
         adapter=adapter,
         pool=pool,
         priority=priority,
+        on_invalid=on_invalid,
     )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return results.writable(result) if writable else result
 
 
 async def score(
@@ -166,8 +172,10 @@ async def score(
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
+    writable: bool = False,
 ) -> ScoreResult:
     """Says how well each document answers the query: scores in document order, and the `top_n` best (0: all) as `ranking`.
 
@@ -184,8 +192,10 @@ async def score(
         adapter=adapter,
         pool=pool,
         priority=priority,
+        on_invalid=on_invalid,
     )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return results.writable(result) if writable else result
 
 
 async def extract(
@@ -198,11 +208,14 @@ async def extract(
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Finds in each item what `task` (`Entities`, `Classify`, `Relations`, `Regions` or `ReadText`) asks for. Raises ShoalError."""
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
+    plan = plans.extract(
+        model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority, on_invalid=on_invalid
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -219,12 +232,15 @@ async def entities(
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Finds named things: `result[i].entities`, in order of their start. `extract` with `Entities(...)`. Raises ShoalError."""
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
+    plan = plans.extract(
+        model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority, on_invalid=on_invalid
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -237,16 +253,20 @@ async def classify(
     multi_label: bool | None = None,
     threshold: float | None = None,
     hypothesis: str = "",
+    among_labels: bool = False,
     truncation: Truncation | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Says which labels fit: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
-    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
+    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis, among_labels=among_labels)
+    plan = plans.extract(
+        model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority, on_invalid=on_invalid
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -263,6 +283,7 @@ async def relations(
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
@@ -272,7 +293,9 @@ async def relations(
     `(start, end, label)` or the `Entity` objects of another model's answer.
     """
     task = Relations(labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities)
-    plan = plans.extract(model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority)
+    plan = plans.extract(
+        model, items, task, truncation=truncation, adapter=adapter, pool=pool, priority=priority, on_invalid=on_invalid
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
-from shoal.cli.console import complain, emit, note, show
+from shoal.cli.console import Console, complain, emit, note, show
 from shoal.cli.options import Json, told
 
 from libs.errors import InvalidInput, ShoalError

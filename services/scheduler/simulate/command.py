@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.text import Text
 from shoal import addresses
-from shoal.cli.console import bar, complain, emit, note, show
+from shoal.cli.console import Console, bar, complain, emit, note, show
 from shoal.cli.options import Json, told
 from shoal.trust import Tls
 from typer.core import TyperGroup

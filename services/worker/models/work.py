@@ -72,7 +72,7 @@ class ClassifyWork:
     """Labels that fit texts. `multi_label` None: as the checkpoint says.
 
     `hypothesis`, for models without labels of their own, is what texts are compared with; `{}` stands for the label. Empty: the
-    kind of model says.
+    kind of model says. `among_labels`: shares are among `labels`, not among all classes of the model.
     """
 
     texts: list[str]
@@ -81,6 +81,7 @@ class ClassifyWork:
     threshold: float | None = None
     hypothesis: str = ""
     truncation: Truncation = "end"
+    among_labels: bool = False
 
 
 @dataclass(frozen=True, slots=True)

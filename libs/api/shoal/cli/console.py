@@ -1,21 +1,42 @@
-"""Where words, tables and bars go: answers to stdout, everything else to stderr."""
+"""Where words, tables and bars go: answers to stdout, everything else to stderr.
+
+Names, labels and errors come from checkpoints, workers and callers. `Console` is the one way to a terminal, so that none of them
+can steer it; JSON goes through `shoal.text.document`, which loses nothing.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich import console as rich
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from shoal.text import document, shown
 
 # A bar for less than this would only flicker.
 BAR_ITEMS = 1000
 # Of lines that are printed for no terminal.
 WIDTH = 200
+
+
+class Console(rich.Console):
+    """Rich's, with U+FFFD for each control character of what it is given; its own colours and movements of the cursor stay."""
+
+    def render(self, renderable: RenderableType, options: rich.ConsoleOptions | None = None) -> Iterator[Segment]:
+        """All that is drawn passes here, whatever it is made of: cells of tables, bars, live screens."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=shown(segment.text))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Replaced before it is measured, too, so that tables keep their widths; `:cat:` in a name is no picture of one."""
+        return super().render_str(shown(text), **options | {"emoji": False})
 
 
 def show(renderable: RenderableType) -> None:
@@ -25,7 +46,7 @@ def show(renderable: RenderableType) -> None:
 
 def emit(value: object) -> None:
     """Prints for programs: one JSON document."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(document(value) + "\n")
 
 
 def note(words: str) -> None:
@@ -50,10 +71,10 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def preview(text: str, most: int = 60) -> Text:
-    """The beginning of a text on one line; as Text, so that brackets in it are not taken for markup."""
+def preview(text: str, most: int = 60) -> str:
+    """The beginning of a text on one line."""
     line = " ".join(text[: 2 * most].split())
-    return Text(line if len(line) <= most else line[: most - 1] + "…")
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def size(count: float) -> str:

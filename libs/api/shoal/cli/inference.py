@@ -5,53 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from shoal.cli import outputs
+from shoal.cli.arguments import (
+    FORMS,
+    Adapter,
+    AsJson,
+    Field,
+    Forms,
+    Input,
+    Instruction,
+    Invalid,
+    Labels,
+    LineFile,
+    ModelId,
+    Pool,
+    Texts,
+    Threshold,
+    Truncate,
+    Urgency,
+    VectorFile,
+)
 from shoal.cli.console import bar, emit, note, preview, show, table
 from shoal.cli.inputs import Record, given_entities, located, read
-from shoal.cli.options import Json, Reach, connected
-from shoal.plans import Aggregation, Form, Priority, Role, Scale, Truncation
+from shoal.cli.options import Reach, connected
+from shoal.plans import Aggregation, Role, Scale
 from shoal.results import DataType, EncodeResult, ExtractResult, ScoreResult
 
-ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False)]
-Input = Annotated[
-    Path | None, typer.Option("--input", "-i", help=".txt (a text a line) or .jsonl; - for stdin.", show_default=False)
-]
-Field = Annotated[str | None, typer.Option(help='Field of a .jsonl line that holds the text; default "text".', show_default=False)]
-VectorFile = Annotated[Path | None, typer.Option("--output", "-o", help=".npy, .npz, .jsonl, or - for stdout.", show_default=False)]
-LineFile = Annotated[Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False)]
-Instruction = Annotated[str, typer.Option(help="Put before each text instead of the model's prompt.")]
-Truncate = Annotated[Truncation | None, typer.Option("--truncation", help="What to do with texts that are too long; default end.")]
-Adapter = Annotated[str, typer.Option(help="LoRA adapter of the model, org/name.")]
-Pool = Annotated[str, typer.Option(help="Workers to serve it, such as l4-spot; default as the catalog says.")]
-Urgency = Annotated[Priority | None, typer.Option("--priority", help="Who goes first; default interactive.")]
-Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False)]
-Threshold = Annotated[float | None, typer.Option(help="Keep what scores at least this.", show_default=False)]
-
-
-class FormName(StrEnum):
-    """`Form` as an enumeration: typer does not take a list of literals."""
-
-    DENSE = "dense"
-    SPARSE = "sparse"
-    MULTI_VECTOR = "multi_vector"
-
-
-_FORMS: dict[FormName, Form] = {
-    FormName.DENSE: "dense",
-    FormName.SPARSE: "sparse",
-    FormName.MULTI_VECTOR: "multi_vector",
-}
-Forms = Annotated[
-    list[FormName] | None, typer.Option("--representation", "-r", help="Repeat for more; default the model's.", show_default=False)
-]
+Result = EncodeResult | ScoreResult | ExtractResult
+_TOLD = 10
 
 extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts.")
 
@@ -74,18 +60,19 @@ def encode(
     adapter: Adapter = "",
     pool: Pool = "",
     priority: Urgency = None,
-    as_json: Json = False,
+    on_invalid: Invalid = "raise",
+    as_json: AsJson = False,
 ) -> None:
     """Turn texts into vectors."""
     outputs.check(output, ".npy", ".npz", ".jsonl")
-    records = read(texts, source, field)
+    records = read(texts, source, field, blank=on_invalid == "skip")
     started = time.monotonic()
     with located(records, "items"), bar("encoding", len(records)) as on_progress:
         result = mesh().encode(
             model,
             [record.text for record in records],
             role=role,
-            representations=[_FORMS[form] for form in forms or ()],
+            representations=[FORMS[form] for form in forms or ()],
             data_type=data_type,
             dimensions=dimensions,
             normalize=normalize,
@@ -94,8 +81,10 @@ def encode(
             adapter=adapter,
             pool=pool,
             priority=priority,
+            on_invalid=on_invalid,
             on_progress=on_progress,
         )
+    _tell_skipped(records, result)
     if output is not None:
         outputs.write_vectors(output, result, records)
         note(_summary(model, len(records), result, time.monotonic() - started, output))
@@ -124,11 +113,12 @@ def score(
     adapter: Adapter = "",
     pool: Pool = "",
     priority: Urgency = None,
-    as_json: Json = False,
+    on_invalid: Invalid = "raise",
+    as_json: AsJson = False,
 ) -> None:
     """Say how well documents answer a query, best first."""
     outputs.check(output, ".jsonl")
-    records = read(documents, source, field, what="DOC")
+    records = read(documents, source, field, what="DOC", blank=on_invalid == "skip")
     started = time.monotonic()
     with located(records, "documents"), bar("scoring", len(records)) as on_progress:
         result = mesh().score(
@@ -142,8 +132,10 @@ def score(
             adapter=adapter,
             pool=pool,
             priority=priority,
+            on_invalid=on_invalid,
             on_progress=on_progress,
         )
+    _tell_skipped(records, result)
     if output is not None:
         outputs.write_lines(output, outputs.ranked_rows(result, records))
         note(_summary(model, len(records), result, time.monotonic() - started, output))
@@ -170,11 +162,12 @@ def entities(
     adapter: Adapter = "",
     pool: Pool = "",
     priority: Urgency = None,
-    as_json: Json = False,
+    on_invalid: Invalid = "raise",
+    as_json: AsJson = False,
 ) -> None:
     """Find named things in texts."""
     outputs.check(output, ".jsonl")
-    records = read(texts, source, field)
+    records = read(texts, source, field, blank=on_invalid == "skip")
     started = time.monotonic()
     with located(records, "items"), bar("reading", len(records)) as on_progress:
         result = mesh().entities(
@@ -188,6 +181,7 @@ def entities(
             adapter=adapter,
             pool=pool,
             priority=priority,
+            on_invalid=on_invalid,
             on_progress=on_progress,
         )
     _report(model, records, result, "entities", output, as_json, time.monotonic() - started)
@@ -206,15 +200,19 @@ def classify(
     threshold: Threshold = None,
     multi_label: Annotated[bool | None, typer.Option(help="Each label on its own; default as the model says.")] = None,
     hypothesis: Annotated[str, typer.Option(help="Sentence put for each label, {} standing for it.")] = "",
+    among_labels: Annotated[
+        bool, typer.Option("--among-labels", help="Shares among the labels given, not among all that the model has.")
+    ] = False,
     truncation: Truncate = None,
     adapter: Adapter = "",
     pool: Pool = "",
     priority: Urgency = None,
-    as_json: Json = False,
+    on_invalid: Invalid = "raise",
+    as_json: AsJson = False,
 ) -> None:
     """Say which labels fit texts."""
     outputs.check(output, ".jsonl")
-    records = read(texts, source, field)
+    records = read(texts, source, field, blank=on_invalid == "skip")
     started = time.monotonic()
     with located(records, "items"), bar("classifying", len(records)) as on_progress:
         result = mesh().classify(
@@ -224,10 +222,12 @@ def classify(
             multi_label=multi_label,
             threshold=threshold,
             hypothesis=hypothesis,
+            among_labels=among_labels,
             truncation=truncation,
             adapter=adapter,
             pool=pool,
             priority=priority,
+            on_invalid=on_invalid,
             on_progress=on_progress,
         )
     _report(model, records, result, "labels", output, as_json, time.monotonic() - started)
@@ -256,11 +256,12 @@ def relations(
     adapter: Adapter = "",
     pool: Pool = "",
     priority: Urgency = None,
-    as_json: Json = False,
+    on_invalid: Invalid = "raise",
+    as_json: AsJson = False,
 ) -> None:
     """Find how entities in texts relate."""
     outputs.check(output, ".jsonl")
-    records = read(texts, source, field)
+    records = read(texts, source, field, blank=on_invalid == "skip")
     entities = () if given is None else given_entities(records, given)
     started = time.monotonic()
     with located(records, "items"), bar("reading", len(records)) as on_progress:
@@ -275,6 +276,7 @@ def relations(
             adapter=adapter,
             pool=pool,
             priority=priority,
+            on_invalid=on_invalid,
             on_progress=on_progress,
         )
     _report(model, records, result, "relations", output, as_json, time.monotonic() - started)
@@ -283,6 +285,7 @@ def relations(
 def _report(
     model: str, records: Sequence[Record], result: ExtractResult, only: str, output: Path | None, as_json: bool, seconds: float
 ) -> None:
+    _tell_skipped(records, result)
     if output is not None:
         outputs.write_lines(output, outputs.extracted_rows(result, records, only))
         note(_summary(model, len(records), result, seconds, output))
@@ -292,16 +295,27 @@ def _report(
         _show_findings(model, records, result, only)
 
 
-def _about(model: str, result: EncodeResult | ScoreResult | ExtractResult) -> dict[str, object]:
-    return {"model": model, "revision": result.revision, "usage": asdict(result.usage), "timings": asdict(result.timings)}
+def _tell_skipped(records: Sequence[Record], result: Result) -> None:
+    """Which texts have no answer and why, on stderr: the first of them in words."""
+    if result.skipped:
+        note(f"skipped {len(result.skipped):,} of {len(records):,} texts, which have no answer:")
+    for one in result.skipped[:_TOLD]:
+        note(f"  {records[one.index].where}: {one.message} [{one.reason}]")
+    if len(result.skipped) > _TOLD:
+        note(f"  … {len(result.skipped) - _TOLD:,} more")
 
 
-def _summary(model: str, items: int, result: EncodeResult | ScoreResult | ExtractResult, seconds: float, output: Path) -> str:
+def _about(model: str, result: Result) -> dict[str, object]:
+    about = {"model": model, "revision": result.revision, "usage": asdict(result.usage), "timings": asdict(result.timings)}
+    return about | ({"skipped": [asdict(one) for one in result.skipped]} if result.skipped else {})
+
+
+def _summary(model: str, items: int, result: Result, seconds: float, output: Path) -> str:
     rate = result.usage.input_tokens / max(seconds, 1e-9)
     return f"{items:,} texts, {result.usage.input_tokens:,} tokens in {seconds:.2f} s ({rate:,.0f} tokens/s) by {model} -> {output}"
 
 
-def _heading(model: str, result: EncodeResult | ScoreResult | ExtractResult) -> str:
+def _heading(model: str, result: Result) -> str:
     return f"{model}  {result.usage.input_tokens:,} tokens, {result.timings.total_seconds * 1000:.1f} ms"
 
 
@@ -315,14 +329,17 @@ def _show_vectors(model: str, records: Sequence[Record], result: EncodeResult) -
 
 def _beginnings(result: EncodeResult, index: int) -> Iterator[tuple[str, str]]:
     """For each representation its shape and its first numbers."""
-    if result.vectors is not None:
-        numbers = " ".join(f"{number:.4g}" for number in result.vectors.array[index][:5].tolist())
+    if any(one.index == index for one in result.skipped):
+        yield "skipped", ""
+        return
+    if "dense" in result.representations:
+        numbers = " ".join(f"{number:.4g}" for number in result.dense[index][:5].tolist())
         yield f"dense {result.vectors.dimensions} {result.vectors.data_type}", f"{numbers} …"
-    if result.sparse is not None:
+    if "sparse" in result.representations:
         columns, weights = result.sparse[index]
         numbers = " ".join(f"{column}:{weight:.3g}" for column, weight in zip(columns[:5], weights[:5], strict=True))
         yield f"sparse {len(columns)} of {result.sparse.shape[1]}", f"{numbers} …"
-    if result.multi_vector is not None:
+    if "multi_vector" in result.representations:
         rows = result.multi_vector[index]
         yield f"multi-vector {rows.shape[0]} x {rows.shape[1]}", " ".join(f"{number:.4g}" for number in rows[0][:5].tolist()) + " …"
 
@@ -339,12 +356,12 @@ def _show_findings(model: str, records: Sequence[Record], result: ExtractResult,
     for record, extraction in zip(records, result, strict=True):
         text = preview(record.text)
         for entity in extraction.entities:
-            made.add_row(text, entity.label, f"{entity.score:.4f}", Text(f"{entity.text}  ({entity.start}-{entity.end})"))
+            made.add_row(text, entity.label, f"{entity.score:.4f}", f"{entity.text}  ({entity.start}-{entity.end})")
         for label in extraction.labels:
             made.add_row(text, label.label, f"{label.score:.4f}", "")
         for relation in extraction.relations:
             ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
-            made.add_row(text, relation.label, f"{relation.score:.4f}", Text(ends))
+            made.add_row(text, relation.label, f"{relation.score:.4f}", ends)
         if not (extraction.entities or extraction.labels or extraction.relations):
             made.add_row(text, f"no {only}", "", "")
     show(made)

@@ -28,16 +28,18 @@ class Record:
     fields: dict[str, object] | None = None
 
 
-def read(texts: Sequence[str] | None, source: Path | None, field: str | None, *, what: str = "TEXT") -> list[Record]:
-    """All texts of a command, arguments first; `-` alone is stdin.
+def read(
+    texts: Sequence[str] | None, source: Path | None, field: str | None, *, what: str = "TEXT", blank: bool = False
+) -> list[Record]:
+    """All texts of a command, arguments first; `-` alone is stdin. `blank`: a blank line is an empty text.
 
-    Raises InputError, OSError, and BadParameter if there are none.
+    Raises InputError, and BadParameter if there are none.
     """
     if source is None and list(texts or ()) == ["-"]:
         texts, source = (), Path("-")
     records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
     if source is not None:
-        records += _file(source, field)
+        records += _file(source, field, blank)
     elif field is not None:
         raise typer.BadParameter("--field is about the lines of --input FILE; give one")
     if not records:
@@ -47,20 +49,28 @@ def read(texts: Sequence[str] | None, source: Path | None, field: str | None, *,
     return records
 
 
-def _file(source: Path, field: str | None) -> list[Record]:
+def _file(source: Path, field: str | None, blank: bool) -> list[Record]:
     if str(source) == "-":
-        return list(_lines(sys.stdin, "stdin", field))
-    with source.open(encoding="utf-8") as file:
-        wanted = field or ("text" if source.suffix in LINES_OF_JSON else None)
-        return list(_lines(file, str(source), wanted))
+        return list(_lines(sys.stdin, "stdin", field, blank))
+    try:
+        with source.open(encoding="utf-8") as file:
+            wanted = field or ("text" if source.suffix in LINES_OF_JSON else None)
+            return list(_lines(file, str(source), wanted, blank))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {source}") from None
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror}") from None
 
 
-def _lines(file: TextIO | Iterable[str], name: str, field: str | None) -> Iterator[Record]:
+def _lines(file: TextIO | Iterable[str], name: str, field: str | None, blank: bool) -> Iterator[Record]:
     try:
         for number, line in enumerate(file, start=1):
             where = f"{name}:{number}"
             if not line.strip():
-                raise InputError(f"{where} is blank; every line must hold a text, so that answers and lines correspond")
+                if not blank:
+                    raise InputError(f"{where} is blank; every line must hold a text, or say --on-invalid skip")
+                yield Record("", where)
+                continue
             yield Record(line.rstrip("\r\n"), where) if field is None else _object(line, where, field)
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 text: {error}") from None

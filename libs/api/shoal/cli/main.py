@@ -6,9 +6,13 @@ from typing import Annotated
 
 import typer
 
+import shoal.cli.quiet  # noqa: F401  # before anything that imports grpc
 from shoal.cli import inference, operation, plugins, top
 from shoal.version import VERSION
 
+USE = "Ask models"
+OPERATE = "Look at the mesh and steer it"
+_ALIASES = {"embed": "The same as `encode`.", "rerank": "The same as `score`."}
 HELP = "Shoal serves many small models from few accelerators: encode, score and extract."
 
 
@@ -30,13 +34,15 @@ def build() -> typer.Typer:
     """The application with all its commands."""
     app = typer.Typer(name="shoal", no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(help=HELP)(_root)
-    app.command("encode")(inference.encode)
-    app.command("score")(inference.score)
-    app.add_typer(inference.extract, name="extract")
-    app.add_typer(operation.models, name="models")
-    app.command("status")(operation.status)
-    app.command("explain")(operation.explain)
-    app.command("top")(top.top)
+    for name in ("encode", "embed"):
+        app.command(name, rich_help_panel=USE, short_help=_ALIASES.get(name))(inference.encode)
+    for name in ("score", "rerank"):
+        app.command(name, rich_help_panel=USE, short_help=_ALIASES.get(name))(inference.score)
+    app.add_typer(inference.extract, name="extract", rich_help_panel=USE)
+    app.add_typer(operation.models, name="models", rich_help_panel=OPERATE)
+    app.command("status", rich_help_panel=OPERATE)(operation.status)
+    app.command("explain", rich_help_panel=OPERATE)(operation.explain)
+    app.command("top", rich_help_panel=OPERATE)(top.top)
     plugins.add(app)
     return app
 

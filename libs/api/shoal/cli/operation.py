@@ -126,7 +126,7 @@ def explain(mesh: Reach, model: ModelId, as_json: Json = False) -> None:
         show(Text(f"its plan: {found.plan}"))
     made = table("workers", "worker", "pool", "may serve it", "score", "why", right=("score",))
     for worker in sorted(found.workers, key=lambda worker: (not worker.eligible, -worker.score, worker.worker_id)):
-        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", Text(worker.reason))
+        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", worker.reason)
     show(made if found.workers else Text("no workers", style="yellow"))
 
 
@@ -201,13 +201,19 @@ def _models(models: list[Model] | tuple[Model, ...]) -> Table:
             ", ".join(card.tasks) if card else "",
             str(card.dimensions or card.multi_vector_dimensions or "") if card else "",
             f"{card.max_tokens:,}" if card else "",
-            size(card.bytes) if card and card.bytes else "",
+            _size(model),
             f"{model.queued_tokens:,}",
             Text(model.last_error, style="red")
             if model.state == "failed"
             else ", ".join(place.worker_id for place in model.places if place.state in ("resident", "loading", "downloading")),
         )
     return made
+
+
+def _size(model: Model) -> str:
+    """As loaded; of one that is not, what its files say that it will take."""
+    known = (model.card.bytes if model.card else 0) or max((place.bytes for place in model.places), default=0)
+    return size(known) if known else ""
 
 
 def _state(model: Model) -> str:
@@ -232,14 +238,14 @@ def _describe(model: Model) -> None:
             ("representations", ", ".join(card.representations)),
             ("dimensions", str(card.dimensions or card.multi_vector_dimensions or "")),
             ("max tokens", f"{card.max_tokens:,}"),
-            ("size", size(card.bytes) if card.bytes else "unknown until loaded"),
+            ("size", _size(model) or "unknown until loaded"),
             ("number format", card.data_type),
             ("prompts", ", ".join(card.prompts)),
             ("pools", ", ".join(card.pools)),
             ("labels", ", ".join(card.labels)),
         ):
             if value:
-                facts.add_row(name, Text(value))
+                facts.add_row(name, value)
     facts.add_row("queued", f"{model.queued_tokens:,} tokens")
     if model.last_error:
         facts.add_row("last error", Text(model.last_error, style="red"))
@@ -260,6 +266,6 @@ def _places(model: Model) -> Table:
             f"{place.load_seconds:.2f} s" if place.load_seconds else "",
             f"{place.tokens_per_second:,.0f}" if place.tokens_per_second else "",
             "\n".join(place.adapters),
-            Text(place.last_error),
+            place.last_error,
         )
     return made

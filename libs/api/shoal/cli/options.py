@@ -161,8 +161,12 @@ def told() -> Iterator[None]:
         details += [f"request {error.request_id}"] if error.request_id else []
         complain(error.message, [*getattr(error, "__notes__", []), ", ".join(details)], _advice(error))
         raise typer.Exit(1) from None
-    except (InputError, OSError) as error:
+    except InputError as error:
         complain(str(error), [], "")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        # Without the number that only a C program can use.
+        complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), [], "")
         raise typer.Exit(1) from None
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +14,8 @@ import typer
 
 from shoal.cli.inputs import Record
 from shoal.cli.options import InputError
-from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+from shoal.results import EncodeResult, Extraction, ExtractResult, Form, ScoreResult, Skipped
+from shoal.text import document
 
 Row = dict[str, object]
 
@@ -33,9 +33,9 @@ def check(output: Path | None, *suffixes: str) -> None:
 def write_lines(output: Path, rows: Iterable[Row]) -> None:
     """One JSON object a line, to a file or, for `-`, to stdout."""
     if str(output) == "-":
-        sys.stdout.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        sys.stdout.writelines(document(row) + "\n" for row in rows)
     else:
-        _replace(output, lambda file: file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))
+        _replace(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
 
 
 def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
@@ -54,20 +54,33 @@ def _kept(record: Record) -> Row:
 
 
 def encoded_rows(result: EncodeResult) -> Iterator[Row]:
-    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are whole numbers, their scale beside them."""
-    lists = [part for part in (result.dense, result.sparse, result.multi_vector) if part is not None]
-    for index in range(len(lists[0]) if lists else 0):
-        row: Row = {}
-        if result.vectors is not None:
-            row["dense"] = result.vectors.array[index].tolist()
-            row |= {} if result.vectors.scale is None else {"scale": float(result.vectors.scale[index])}
-            row |= {} if result.vectors.offset is None else {"offset": float(result.vectors.offset[index])}
-        if result.sparse is not None:
-            columns, weights = result.sparse[index]
-            row["sparse"] = {"indices": columns.tolist(), "values": weights.tolist()}
-        if result.multi_vector is not None:
-            row["multi_vector"] = result.multi_vector[index].tolist()
-        yield row
+    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are whole numbers, their scale beside them.
+
+    Of an item that was skipped only why: JSON has no NaN.
+    """
+    forms, skipped = result.representations, _why(result.skipped)
+    rows: Sized = result.dense if "dense" in forms else result.sparse if "sparse" in forms else result.multi_vector
+    for index in range(len(rows)):
+        yield skipped[index] if index in skipped else _encoded(result, forms, index)
+
+
+def _encoded(result: EncodeResult, forms: Sequence[Form], index: int) -> Row:
+    row: Row = {}
+    if "dense" in forms:
+        vectors = result.vectors
+        row["dense"] = vectors.array[index].tolist()
+        row |= {} if vectors.scale is None else {"scale": float(vectors.scale[index])}
+        row |= {} if vectors.offset is None else {"offset": float(vectors.offset[index])}
+    if "sparse" in forms:
+        columns, weights = result.sparse[index]
+        row["sparse"] = {"indices": columns.tolist(), "values": weights.tolist()}
+    if "multi_vector" in forms:
+        row["multi_vector"] = result.multi_vector[index].tolist()
+    return row
+
+
+def _why(skipped: Sequence[Skipped]) -> dict[int, Row]:
+    return {one.index: {"skipped": one.message} for one in skipped}
 
 
 def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
@@ -77,9 +90,10 @@ def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]
 
 
 def extracted_rows(result: ExtractResult, records: Sequence[Record], only: str) -> Iterator[Row]:
-    """One object an item, with what its task found under the name `only`."""
-    for record, extraction in zip(records, result, strict=True):
-        yield _kept(record) | {only: _found(extraction, only)}
+    """One object an item, with what its task found under the name `only`; why, for one that was skipped."""
+    skipped = _why(result.skipped)
+    for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
+        yield _kept(record) | {only: _found(extraction, only)} | skipped.get(index, {})
 
 
 def _found(extraction: Extraction, only: str) -> object:
@@ -87,7 +101,7 @@ def _found(extraction: Extraction, only: str) -> object:
 
 
 def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:
-    if result.vectors is None or result.sparse is not None or result.multi_vector is not None:
+    if result.representations != ("dense",):
         raise InputError("a .npy file holds dense vectors only; write sparse and multi-vector answers to .npz or .jsonl")
     if result.vectors.scale is not None:
         raise InputError(f"a .npy file has no place for the scales of {result.vectors.data_type} vectors; write .npz or .jsonl")
@@ -97,18 +111,16 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
 def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]]:
     """The arrays of an answer by name."""
     arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]] = {}
-    if result.vectors is not None:
-        arrays["dense"] = result.vectors.array
-        arrays |= {} if result.vectors.scale is None else {"scale": result.vectors.scale}
-        arrays |= {} if result.vectors.offset is None else {"offset": result.vectors.offset}
-    if result.sparse is not None:
-        arrays |= {
-            "sparse_data": result.sparse.data,
-            "sparse_indices": result.sparse.indices,
-            "sparse_indptr": result.sparse.indptr,
-        }
-        arrays["sparse_shape"] = np.array(result.sparse.shape)
-    if result.multi_vector is not None:
+    if "dense" in result.representations:
+        vectors = result.vectors
+        arrays["dense"] = vectors.array
+        arrays |= {} if vectors.scale is None else {"scale": vectors.scale}
+        arrays |= {} if vectors.offset is None else {"offset": vectors.offset}
+    if "sparse" in result.representations:
+        sparse = result.sparse
+        arrays |= {"sparse_data": sparse.data, "sparse_indices": sparse.indices, "sparse_indptr": sparse.indptr}
+        arrays["sparse_shape"] = np.array(sparse.shape)
+    if "multi_vector" in result.representations:
         arrays |= {"multi_vector_values": result.multi_vector.values, "multi_vector_offsets": result.multi_vector.offsets}
     return arrays
 

@@ -16,6 +16,7 @@ import typer
 from shoal.cli.console import complain
 
 GROUP = "shoal.commands"
+OURS, OTHERS = "Run a mesh", "Of other distributions"
 _KNOWN = {
     "up": "Start a whole mesh on this machine: Redis, router, scheduler and workers.",
     "certs": "Make a development authority and certificates for all parts of a mesh, or renew them.",
@@ -35,7 +36,10 @@ def add(app: typer.Typer) -> None:
     for name in sorted(_KNOWN | found):
         words = _KNOWN.get(name, "") or f"From {found[name].value.partition(':')[0]}."
         place, own_name = _place(app, name)
-        place.command(own_name, help=words, context_settings=_PASSED_ON)(_run(name.replace(".", " "), found.get(name)))
+        panel = None if place is not app else OURS if name in _KNOWN else OTHERS
+        place.command(own_name, help=words, context_settings=_PASSED_ON, rich_help_panel=panel)(
+            _run(name.replace(".", " "), found.get(name))
+        )
 
 
 def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:

@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Annotated, Self
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from shoal.cli.console import WIDTH, emit, note, show
+from shoal.cli.console import WIDTH, Console, emit, note, show
 from shoal.cli.options import Reach, connected
 from shoal.cli.picture import History, Picture
 from shoal.cli.screen import drawn

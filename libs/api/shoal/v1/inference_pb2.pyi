@@ -204,16 +204,18 @@ class EntitiesTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ..., flat: bool = ..., aggregation: _Optional[_Union[Aggregation, str]] = ...) -> None: ...
 
 class ClassifyTask(_message.Message):
-    __slots__ = ("labels", "multi_label", "threshold", "hypothesis")
+    __slots__ = ("labels", "multi_label", "threshold", "hypothesis", "among_labels")
     LABELS_FIELD_NUMBER: _ClassVar[int]
     MULTI_LABEL_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESIS_FIELD_NUMBER: _ClassVar[int]
+    AMONG_LABELS_FIELD_NUMBER: _ClassVar[int]
     labels: _containers.RepeatedScalarFieldContainer[str]
     multi_label: bool
     threshold: float
     hypothesis: str
-    def __init__(self, labels: _Optional[_Iterable[str]] = ..., multi_label: bool = ..., threshold: _Optional[float] = ..., hypothesis: _Optional[str] = ...) -> None: ...
+    among_labels: bool
+    def __init__(self, labels: _Optional[_Iterable[str]] = ..., multi_label: bool = ..., threshold: _Optional[float] = ..., hypothesis: _Optional[str] = ..., among_labels: bool = ...) -> None: ...
 
 class RelationsTask(_message.Message):
     __slots__ = ("labels", "entity_labels", "threshold")

@@ -106,11 +106,14 @@ def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
 
 
 def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
-    """Labels of one text, best first. logits [classes]; the shares are of all classes, also where a subset is asked for."""
+    """Labels of one text, best first. logits [classes]; the shares are of all classes, or as asked among the named ones."""
     multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
-    scores = sigmoid(logits) if multi or len(logits) == 1 else softmax(logits)
-    wanted = [(name, score) for name, score in zip(card.classes, scores, strict=True) if not work.labels or name in work.labels]
-    return best_first(wanted, work.threshold)
+    wanted = [index for index, name in enumerate(card.classes) if not work.labels or name in work.labels]
+    if multi or len(logits) == 1:
+        scores = sigmoid(logits)[wanted]
+    else:
+        scores = softmax(logits[wanted]) if work.among_labels else softmax(logits)[wanted]
+    return best_first([(card.classes[index], score) for index, score in zip(wanted, scores, strict=True)], work.threshold)
 
 
 def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:

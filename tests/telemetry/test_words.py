@@ -1,0 +1,36 @@
+"""What a log line or a series says steers no terminal, and programs read it exactly."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.telemetry.logs import JsonFormatter, fields
+from libs.telemetry.metrics import LANE_QUEUED_JOBS, Bounded, Reading
+from tests.api.hostile import CONTROLS, WORDS
+
+
+def test_a_log_line_escapes_what_is_not_ascii() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, f"ü {WORDS}", (), None)
+    for name, value in fields({"device": WORDS}).items():
+        setattr(record, name, value)
+    line = JsonFormatter("worker").format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    read = json.loads(line)
+    assert (read["message"], read["device"]) == (f"ü {WORDS}", WORDS)
+
+
+def test_a_series_has_no_control_characters() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    labels = ("cpu\n", f'quote"back\\{WORDS}', Bounded(1).of(WORDS))
+    registry.register(Reading(lambda: [LANE_QUEUED_JOBS.family({labels: 3.0})]))
+    text = generate_latest(registry).decode()
+    assert not set(text) & set(CONTROLS)
+    (family,) = text_string_to_metric_families(text)
+    (sample,) = family.samples
+    assert sample.value == 3.0
+    assert sample.labels["model"].startswith('quote"back\\�]0;owned')
