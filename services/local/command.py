@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from libs.errors import ShoalError
+from libs.errors import NoCapacity, ShoalError
 from services.local.mesh import LocalMesh, running
 from services.local.settings import MINILM, Settings, known_models, known_stores, layout
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
+
+_HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary one, which stays if the mesh fails."
 
 
 def up(
@@ -30,25 +32,32 @@ def up(
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
     tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS everywhere, with certificates made for this mesh.")] = False,
+    keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
-    """Start Redis, a router, a scheduler and workers on this machine, and stop them on Ctrl-C."""
+    """Start Redis, a router, a scheduler and workers on this machine, keep them running, and stop them on Ctrl-C."""
     console = Console(stderr=True)
     try:
         count, each = layout(1 if latency else workers, threads)
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
-            port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype, has_scheduler=scheduler, tls=tls
+            port=port,
+            workers=count,
+            threads=each,
+            models=models,
+            stores=stores,
+            dtype=dtype,
+            has_scheduler=scheduler,
+            keep_logs=keep_logs,
+            tls=tls,
         )
-        failed = asyncio.run(_up(settings, console))
+        asyncio.run(_up(settings, console))
     except ShoalError as error:
-        console.print(f"[red]error:[/red] {escape(error.message)}")
+        console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    if failed:
-        raise typer.Exit(1)
 
 
-async def _up(settings: Settings, console: Console) -> bool:
-    """Runs until a signal (False) or until a process ends by itself (True)."""
+async def _up(settings: Settings, console: Console) -> None:
+    """Runs until a signal. Raises NoCapacity if the mesh does not come up, or can answer no more."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,24 +67,22 @@ async def _up(settings: Settings, console: Console) -> bool:
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not serving.done():
+        console.print("stopping: calls in flight are answered first")
         serving.cancel()
         await asyncio.wait({serving})
         console.print("stopped")
-        return False
-    return serving.result()
+    elif (error := serving.exception()) is not None:
+        raise error
 
 
-async def _serve(settings: Settings, console: Console) -> bool:
+async def _serve(settings: Settings, console: Console) -> None:
     starting = console.status(f"starting Redis, a router and {settings.workers} worker(s) ...")
     starting.start()
     try:
-        async with running(settings) as mesh:
+        async with running(settings, lambda told: console.print(told, markup=False, highlight=False, soft_wrap=True)) as mesh:
             starting.stop()
             _greet(mesh, settings, console)
-            child = await mesh.wait_for_failure()
-            console.print(f"[red]error:[/red] {child.name} ended with status {child.process.returncode}; its last words:")
-            console.print(child.last_words(), markup=False, highlight=False)
-            return True
+            raise NoCapacity(f"the mesh can answer no more:\n{await mesh.supervisor.wait_for_failure()}")
     finally:
         starting.stop()
 
@@ -89,7 +96,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)
     if mesh.scheduler_address:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
-    console.print(f"logs    {mesh.directory}", highlight=False)
+    console.print(f"logs    {mesh.logs}", highlight=False)
     if mesh.certificates:
         console.print(f"tls     {mesh.certificates} (client.pem to encode, admin.pem also to look and to steer)", highlight=False)
     shell, python, grpcurl = _shown(mesh.certificates, "client")

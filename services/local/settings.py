@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Settings:
     """As SHOAL_STORES of the worker: where models come from that no folder has."""
     dtype: str = "auto"
     has_scheduler: bool = False
+    keep_logs: Path | None = None
+    """The folder for logs. None: one that goes with the mesh, unless the mesh fails."""
     tls: bool = False
     """Mutual TLS between all of them, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -100,7 +103,13 @@ def check_port_is_free(port: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A port of 127.0.0.1 that stays free while its process is started again: the kernel gives no outgoing connection one below
+    32768."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port

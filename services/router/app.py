@@ -62,7 +62,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
             workers = WorkerService(lanes, fleet, view, bells, dispatcher, background)
             standings = Standings(redis)
-            files = (settings.tenants, settings.routes)
+            files = (settings.tenants, settings.routes, settings.processes)
             upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
             flight = Flight(limit_bytes=settings.in_flight_bytes)
             is_ready = await _first_look(upkeep, partial(open_all, redis))
@@ -159,7 +159,15 @@ def _services(
     upkeep: Upkeep,
 ) -> list[Service]:
     models = ModelService(fleet, view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds)
-    mesh = MeshService(lanes, fleet, view, routes=settings.routes, oldest=lambda: upkeep.oldest, router_id=settings.router_id)
+    mesh = MeshService(
+        lanes,
+        fleet,
+        view,
+        routes=settings.routes,
+        processes=settings.processes,
+        oldest=lambda: upkeep.oldest,
+        router_id=settings.router_id,
+    )
     return [
         Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)),
