@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from libs.errors import NoCapacity, ShoalError
 from services.local.mesh import LocalMesh, running
+from services.local.requirements import check_installed
 from services.local.settings import MINILM, Settings, known_models, known_stores, layout
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
@@ -37,6 +38,7 @@ def up(
     """Start Redis, a router, a scheduler and workers on this machine, keep them running, and stop them on Ctrl-C."""
     console = Console(stderr=True)
     try:
+        check_installed()
         count, each = layout(1 if latency else workers, threads)
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
