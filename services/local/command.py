@@ -15,21 +15,24 @@ from rich.console import Console
 from rich.markup import escape
 
 from libs.errors import NoCapacity, ShoalError
+from services.local.devices import accelerators, layout
 from services.local.mesh import LocalMesh, running
 from services.local.requirements import check_installed
-from services.local.settings import MINILM, Settings, known_models, known_stores, layout
+from services.local.settings import MINILM, Settings, known_models, known_stores
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
 
+_HELP_DEVICE = "auto: all accelerators, one for each worker, else the CPU; cpu; cuda; or some of those visible, such as cuda:0,2."
 _HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary one, which stays if the mesh fails."
 
 
 def up(
     port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
-    workers: Annotated[int | None, typer.Option(help="Workers. Default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers. Default: one an accelerator, else one a core.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: the cores shared out evenly.")] = None,
     latency: Annotated[bool, typer.Option("--latency", help="One worker with all cores: best latency, less throughput.")] = False,
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
+    device: Annotated[str, typer.Option(envvar="SHOAL_DEVICE", help=_HELP_DEVICE)] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
     tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS everywhere, with certificates made for this mesh.")] = False,
@@ -39,7 +42,8 @@ def up(
     console = Console(stderr=True)
     try:
         check_installed()
-        count, each = layout(1 if latency else workers, threads)
+        found = accelerators(device, os.environ)
+        count, each = layout(1 if latency else workers, threads, len(found))
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
             port=port,
@@ -48,6 +52,8 @@ def up(
             models=models,
             stores=stores,
             dtype=dtype,
+            device="cuda" if found else "cpu",
+            accelerators=found[:count],
             has_scheduler=scheduler,
             keep_logs=keep_logs,
             tls=tls,
@@ -93,6 +99,10 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
     model = names[0] if names else MINILM
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
+    if settings.accelerators:
+        console.print(
+            f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
+        )
     console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
     if settings.stores:
         console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)

@@ -17,6 +17,7 @@ from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 from libs.errors import NoCapacity
 from services.local import launch
 from services.local.certs import caller_variables, issue_all, server_variables
+from services.local.devices import VISIBLE
 from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
@@ -24,7 +25,8 @@ from services.local.supervision import Role, ending
 from services.local.supervisor import Supervisor, Tell
 from services.local.workplace import Workplace, workplace
 
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0
+"""Of a worker that imports torch for CUDA from a slow disk, too."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("router", "worker", "scheduler", "redis")
 _TRUST = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
 """How the variables begin that say whom services trust and what they show."""
@@ -98,6 +100,7 @@ def _environment(settings: Settings, address: str, scheduler_address: str, place
             "SHOAL_MODELS": settings.models,
             "SHOAL_STORES": settings.stores,
             "SHOAL_DTYPE": settings.dtype,
+            **({"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}),
             "SHOAL_THREADS": str(settings.threads),
             "PYTHONUNBUFFERED": "1",
         }
@@ -115,8 +118,13 @@ def _services(settings: Settings, certificates: Path | None) -> list[tuple[Role,
     return [
         service("router", "router", {}),
         *([service("scheduler", "scheduler", {})] if settings.has_scheduler else []),
-        *(service("worker", name, {"SHOAL_WORKER_ID": name}) for name in names),
+        *(service("worker", name, {"SHOAL_WORKER_ID": name, **_device(settings, at)}) for at, name in enumerate(names)),
     ]
+
+
+def _device(settings: Settings, worker: int) -> dict[str, str]:
+    """What shows a worker its own accelerator and no other."""
+    return {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]} if settings.accelerators else {}
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:

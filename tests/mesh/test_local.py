@@ -22,8 +22,7 @@ import pytest
 import shoal
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.errors import InvalidInput
-from services.local.settings import MINILM, free_port, layout
+from services.local.settings import MINILM, free_port
 from tests.support.waiting import wait_until
 
 NAMES = ("redis", "router", "scheduler", "worker-0")
@@ -199,8 +198,3 @@ def test_up_names_a_model_folder_that_is_not_there() -> None:
     run = subprocess.run([*SHOAL, "up", "--model", "my/model=/nowhere"], capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "/nowhere" in run.stderr
-
-
-def test_more_threads_than_cores_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="cores"):
-        layout(1, 4096)
