@@ -46,8 +46,12 @@ class LocalMesh:
     supervisor: Supervisor
 
 
+def to_stderr(told: str) -> None:
+    print(told, file=sys.stderr)
+
+
 @asynccontextmanager
-async def running(settings: Settings, tell: Tell = print) -> AsyncIterator[LocalMesh]:
+async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[LocalMesh]:
     """Starts the mesh, yields when its router answers and all workers have reported, and stops it on the way out. Meanwhile
     a process that ends is started again, of which `tell` hears.
 
