@@ -20,13 +20,13 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards demo test chaos check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards demo test chaos wheel-check check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.dev k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
@@ -65,6 +65,9 @@ check-dependencies:
 
 lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from constraints.txt
 	$(BIN)/python -m tools.lock
+
+wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
+	SHOAL_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/local/test_wheels.py $(ARGS)
 
 audit: $(VENV)/.dev ## Ask for known vulnerabilities of all pins; fails where nobody can be asked
 	$(BIN)/python -m tools.audit --strict

@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
     )
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
         texts = real_texts(512, options.seed).texts
-        logs = [mesh.directory / f"worker-{number}.log" for number in range(options.workers)]
+        logs = [mesh.logs / f"worker-{number}.log" for number in range(options.workers)]
         load = Load(client, logs, texts, items=options.items, concurrency=options.concurrency, seed=options.seed)
         with Progress(console=console, transient=True, disable=options.json) as progress:
             task = progress.add_task("loading", total=None)

@@ -243,7 +243,7 @@ async def measure(scenario: Scenario, models: str, texts: list[str], seconds: fl
 
 
 def _log(mesh: LocalMesh) -> list[str]:
-    return (mesh.directory / "worker-0.log").read_text().splitlines()
+    return (mesh.logs / "worker-0.log").read_text().splitlines()
 
 
 def _batches(lines: list[str], scenario: Scenario) -> list[float]:

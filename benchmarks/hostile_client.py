@@ -25,8 +25,8 @@ TENANT: Final = "hostile"
 DEADLINE_SECONDS: Final = 2.0
 CANCEL_SECONDS: Final = 0.05
 MIB: Final = 1 << 20
-# The most that the contract allows (docs/security.md). What all items make a worker read, with what each repeats, is 256 MiB, and what
-# an answer may repeat of labels 32 MiB.
+# The most that the contract allows (docs/security.md). What all items make a worker read, with what each repeats, is 256 MiB, and
+# what an answer may repeat of labels 32 MiB.
 INSTRUCTION, HYPOTHESIS, LABEL, QUERY, TEXT = 16_384, 1_024, 1_024, 131_072, 4 * MIB
 MANY: Final = 2_000
 MANY_TIMES_QUERY: Final = 1_900

@@ -30,8 +30,9 @@ from shoal import AsyncClient
 from benchmarks.processes import INFINITY_PYTHON, Vectors, infinity, local_model
 from benchmarks.report import Latency, Name, Query, Report, Series, print_report, targets, to_json
 from benchmarks.texts import MINILM_ID, Mix, real_texts
+from services.local.devices import layout
 from services.local.mesh import running
-from services.local.settings import Settings, available_cores, known_models, layout
+from services.local.settings import Settings, available_cores, known_models
 
 SEED = 7
 DTYPES = ("float32", "bfloat16")

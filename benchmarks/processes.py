@@ -180,8 +180,8 @@ async def _listening(child: Child, port: int) -> None:
     """Returns when the server takes connections. Raises RuntimeError with its last words if it ends, TimeoutError after 180 s."""
     async with asyncio.timeout(START_SECONDS):
         while True:
-            if child.process.returncode is not None:
-                raise RuntimeError(f"Infinity ended with status {child.process.returncode}:\n{child.last_words()}")
+            if child.status is not None:
+                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.last_words()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -22,8 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from libs.errors import ShoalError
+from services.local.devices import accelerators, layout
 from services.local.mesh import running
-from services.local.settings import MINILM, Settings, known_models, layout
+from services.local.settings import MINILM, Settings, known_models
 
 ROOT = Path(__file__).parents[1]
 SHELVES = (ROOT, ROOT / "docs", Path("/usr/share/common-licenses"))
@@ -69,10 +70,11 @@ def _is_prose(page: Path) -> bool:
 
 
 async def main() -> int:
-    workers, threads = layout(None, None)
+    found = accelerators("auto", os.environ)
+    workers, threads = layout(None, None, len(found))
     library = paragraphs()
     console.rule("[bold]Shoal[/bold]")
-    settings = Settings(port=0, workers=workers, threads=threads, models=known_models([], os.environ))
+    settings = Settings(port=0, workers=workers, threads=threads, accelerators=found, models=known_models([], os.environ))
     began = time.perf_counter()
     starting = console.status(f"starting Redis, a router and {workers} worker(s)")
     starting.start()

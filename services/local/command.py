@@ -14,41 +14,58 @@ import typer
 from rich.markup import escape
 from shoal.cli.console import Console
 
-from libs.errors import ShoalError
+from libs.errors import NoCapacity, ShoalError
+from services.local.devices import accelerators, layout
 from services.local.mesh import LocalMesh, running
-from services.local.settings import Settings, example_model, known_models, known_stores, layout
+from services.local.requirements import check_installed
+from services.local.settings import Settings, example_model, known_models, known_stores
 
 _HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
+
+_HELP_DEVICE = "auto: all accelerators, one for each worker, else the CPU; cpu; cuda; or some of those visible, such as cuda:0,2."
+_HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary one, which stays if the mesh fails."
 
 
 def up(
     port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
-    workers: Annotated[int | None, typer.Option(help="Workers. Default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers. Default: one an accelerator, else one a core.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: the cores shared out evenly.")] = None,
     latency: Annotated[bool, typer.Option("--latency", help="One worker with all cores: best latency, less throughput.")] = False,
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
+    device: Annotated[str, typer.Option(envvar="SHOAL_DEVICE", help=_HELP_DEVICE)] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
     tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS everywhere, with certificates made for this mesh.")] = False,
+    keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
-    """Start Redis, a router, a scheduler and workers on this machine, and stop them on Ctrl-C."""
+    """Start Redis, a router, a scheduler and workers on this machine, keep them running, and stop them on Ctrl-C."""
     console = Console(stderr=True)
     try:
-        count, each = layout(1 if latency else workers, threads)
+        check_installed()
+        found = accelerators(device, os.environ)
+        count, each = layout(1 if latency else workers, threads, len(found))
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
-            port=port, workers=count, threads=each, models=models, stores=stores, dtype=dtype, has_scheduler=scheduler, tls=tls
+            port=port,
+            workers=count,
+            threads=each,
+            models=models,
+            stores=stores,
+            dtype=dtype,
+            device="cuda" if found else "cpu",
+            accelerators=found[:count],
+            has_scheduler=scheduler,
+            keep_logs=keep_logs,
+            tls=tls,
         )
-        failed = asyncio.run(_up(settings, console))
+        asyncio.run(_up(settings, console))
     except ShoalError as error:
-        console.print(f"[red]error:[/red] {escape(error.message)}")
+        console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    if failed:
-        raise typer.Exit(1)
 
 
-async def _up(settings: Settings, console: Console) -> bool:
-    """Runs until a signal (False) or until a process ends by itself (True)."""
+async def _up(settings: Settings, console: Console) -> None:
+    """Runs until a signal. Raises NoCapacity if the mesh does not come up, or can answer no more."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,24 +75,22 @@ async def _up(settings: Settings, console: Console) -> bool:
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not serving.done():
+        console.print("stopping: calls in flight are answered first")
         serving.cancel()
         await asyncio.wait({serving})
         console.print("stopped")
-        return False
-    return serving.result()
+    elif (error := serving.exception()) is not None:
+        raise error
 
 
-async def _serve(settings: Settings, console: Console) -> bool:
+async def _serve(settings: Settings, console: Console) -> None:
     starting = console.status(f"starting Redis, a router and {settings.workers} worker(s) ...")
     starting.start()
     try:
-        async with running(settings) as mesh:
+        async with running(settings, lambda told: console.print(told, markup=False, highlight=False, soft_wrap=True)) as mesh:
             starting.stop()
             _greet(mesh, settings, console)
-            child = await mesh.wait_for_failure()
-            console.print(f"[red]error:[/red] {child.name} ended with status {child.process.returncode}; its last words:")
-            console.print(child.last_words(), markup=False, highlight=False)
-            return True
+            raise NoCapacity(f"the mesh can answer no more:\n{await mesh.supervisor.wait_for_failure()}")
     finally:
         starting.stop()
 
@@ -84,12 +99,16 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
     model = example_model(settings.models, settings.stores)
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
+    if settings.accelerators:
+        console.print(
+            f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
+        )
     console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
     if settings.stores:
         console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)
     if mesh.scheduler_address:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
-    console.print(f"logs    {mesh.directory}", highlight=False)
+    console.print(f"logs    {mesh.logs}", highlight=False)
     if mesh.certificates:
         console.print(f"tls     {mesh.certificates} (client.pem to encode, admin.pem also to look and to steer)", highlight=False)
     if not model:

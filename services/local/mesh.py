@@ -1,56 +1,58 @@
-"""The object graph of the local mesh: Redis, then router and scheduler, then the workers; stopped in the opposite order."""
+"""The object graph of the local mesh: Redis, then router, scheduler and workers, and what keeps them running."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final
 
 import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
+from services.local import launch
 from services.local.certs import caller_variables, issue_all, server_variables
+from services.local.devices import VISIBLE
 from services.local.environment import environment_of
 from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
+from services.local.supervision import Role, ending
+from services.local.supervisor import Supervisor, Tell
+from services.local.workplace import Workplace, workplace
 
-START_SECONDS = 60.0
-Answer = TypeVar("Answer")
+START_SECONDS: Final = 120.0
+"""Of a worker that imports torch for CUDA from a slow disk, too."""
+STOP_ORDER: Final[tuple[Role, ...]] = ("router", "worker", "scheduler", "redis")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler); `children`
-    are its processes, Redis first. `certificates`: where its certificates are, if it uses TLS."""
+    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler).
+
+    `logs`: the folder with a file for each process. `certificates`: where its certificates are, if it uses TLS.
+    """
 
     address: str
     scheduler_address: str
-    directory: Path
-    children: tuple[Child, ...]
-    certificates: Path | None = None
+    logs: Path
+    certificates: Path | None
+    supervisor: Supervisor
 
-    async def wait_for_failure(self) -> Child:
-        """Returns the first child that ends by itself."""
-        waits = {asyncio.create_task(child.process.wait()): child for child in self.children}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return waits[done.pop()]
+
+def to_stderr(told: str) -> None:
+    print(told, file=sys.stderr)
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[LocalMesh]:
-    """Starts the mesh, yields when its router answers and all workers have reported, and stops it on the way out.
+async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[LocalMesh]:
+    """Starts the mesh, yields when its router answers and all workers have reported, and stops it on the way out. Meanwhile
+    a process that ends is started again, of which `tell` hears.
 
     Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end of its output).
     """
@@ -59,84 +61,105 @@ async def running(settings: Settings) -> AsyncIterator[LocalMesh]:
     address = f"127.0.0.1:{port}"
     scheduler_address = f"127.0.0.1:{free_port()}" if settings.has_scheduler else ""
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True)))
-        told = _told(settings, address, scheduler_address, directory)
-        certificates = directory / "tls" if settings.tls else None
+        place = stack.enter_context(workplace(settings.keep_logs))
+        certificates = place.certificates if settings.tls else None
         if certificates is not None:
             issue_all(certificates, [])
-        redis = redis_arguments(find_redis_server(), directory)
-        children = [
-            await stack.enter_async_context(Child("redis", redis, environment_of("redis", os.environ), directory / "redis.log"))
-        ]
-        for name, command, extra in _services(settings, certificates):
-            environment = environment_of(name.partition("-")[0], os.environ) | told | extra
-            child = Child(name, command, environment, directory / f"{name}.log")
-            children.append(await stack.enter_async_context(child))
-        mesh = LocalMesh(address, scheduler_address, directory, tuple(children), certificates)
-        await _or_failure(mesh, _ready(mesh, settings.workers))
-        yield mesh
+        children = _children(settings, _told(settings, address, scheduler_address, place), place)
+        stack.push_async_callback(_stop, children)
+        for _, child in children:
+            await child.start()
+        await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers))
+        supervisor = await stack.enter_async_context(Supervisor(children, place.processes, tell))
+        yield LocalMesh(address, scheduler_address, place.logs, certificates, supervisor)
 
 
-def _told(settings: Settings, address: str, scheduler_address: str, directory: Path) -> dict[str, str]:
+def _children(settings: Settings, told: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
+    """In the order of their starts."""
+    redis = redis_arguments(find_redis_server(), place.redis, is_durable=True)
+    services = _services(settings, place.certificates if settings.tls else None)
+    return [
+        ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log")),
+        *(
+            (role, Child(name, command, environment_of(role, os.environ) | told | extra, place.logs / f"{name}.log"))
+            for role, name, command, extra in services
+        ),
+    ]
+
+
+async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
+    """The router first: it refuses new calls and ends when those in flight are answered, for which it needs all others."""
+    for role in STOP_ORDER:
+        await asyncio.gather(*(child.stop() for own, child in children if own == role))
+
+
+def _told(settings: Settings, address: str, scheduler_address: str, place: Workplace) -> dict[str, str]:
     """What all services are told, whatever this shell says."""
+    device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
     return {
         "SHOAL_ADDRESS": address,
         "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
         "SHOAL_ROUTERS": address,
-        "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
+        "SHOAL_REDIS_URL": f"unix://{place.redis / 'redis.sock'}",
+        "SHOAL_PROCESSES": str(place.processes),
         "SHOAL_MODELS": settings.models,
         "SHOAL_STORES": settings.stores,
         "SHOAL_DTYPE": settings.dtype,
+        **device,
         "SHOAL_THREADS": str(settings.threads),
         "PYTHONUNBUFFERED": "1",
         **dict(settings.environment),
     }
 
 
-def _services(settings: Settings, certificates: Path | None) -> list[tuple[str, list[str], dict[str, str]]]:
-    python = [sys.executable, "-m"]
-
-    def service(role: str, name: str, more: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
+def _services(settings: Settings, certificates: Path | None) -> list[tuple[Role, str, list[str], dict[str, str]]]:
+    def service(role: Role, name: str, more: dict[str, str]) -> tuple[Role, str, list[str], dict[str, str]]:
         make = caller_variables if role == "worker" else server_variables
-        return name, [*python, f"services.{role}"], more | (make(certificates, role) if certificates is not None else {})
+        command = [sys.executable, "-P", launch.__file__, f"services.{role}"]
+        return role, name, command, more | (make(certificates, role) if certificates is not None else {})
 
     names = [f"worker-{number}" for number in range(settings.workers)]
     return [
         service("router", "router", {}),
         *([service("scheduler", "scheduler", {})] if settings.has_scheduler else []),
-        *(service("worker", name, {"SHOAL_WORKER_ID": name}) for name in names),
+        *(service("worker", name, {"SHOAL_WORKER_ID": name, **_device(settings, at)}) for at, name in enumerate(names)),
     ]
 
 
-async def _or_failure(mesh: LocalMesh, work: Coroutine[None, None, Answer]) -> Answer:
-    """The result of `work`, unless a child ends or START_SECONDS pass first."""
-    task = asyncio.create_task(work)
-    failure = asyncio.create_task(mesh.wait_for_failure())
+def _device(settings: Settings, worker: int) -> dict[str, str]:
+    """What shows a worker its own accelerator and no other."""
+    return {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]} if settings.accelerators else {}
+
+
+async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
+    """Does `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: what fails at the start would fail again."""
+    working = asyncio.create_task(work)
+    ends = {asyncio.create_task(child.wait()): child for child in children}
     try:
-        await asyncio.wait({task, failure}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if failure.done():
-            child = failure.result()
-            raise NoCapacity(f"{child.name} ended with status {child.process.returncode}; its last words:\n{child.last_words()}")
-        words = "\n".join(f"--- {child.name}\n{child.last_words(5)}" for child in mesh.children)
+        done, _ = await asyncio.wait({working, *ends}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if working in done:
+            return working.result()
+        for end, child in ends.items():
+            if end in done:
+                raise NoCapacity(f"{child.name} {ending(end.result())}; its last words ({child.log}):\n{child.last_words()}")
+        words = "\n".join(f"--- {child.log}\n{child.last_words(5)}" for child in children)
         raise NoCapacity(f"the mesh was not ready after {START_SECONDS:.0f} s:\n{words}")
     finally:
-        task.cancel()
-        failure.cancel()
+        for task in (working, *ends):
+            task.cancel()
 
 
-async def _ready(mesh: LocalMesh, workers: int) -> None:
+async def _ready(address: str, certificates: Path | None, workers: int) -> None:
     """Returns when the router answers and all workers have reported to it."""
-    async with _channel(mesh) as channel:
+    async with _channel(address, certificates) as channel:
         watch: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
         async for look in watch.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2), wait_for_ready=True):
             if len(look.mesh.workers) >= workers:
                 return
 
 
-def _channel(mesh: LocalMesh) -> grpc.aio.Channel:
-    if mesh.certificates is None:
-        return grpc.aio.insecure_channel(mesh.address)
-    ca, key, chain = ((mesh.certificates / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem"))
-    return grpc.aio.secure_channel(mesh.address, grpc.ssl_channel_credentials(ca, key, chain))
+def _channel(address: str, certificates: Path | None) -> grpc.aio.Channel:
+    if certificates is None:
+        return grpc.aio.insecure_channel(address)
+    ca, key, chain = ((certificates / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem"))
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, chain))

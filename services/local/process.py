@@ -1,27 +1,39 @@
-"""One child process of the local mesh: started, watched, stopped."""
+"""One child process of the local mesh: started, waited for, stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
-STOP_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
+STOP_SECONDS: Final = 30.0
+_LAST_BYTES: Final = 64 << 10
+_PR_SET_PDEATHSIG: Final = 1
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before exec: a mesh whose parent was killed must not live on."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _dying_with_parent() -> Callable[[], None] | None:
+    """What a child does before exec: the kernel kills it when its parent dies, however that dies. None: only Linux can do that."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def before_exec() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel knew
+            os._exit(1)
+
+    return before_exec
 
 
 class Child:
-    """A process whose output goes to a file; leaving its context stops it with SIGTERM, and with SIGKILL after 30 s.
+    """A process whose output goes to a file, behind what an earlier start of it wrote. As a context it is started and stopped.
 
     It has a session of its own, so that Ctrl-C reaches only the parent, which then stops its children in order.
     """
@@ -31,9 +43,18 @@ class Child:
         self.log = log
         self._command = list(command)
         self._environment = dict(environment)
+        # The state: the process of the last start.
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Child:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Starts it, or starts it again. Raises OSError if that cannot be."""
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -42,26 +63,42 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_dying_with_parent(),
             )
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        process = self.process
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
 
     @property
-    def process(self) -> asyncio.subprocess.Process:
-        assert self._process is not None, "the child was not entered"
-        return self._process
+    def pid(self) -> int:
+        """Of its last start."""
+        assert self._process is not None, "the child was not started"
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """With which its last start ended, negative for a signal; None while it runs."""
+        assert self._process is not None, "the child was not started"
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Until it has ended; its status."""
+        assert self._process is not None, "the child was not started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL after STOP_SECONDS. Nothing happens to one that does not run."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     def last_words(self, lines: int = 15) -> str:
         """The end of its output."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])

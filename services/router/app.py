@@ -65,7 +65,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             presence = Presence(lanes, fleet, bells, background)
             workers = WorkerService(lanes, fleet, view, bells, dispatcher, background, presence)
             standings = Standings(redis)
-            files = (settings.tenants, settings.routes)
+            files = (settings.tenants, settings.routes, settings.processes)
             upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
             flight = Flight(limit_bytes=settings.in_flight_bytes)
             is_ready = await _first_look(upkeep, partial(open_all, redis))
@@ -163,7 +163,15 @@ def _services(
     upkeep: Upkeep,
 ) -> list[Service]:
     models = ModelService(fleet, view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds)
-    mesh = MeshService(lanes, fleet, view, routes=settings.routes, oldest=lambda: upkeep.oldest, router_id=settings.router_id)
+    mesh = MeshService(
+        lanes,
+        fleet,
+        view,
+        routes=settings.routes,
+        processes=settings.processes,
+        oldest=lambda: upkeep.oldest,
+        router_id=settings.router_id,
+    )
     add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)

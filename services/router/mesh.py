@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 import grpc
@@ -15,6 +15,7 @@ from shoal.v1 import mesh_pb2_grpc, models_pb2
 from libs.errors import InvalidInput, NoCapacity, QueueFull
 from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.fleet.affinity import busy_shares, score
+from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
 from services.router.offers import is_led
@@ -37,6 +38,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         view: View,
         *,
         routes: Watched[Routes],
+        processes: Watched[tuple[Process, ...]],
         oldest: Callable[[], Mapping[LaneKey, float]],
         router_id: str,
     ) -> None:
@@ -45,6 +47,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._fleet = fleet
         self._view = view
         self._routes = routes
+        self._processes = processes
         self._oldest = oldest
         self._router_id = router_id
         # The state: streams of WatchMesh.
@@ -126,6 +129,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             router_id=self._router_id,
             scheduler=self._scheduler(),
             pools=[pb.PoolStatus(pool=pool, desired_workers=workers) for pool, workers in sorted(desired.items())],
+            processes=[pb.ProcessStatus(**asdict(process)) for process in self._processes.content],
         )
 
 

@@ -48,8 +48,8 @@ class _Moment:
     """What a request is decided on.
 
     answer: how its lane stands, None where that cannot make it late; waiting_tokens: of its tenant at this router; lane_tokens:
-    those of them in its lane; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one more;
-    now_ms: Redis' clock; seconds: until the answer is worthless."""
+    those of them in its lane; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one
+    more; now_ms: Redis' clock; seconds: until the answer is worthless."""
 
     snapshot: FleetSnapshot
     routes: Routes

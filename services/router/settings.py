@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from libs import processes
 from libs.catalog.cards import parse_folders
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, number, random_id, without_password
+from libs.processes import Process
 from libs.queue import RedisTrust
 from libs.serving import Security
 from libs.serving.watched import Watched
@@ -37,6 +40,8 @@ class Settings:
     theirs)."""
     tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
+    processes: Watched[tuple[Process, ...]] = field(default_factory=lambda: Watched.fixed(()))
+    """Of the file of SHOAL_PROCESSES, in which `shoal up` tells how its processes are; MeshService shows them."""
     max_queued_tokens: int = 20_000_000
     """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
     max_queued_seconds: float = 60.0
@@ -82,6 +87,7 @@ class Settings:
             redis_trust=RedisTrust.from_env(environ),
             routes=_routes(environ),
             tenants=_tenants(environ),
+            processes=_processes(environ),
             max_queued_tokens=int(number(environ, "SHOAL_MAX_QUEUED_TOKENS", 20_000_000)),
             max_queued_seconds=number(environ, "SHOAL_MAX_QUEUED_SECONDS", 60.0),
             in_flight_bytes=int(number(environ, "SHOAL_IN_FLIGHT_BYTES", 1 << 30)),
@@ -114,6 +120,11 @@ class Settings:
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
         }
+
+
+def _processes(environ: Mapping[str, str]) -> Watched[tuple[Process, ...]]:
+    path = environ.get("SHOAL_PROCESSES", "")
+    return Watched([Path(path)], partial(processes.read, Path(path))) if path else Watched.fixed(())
 
 
 def _tenants(environ: Mapping[str, str]) -> Watched[Tenants]:

@@ -21,7 +21,10 @@ from tests.chaos import driver, report
 def main(
     seed: Annotated[int, typer.Option(help="Of faults and requests; 0: one from the clock, which is printed")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1)] = 1.0,
-    faults_per_minute: Annotated[float, typer.Option(min=0.1, max=120)] = 15.0,
+    target: Annotated[
+        driver.Target, typer.Option(help="What is harmed: `processes` of a whole mesh, or the children of one `shoal up`")
+    ] = "processes",
+    faults_per_minute: Annotated[float | None, typer.Option(min=0.1, max=120, help="Default: 15, of `shoal up` 8")] = None,
     requests_per_second: Annotated[float, typer.Option(min=1)] = 300.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at most")] = 64,
     requests: Annotated[int, typer.Option(min=0, help="Go on until so many were sent")] = 0,
@@ -36,10 +39,11 @@ def main(
     settings = driver.Settings(
         seed or int(time.time()),
         minutes * 60,
-        faults_per_minute,
+        faults_per_minute or (8.0 if target == "up" else 15.0),
         concurrency,
         requests_per_second,
         requests,
+        target=target,
         only=only,
         away=away,
         keep=keep,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -23,14 +23,17 @@ from tests.chaos.models import DENSE
 from tests.chaos.observer import Observer, unfairness
 from tests.chaos.plan import AT_ONCE, Planned, concerns, kinds, plan
 from tests.chaos.report import Report, percentile, recoveries
-from tests.chaos.stage import LEASE_SECONDS, TENANTS, Stage, new_directory, running
+from tests.chaos.stage import LEASE_SECONDS, TENANTS, Stage, new_directory, running, running_up
 from tests.chaos.traffic import Answers, Clients, Tally, Traffic, connected
+from tests.chaos.up import REST_SECONDS
 from tests.support.waiting import end_tasks
 
 IDLE_SECONDS: Final = 90.0
 """How long the mesh may take to become idle once nobody asks."""
 CALM_SECONDS: Final = 3.0
 LONG_SECONDS: Final = 120.0
+Target = Literal["processes", "up"]
+STAGES: Final = {"processes": running, "up": running_up}
 BACKLOG: Final = 40
 """Requests of each tenant in the backlog whose order is checked."""
 LANE: Final = LaneKey("cpu", DENSE)
@@ -48,6 +51,8 @@ class Settings:
     requests: int = 0
     clients: int = 2
     """Of each tenant."""
+    target: Target = "processes"
+    """What is harmed: processes that the run starts itself, or the children of one `shoal up`, which only that starts again."""
     only: str = ""
     """Kinds of faults whose names contain this."""
     away: float = 1.0
@@ -104,7 +109,7 @@ async def _made_checkpoints(directory: Path) -> Path:
 
 async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Watcher) -> Report:
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(running(directory, checkpoints))
+        stage = await stack.enter_async_context(STAGES[settings.target](directory, checkpoints))
         redis = await stack.enter_async_context(_redis(stage.cluster.redis_url))
         clients = await stack.enter_async_context(connected(stage.clients_address, settings.clients))
         answers = Answers()
@@ -160,8 +165,10 @@ class Harm:
             away=settings.away,
             is_long=settings.seconds >= LONG_SECONDS,
         )
-        found = [kind for kind in found if settings.only in kind.name]
-        self.planned = plan(found, seed=settings.seed, seconds=settings.seconds, per_minute=settings.per_minute)
+        is_up = settings.target == "up"
+        found = [kind for kind in found if settings.only in kind.name and (not is_up or kind.name.startswith("kill"))]
+        rest = REST_SECONDS if is_up else 0.0
+        self.planned = plan(found, seed=settings.seed, seconds=settings.seconds, per_minute=settings.per_minute, rest=rest)
         self.done: list[Fault] = []
         self.log: list[str] = []
         self._faults = faults

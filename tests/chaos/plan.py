@@ -87,11 +87,12 @@ def kinds(
     return found
 
 
-def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float) -> list[Planned]:
+def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float, rest: float = 0.0) -> list[Planned]:
     """As many faults of these kinds as a run of so many seconds has by `per_minute`, in the order of their beginnings: at most two
     overlap, and never two on one target. Where they do not fit otherwise, the last begin after the run's end.
 
-    They may begin later than planned, where a process takes long to come back.
+    They may begin later than planned, where a process takes long to come back. `rest`: seconds without a fault on a target after
+    each.
     """
     generator = random.Random(seed)
     deck = _deck(found, generator)
@@ -102,7 +103,7 @@ def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float)
         kind = next(deck)
         target = generator.choice(kind.targets)
         lasts = min(generator.uniform(kind.shortest, kind.longest), max(kind.shortest, 2 * gap))
-        begin = _free(faults, target, begin)
+        begin = _free(faults, target, begin, rest)
         alone = generator.random() < ALONE and gap >= ALONE_GAP_SECONDS
         faults.append(Planned(number, kind.name, target, round(begin, 3), round(lasts, 3), alone, generator.random()))
         begin += generator.choice((0.3, 1.2, 1.4)) * gap
@@ -125,11 +126,12 @@ def _deck(found: Sequence[Kind], generator: random.Random) -> Iterator[Kind]:
             yield from part
 
 
-def _free(faults: Sequence[Planned], target: str, begin: float) -> float:
+def _free(faults: Sequence[Planned], target: str, begin: float, rest: float) -> float:
     """The first moment from `begin` on at which a fault may begin on `target`."""
     while True:
         going_on = [fault for fault in faults if fault.begin + fault.seconds > begin]
-        in_the_way = [fault for fault in going_on if concerns(fault.target) & concerns(target)]
+        on_target = [fault for fault in faults if concerns(fault.target) & concerns(target)]
+        in_the_way = [fault.begin + fault.seconds + rest for fault in on_target if fault.begin + fault.seconds + rest > begin]
         if len(going_on) < AT_ONCE and not in_the_way:
             return begin
-        begin = min(fault.begin + fault.seconds for fault in in_the_way or going_on) + 0.001
+        begin = min(in_the_way or [fault.begin + fault.seconds for fault in going_on]) + 0.001

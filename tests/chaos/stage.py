@@ -16,6 +16,7 @@ from typing import Final
 
 from tests.chaos import machine, models
 from tests.chaos.links import Links
+from tests.chaos.up import Up
 from tests.support.cluster import Cluster, lasting_port
 
 ROUTERS, WORKERS, SCHEDULERS = 2, 3, 2
@@ -123,6 +124,20 @@ async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
                 cluster.kill(name)
             raise
         await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def running_up(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
+    """The same with one `shoal up`, to which only its clients have links of ours."""
+    up = Up(directory, models=str(checkpoints), workers=WORKERS, environment=_environment(directory))
+    async with Links({"clients>router": up.address}) as links:
+        try:
+            await asyncio.to_thread(up.__enter__)
+            yield Stage(directory, up, links, directory / "origin")
+        except BaseException:
+            up.end()
+            raise
+        await asyncio.to_thread(up.__exit__, None, None, None)
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -51,3 +51,12 @@ def test_a_link_concerns_its_ends_but_not_redis() -> None:
     assert concerns("clients>router-0") == {"router-0"}
     assert concerns("router-0>redis") == {"router-0"}
     assert concerns("redis") == {"redis"}
+
+
+def test_a_target_has_its_rest() -> None:
+    found = [Kind("kill worker", ["worker-0", "worker-1"], 0.0, 1.0), Kind("kill router", ["router"], 0.0, 1.0)]
+    last: dict[str, float] = {}
+    for fault in plan(found, seed=5, seconds=600, per_minute=8, rest=25.0):
+        assert fault.begin - last.get(fault.target, -25.0) >= 25.0
+        last[fault.target] = fault.begin + fault.seconds
+    assert len(last) == 3

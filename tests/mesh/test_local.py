@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 import shoal
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.errors import InvalidInput
-from services.local.settings import MINILM, free_port, layout
+from services.local.settings import MINILM, free_port
+from tests.support.waiting import wait_until
 
+NAMES = ("redis", "router", "scheduler", "worker-0")
 SHOAL = [sys.executable, "-m", "shoal"]
 
 
 @contextmanager
-def up(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([*SHOAL, "up", *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def up(*arguments: str, environment: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*SHOAL, "up", *arguments], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -85,6 +94,94 @@ def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
         assert process.wait(30) == 0
 
 
+def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(tmp_path: Path) -> None:
+    """kill -9 of a worker, the router, the scheduler and Redis, one after the other; then Ctrl-C with a call in flight."""
+    logs = tmp_path / "logs"
+    environment = os.environ | {"SHOAL_LEASE_MS": "3000"}
+    with up("--port", "0", "--workers", "2", "--keep-logs", str(logs), environment=environment) as process:
+        address = _address(process)
+        with shoal.Client(address, timeout=60) as client:
+            client.encode(MINILM, ["load it"])
+            for name in ("worker-1", "router", "scheduler", "redis"):
+                old = _child(process.pid, name)
+                old.kill()
+                dense = client.encode(MINILM, f"after {name}").dense
+                assert dense is not None
+                assert dense.shape == (1, 384)
+                wait_until(lambda name=name: _restarts(client, name) == 1, 60, f"{name} to come back")  # type: ignore[misc]
+                assert _child(process.pid, name).pid != old.pid
+            status = subprocess.run([*SHOAL, "status", "--address", address], check=True, capture_output=True, text=True).stdout
+            assert "processes" in status
+            assert "SIGKILL" in status
+            wait_until(lambda: len(client.mesh().workers) == 2, 30, "both workers to report")
+            with ThreadPoolExecutor() as pool:
+                answer = pool.submit(client.encode, MINILM, ["word " * 200] * 200)
+                wait_until(lambda: any(lane.leased_tokens for lane in client.mesh().lanes), 30, "the call to be in flight")
+                process.send_signal(signal.SIGINT)
+                dense = answer.result().dense
+            assert dense is not None
+            assert dense.shape == (200, 384)
+        assert process.wait(60) == 0
+    assert {path.name for path in logs.iterdir()} == {f"{name}.log" for name in (*NAMES, "worker-1")}
+
+
+def test_kill_9_of_up_leaves_no_process() -> None:
+    with up("--port", "0", "--workers", "1") as process:
+        _address(process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == len(NAMES)
+        process.kill()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert len(gone) == len(NAMES)
+
+
+def test_a_mesh_that_does_not_come_up_says_why_and_keeps_its_logs() -> None:
+    run = subprocess.run(
+        [*SHOAL, "up", "--port", "0"], env=os.environ | {"SHOAL_BATCH_ITEMS": "none"}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert "SHOAL_BATCH_ITEMS" in run.stderr
+    assert "Traceback" not in run.stderr
+    log = re.search(r"\((\S+/worker-\d+\.log)\)", run.stderr)
+    assert log is not None
+    assert "SHOAL_BATCH_ITEMS" in Path(log[1]).read_text()
+    shutil.rmtree(Path(log[1]).parents[1])
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Once it is up. What it says afterwards is read and dropped."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "Ctrl-C" in line:
+            break
+    found = re.search(r"on (127\.0\.0\.1:\d+)", said)
+    assert found is not None, said
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    return found[1]
+
+
+def _child(pid: int, name: str) -> psutil.Process:
+    """Of `shoal up`."""
+    for child in psutil.Process(pid).children():
+        role, _, number = name.partition("-")
+        words = " ".join(child.cmdline())
+        if role in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
+            return child
+    raise AssertionError(f"{name} does not run")
+
+
+def _restarts(client: shoal.Client, name: str) -> int:
+    """Of a process that runs; 0 of one that does not, and while nobody can be asked."""
+    try:
+        found = {process.name: process for process in client.mesh().processes}
+    except shoal.ShoalError:
+        return 0
+    return found[name].restarts if name in found and found[name].state == "running" else 0
+
+
 def test_up_says_which_port_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -101,8 +198,3 @@ def test_up_names_a_model_folder_that_is_not_there() -> None:
     run = subprocess.run([*SHOAL, "up", "--model", "my/model=/nowhere"], capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "/nowhere" in run.stderr
-
-
-def test_more_threads_than_cores_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="cores"):
-        layout(1, 4096)

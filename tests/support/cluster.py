@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,21 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from services.local.redis_server import find_redis_server, redis_arguments
+from services.local.settings import free_port
 from tests.support.waiting import wait_until
 
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler"}
-
-
-def lasting_port() -> int:
-    """A free port that stays free while its process is restarted: the kernel gives no outgoing connection one below 32768."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+lasting_port = free_port
 
 
 class Cluster:
@@ -181,8 +169,7 @@ class Cluster:
 
     def _command(self, name: str) -> list[str]:
         if name == "redis":
-            command = redis_arguments(find_redis_server(), self.directory)
-            command[command.index("--appendonly") + 1] = "yes" if self._durable else "no"
+            command = redis_arguments(find_redis_server(), self.directory, is_durable=self._durable)
             command[command.index("--port") + 1] = str(self._redis_port)
             return [*command, "--bind", "127.0.0.1"]
         return [sys.executable, "-m", *self._starter, self._modules[name.rpartition("-")[0]]]

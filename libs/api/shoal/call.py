@@ -39,8 +39,8 @@ class Plan(Generic[Q, R, T]):
 
     `build`: the request for the items at these places of the list. `merge`: the answers of the parts in order; there may be none.
     `left_out` None: an invalid item fails the call; else those that are known to be invalid already, and others will be left out,
-    too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model may read with each item, the query and
-    labels; `answered`: those that its answer may repeat for each item, labels.
+    too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model may read with each item, the query
+    and labels; `answered`: those that its answer may repeat for each item, labels.
     """
 
     method: Method[Q, R]

@@ -44,6 +44,7 @@ from shoal.status import (
     Placement,
     PlacementReason,
     PoolStatus,
+    ProcessStatus,
     Scheduler,
     WorkerStatus,
 )
@@ -228,6 +229,7 @@ def mesh(message: mesh_pb2.Mesh) -> Mesh:
         message.router_id,
         _flat(Scheduler, message.scheduler),
         tuple(_flat(PoolStatus, pool) for pool in message.pools),
+        tuple(_flat(ProcessStatus, process) for process in message.processes),
     )
 
 

@@ -129,6 +129,19 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after it ended too often.
+
+    `detail`: how it last ended, and the last line of its log; empty if it never did.
+    """
+
+    name: str
+    state: str
+    restarts: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """The whole mesh, as the router `router_id` sees it."""
 
@@ -139,6 +152,8 @@ class Mesh:
     scheduler: Scheduler = Scheduler()
     pools: tuple[PoolStatus, ...] = ()
     """Empty: no scheduler leads."""
+    processes: tuple[ProcessStatus, ...] = ()
+    """Of a mesh that `shoal up` started; empty: nobody supervises this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _through_mesh(settings: Settings, name: str, directory: Path, works: list[Wo
         threads=settings.threads,
         models=f"{name}={directory}",
         dtype=settings.dtype,
-        environment=(("SHOAL_DEVICE", settings.device),),
+        device=settings.device,
     )
     return asyncio.run(profile_requests(mesh, name, works))
 

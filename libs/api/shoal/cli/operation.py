@@ -12,7 +12,7 @@ from rich.text import Text
 
 from shoal.cli.console import emit, note, show, size, table
 from shoal.cli.options import Json, Reach, connected, take_parameters
-from shoal.status import LaneStatus, Model, ModelPlace, Scheduler, WorkerStatus
+from shoal.status import LaneStatus, Model, ModelPlace, ProcessStatus, Scheduler, WorkerStatus
 
 ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
 
@@ -107,6 +107,8 @@ def status(mesh: Reach, as_json: Json = False) -> None:
     show(Text.assemble(f"router {seen.router_id} at {client.address}: ", state))
     show(_leader(seen.scheduler))
     show(_workers(seen.workers) if seen.workers else Text("no workers: requests wait until one comes", style="yellow"))
+    if any(process.state != "running" or process.restarts for process in seen.processes):
+        show(_processes(seen.processes))
     if seen.lanes:
         show(_lanes(seen.lanes))
     if seen.models:
@@ -160,6 +162,16 @@ def _workers(workers: tuple[WorkerStatus, ...]) -> Table:
             _share(worker.wasted_seconds, worker.device_seconds),
             f"{worker.heartbeat_age_seconds:.1f} s",
         )
+    return made
+
+
+def _processes(processes: tuple[ProcessStatus, ...]) -> Table:
+    """Those that ended at least once."""
+    made = table("processes", "process", "state", "restarts", "how it last ended", right=("restarts",))
+    for process in processes:
+        if process.detail:
+            style = {"running": "", "given up": "bold red"}.get(process.state, "yellow")
+            made.add_row(process.name, Text(process.state, style=style), str(process.restarts), Text(process.detail))
     return made
 
 

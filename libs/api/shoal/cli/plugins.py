@@ -57,7 +57,11 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
     def run(context: typer.Context) -> None:
         if entry is None:
             raise _missing(name)
-        command = entry.load()
+        try:
+            command = entry.load()
+        except ImportError as error:
+            complain(f"`shoal {name}` cannot start: {error}", [], "")
+            raise typer.Exit(1) from None
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
             command.command()(function)

@@ -84,21 +84,35 @@ class SchedulerStatus(_message.Message):
     age_seconds: float
     def __init__(self, scheduler_id: _Optional[str] = ..., plan: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
 
+class ProcessStatus(_message.Message):
+    __slots__ = ("name", "state", "restarts", "detail")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    restarts: int
+    detail: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., restarts: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class Mesh(_message.Message):
-    __slots__ = ("workers", "models", "lanes", "router_id", "scheduler", "pools")
+    __slots__ = ("workers", "models", "lanes", "router_id", "scheduler", "pools", "processes")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     models: _containers.RepeatedCompositeFieldContainer[_models_pb2.Model]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     router_id: str
     scheduler: SchedulerStatus
     pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ...) -> None: ...
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[_models_pb2.Model, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ...) -> None: ...
 
 class GetMeshRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,54 @@
+"""The file in which a supervisor (`shoal up`) tells the router how its processes are (SHOAL_PROCESSES).
+
+From it `shoal status` shows processes that are gone, which cannot report themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from libs.errors import InvalidInput
+
+ProcessState = Literal["running", "restarting", "given up"]
+STATES: Final[tuple[ProcessState, ...]] = ("running", "restarting", "given up")
+MOST_PROCESSES: Final = 4096
+MOST_LETTERS: Final = 1000
+"""Of `detail`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`restarts`: since the supervisor began. `detail`: how it last ended, and the end of its log; empty if it never did."""
+
+    name: str
+    state: ProcessState
+    restarts: int = 0
+    detail: str = ""
+
+
+def to_text(processes: Iterable[Process]) -> str:
+    return json.dumps([asdict(process) for process in processes])
+
+
+def read(path: Path) -> tuple[Process, ...]:
+    """What the file says; nothing if it is not there (yet). Raises InvalidInput if it says something else."""
+    try:
+        entries = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", field="SHOAL_PROCESSES") from None
+    if not isinstance(entries, list) or len(entries) > MOST_PROCESSES:
+        raise InvalidInput(f"{path} must hold a list of at most {MOST_PROCESSES} processes", field="SHOAL_PROCESSES")
+    return tuple(_process(entry, path) for entry in entries)
+
+
+def _process(entry: object, path: Path) -> Process:
+    match entry:
+        case {"name": str(name), "state": str(state), "restarts": int(restarts), "detail": str(detail)}:
+            if state in STATES and restarts >= 0:
+                return Process(name[:MOST_LETTERS], state, restarts, detail[:MOST_LETTERS])
+    raise InvalidInput(f"{path} must hold for each process its name, state, restarts and detail", field="SHOAL_PROCESSES")

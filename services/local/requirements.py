@@ -1,0 +1,21 @@
+"""What the children of `shoal up` import: looked for before they are started, so that what is missing is said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Final
+
+from libs.errors import NoCapacity
+
+NEEDED: Final = (
+    *("redis", "yaml", "jwt", "cryptography", "numpy"),  # router and scheduler
+    *("torch", "safetensors", "tokenizers", "jinja2", "fsspec", "huggingface_hub"),  # worker
+)
+
+
+def check_installed(needed: Sequence[str] = NEEDED) -> None:
+    """Raises NoCapacity naming the modules that are not there, and the extra that brings them."""
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise NoCapacity(f"not installed: {', '.join(missing)}. Install all that a mesh needs: pip install 'shoal-mesh[local]'")

