@@ -24,7 +24,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {"keda-tls": ("keda", "tls")}
 """Components that are for others, which come before them."""
 EVERY: Final = ("base", *(f"overlays/{name}" for name in OVERLAYS), *(f"components/{name}" for name in COMPONENTS))
 """All renderings: the base, the overlays, and the base with each component."""
-CLUSTER_WIDE: Final = frozenset({"Namespace", "PersistentVolume", "PriorityClass"})
+CLUSTER_WIDE: Final = frozenset({"Namespace", "PersistentVolume", "PriorityClass", "StorageClass"})
 
 Object = dict[str, Any]
 

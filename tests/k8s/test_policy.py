@@ -326,6 +326,27 @@ def test_stores_are_smaller_than_their_volumes(objects: tuple[Object, ...]) -> N
         assert stored or "emptyDir" not in volume, "90 % of the node's disk is more than the volume may have"
 
 
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("eks-")])
+def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
+    """EKS makes no class the default: a claim that names none stays Pending, and Redis with it. GKE and kind have a default."""
+    objects = rendered(f"overlays/{name}")
+    classes = {one["metadata"]["name"] for one in of_kind(objects, "StorageClass")}
+    claims = of_kind(objects, "PersistentVolumeClaim")
+    claims += [claim for workload in workloads(objects) for claim in workload["spec"].get("volumeClaimTemplates", ())]
+    assert "data" in [claim["metadata"]["name"] for claim in claims], "of Redis"
+    for claim in claims:
+        chosen = claim["spec"].get("storageClassName")
+        volume = claim["spec"].get("volumeName")
+        if chosen == "":
+            assert volume in [one["metadata"]["name"] for one in of_kind(objects, "PersistentVolume")]
+        else:
+            assert chosen in classes
+    for one in of_kind(objects, "StorageClass"):
+        assert one["provisioner"] == "ebs.csi.aws.com"
+        assert one["parameters"]["encrypted"] == "true", "what is queued are texts of clients"
+        assert one["volumeBindingMode"] == "WaitForFirstConsumer", "the disk would be in another zone than its pod"
+
+
 def test_nothing_cluster_wide_but_what_is_ours(objects: tuple[Object, ...]) -> None:
     for one in objects:
         if one["kind"] in CLUSTER_WIDE:
