@@ -122,7 +122,7 @@ def test_the_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Pa
     resources = [resource.removeprefix("../k8s/") for resource in document.pop("resources")]
     objects = build(tmp_path, **document | {"resources": resources})
     assert {
-        container["image"] for one in workloads(objects) for container in containers(one) if "redis" not in container["image"]
+        container["image"] for one in workloads(objects) for container in containers(one) if "valkey" not in container["image"]
     } == {f"registry.mine/shoal/{name}:1234567" for name in ("router", "scheduler", "worker-cuda")}
     (container,) = containers(named(objects, "Deployment", "worker"))
     assert environment(objects, container)["SHOAL_STORES"] == "s3://mine,hf"
