@@ -7,6 +7,7 @@ addresses (0.0.0.0:port and those of Services). The code is what the image's sta
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 import re
@@ -40,10 +41,14 @@ from tests.k8s.manifests import (
     template,
     title,
 )
-from tests.support.certificates import Certificates
+from tests.support.certificates import Certificates, Issuer
 from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
+CREDENTIALS: Final[Mapping[str, Mapping[str, str]]] = {
+    "tokens": {"tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"},
+    "jwks": {"jwks.json": json.dumps({"keys": [Issuer.make().jwk()]})},
+}
 PASSWORDS: Final = {"redis-router": "a router's", "redis-scheduler": "a scheduler's"}
 
 
@@ -88,6 +93,8 @@ class Node:
             return {"users.acl": acl_file(router=PASSWORDS["redis-router"], scheduler=PASSWORDS["redis-scheduler"], admin=None)}
         if name in PASSWORDS:
             return {"password": PASSWORDS[name]}
+        if name in ("tokens", "jwks"):
+            return CREDENTIALS[name]
         if self._certificates is None:
             self._certificates = Certificates(self.folder / "certificates")
         made = self._certificates.issue(name.removesuffix("-tls"))

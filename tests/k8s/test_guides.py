@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.k8s.manifests import ROOT, Object, matches, named, of_kind, rendered, title
+from tests.k8s.manifests import K8S, ROOT, TOGETHER, Object, build, matches, named, of_kind, rendered, title
 
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "deploy-aws": ("overlays/eks-g6-spot", "overlays/eks-p5"),
@@ -62,6 +65,31 @@ def test_the_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str
         assert ours
         for one in ours:
             assert matches(selector(prometheus, kind), one["metadata"].get("labels", {})), f"{title(one)} of {overlay}"
+
+
+def test_the_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (written,) = re.findall(r"```yaml\n(components:.*?)```", page[page.index("## The way in") :], re.DOTALL)
+    document = yaml.safe_load(written)
+    components = [one.removeprefix("../../") for one in document["components"]]
+    objects = build(tmp_path, resources=["base"], components=components, patches=document["patches"])
+    assert "mesh.example" in named(objects, "Certificate", "router")["spec"]["dnsNames"]
+    service = named(objects, "Service", "router-external")
+    assert "networking.gke.io/load-balancer-type" not in service["metadata"]["annotations"]
+    *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
+    assert [each["ipBlock"]["cidr"] for each in rule["from"]] == service["spec"]["loadBalancerSourceRanges"]
+
+
+@pytest.mark.parametrize("name", ["external-redis", "gateway", "jwks", "load-balancer"])
+def test_the_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
+    head = (K8S / f"components/{name}/kustomization.yaml").read_text().partition("\napiVersion:")[0]
+    (written,) = re.findall(r"^#   (patches:\n(?:#   .*\n?)+)", head, re.MULTILINE)
+    patches = yaml.safe_load(re.sub(r"^#   ", "", written, flags=re.MULTILINE))["patches"]
+    components = [f"components/{one}" for one in (*TOGETHER.get(name, ("tls",)), name)]
+    before = build(tmp_path, resources=["base"], components=components)
+    (tmp_path / "patched").mkdir()
+    after = build(tmp_path / "patched", resources=["base"], components=components, patches=patches)
+    assert sum(one not in before for one in after) >= len(patches)
 
 
 @pytest.mark.parametrize("guide", GUIDES)

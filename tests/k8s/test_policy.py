@@ -56,8 +56,10 @@ HEALTH_NAMES: dict[str, dict[str, str | None]] = {
     "redis": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe")),
 }
 """None: that it can be connected to. What becomes NOT_SERVING while Redis is away must not get a process killed."""
-SUPPLIED = {"redis-users", "redis-router", "redis-scheduler"}
+SUPPLIED = {"redis-users", "redis-router", "redis-scheduler", "tokens", "jwks"}
 """Secrets that are not in git: docs/kubernetes.md."""
+OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh")} | {"grpc.health.v1.Health"}
+"""What clients and administrators call."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -281,6 +283,7 @@ def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...])
     for service in of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
             is_plain = port["name"] == "grpc" and not has_tls
+            assert has_tls or service["spec"].get("type", "ClusterIP") == "ClusterIP", "open to whoever reaches the network"
             assert port.get("appProtocol") == ("kubernetes.io/h2c" if is_plain else None)
     for scaled in of_kind(objects, "ScaledObject"):
         assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(objects, "TriggerAuthentication")
@@ -301,6 +304,57 @@ def test_certificates_name_their_holders_as_servers_read_it() -> None:
     for workload in workloads(objects):
         names = [volume["secret"]["secretName"] for _, volume in mounted(workload) if "secret" in volume]
         assert f"{component(workload)}-tls" in names
+
+
+def test_the_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_in() -> None:
+    objects = with_components("network-policy", "tls", "load-balancer")
+    spec = named(objects, "Service", "router-external")["spec"]
+    private = {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
+    assert (spec["type"], spec["externalTrafficPolicy"], set(spec["loadBalancerSourceRanges"])) == (
+        "LoadBalancer",
+        "Local",
+        private,
+    )
+    *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
+    assert {each["ipBlock"]["cidr"] for each in rule["from"]} == private
+    (router,) = selected(objects, {"matchLabels": spec["selector"]})
+    assert [port_number(router, port["port"]) for port in rule["ports"]] == [port["port"] for port in spec["ports"]]
+    assert not of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), "a mesh without policies has none by this"
+
+
+def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobodys() -> None:
+    objects = with_components("tls", "tokens", "gateway")
+    issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    gateway = named(objects, "Gateway", "shoal")["spec"]
+    (listener,) = gateway["listeners"]
+    (route,) = of_kind(objects, "GRPCRoute")
+    (parent,) = route["spec"]["parentRefs"]
+    assert (parent["name"], parent["sectionName"]) == ("shoal", listener["name"])
+    (rule,) = route["spec"]["rules"]
+    assert {each["method"]["service"] for each in rule["matches"]} == OPEN_SERVICES, "workers and KEDA are in the cluster"
+    (backend,) = rule["backendRefs"]
+    service = named(objects, "Service", backend["name"])
+    assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
+    validation = named(objects, "BackendTLSPolicy", "router")["spec"]["validation"]
+    assert validation["hostname"] in issued[validation["caCertificateRefs"][0]["name"]]["dnsNames"]
+    (shown,) = listener["tls"]["certificateRefs"]
+    assert "server auth" in issued[shown["name"]]["usages"]
+    own = issued[gateway["tls"]["backend"]["clientCertificateRef"]["name"]]
+    assert "client auth" in own["usages"]
+    assert "uris" not in own, "a call without a token would be the gateway's"
+
+
+def test_only_routers_have_credentials_of_callers() -> None:
+    objects = with_components("tls", "tokens", "jwks")
+    for workload, container in pods(objects):
+        told = {
+            key
+            for key in environment(objects, container)
+            if key in ("SHOAL_TOKENS", "SHOAL_JWKS", "SHOAL_JWT_ISSUER", "SHOAL_JWT_AUDIENCE")
+        }
+        assert len(told) == (4 if component(workload) == "router" else 0)
+        if component(workload) == "router":
+            assert environment(objects, container)["SHOAL_TLS_CLIENT_CA"], "workers show certificates as before"
 
 
 def test_pools_are_those_of_the_workers_and_as_large(deployable: tuple[Object, ...], tmp_path: Any) -> None:
