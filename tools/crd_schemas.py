@@ -22,6 +22,7 @@ PACKAGES = (
     "@kubernetes-models/keda@2.0.0",
     "@kubernetes-models/cert-manager@6.0.0",
     "@kubernetes-models/prometheus-operator@6.0.0",
+    "@kubernetes-models/gateway-api@2.0.0",
     # What the others name of Kubernetes itself.
     "@kubernetes-models/apimachinery@3.0.2",
     "kubernetes-models@5.1.0",
@@ -33,6 +34,9 @@ KINDS = (
     ("cert-manager.io/v1", "Issuer"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
+    ("gateway.networking.k8s.io/v1", "Gateway"),
+    ("gateway.networking.k8s.io/v1", "GRPCRoute"),
+    ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"),
 )
 OUT = ROOT / "tests/k8s/schemas"
 # Not for us to write, or so large that it would be most of the file.

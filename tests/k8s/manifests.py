@@ -20,11 +20,17 @@ FETCHED: Final = ROOT / ".cache/kubectl"
 """Where `make k8s-tools` puts kubectl where there is none."""
 OVERLAYS: Final = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
 COMPONENTS: Final = tuple(sorted(path.name for path in (K8S / "components").iterdir()))
-TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {"keda-tls": ("keda", "tls")}
+TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
+    "keda-tls": ("keda", "tls"),
+    "load-balancer": ("network-policy", "tls"),
+    "gateway": ("tls", "tokens"),
+    "tokens": ("tls",),
+    "jwks": ("tls",),
+}
 """Components that are for others, which come before them."""
 EVERY: Final = ("base", *(f"overlays/{name}" for name in OVERLAYS), *(f"components/{name}" for name in COMPONENTS))
 """All renderings: the base, the overlays, and the base with each component."""
-CLUSTER_WIDE: Final = frozenset({"Namespace", "PersistentVolume", "PriorityClass"})
+CLUSTER_WIDE: Final = frozenset({"Namespace", "PersistentVolume", "PriorityClass", "StorageClass"})
 
 Object = dict[str, Any]
 

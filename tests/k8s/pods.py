@@ -7,6 +7,7 @@ addresses (0.0.0.0:port and those of Services). The code is what the image's sta
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 import re
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -39,10 +41,14 @@ from tests.k8s.manifests import (
     template,
     title,
 )
-from tests.support.certificates import Certificates
+from tests.support.certificates import Certificates, Issuer
 from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
+CREDENTIALS: Final[Mapping[str, Mapping[str, str]]] = {
+    "tokens": {"tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"},
+    "jwks": {"jwks.json": json.dumps({"keys": [Issuer.make().jwk()]})},
+}
 PASSWORDS: Final = {"redis-router": "a router's", "redis-scheduler": "a scheduler's"}
 
 
@@ -87,6 +93,8 @@ class Node:
             return {"users.acl": acl_file(router=PASSWORDS["redis-router"], scheduler=PASSWORDS["redis-scheduler"], admin=None)}
         if name in PASSWORDS:
             return {"password": PASSWORDS[name]}
+        if name in ("tokens", "jwks"):
+            return CREDENTIALS[name]
         if self._certificates is None:
             self._certificates = Certificates(self.folder / "certificates")
         made = self._certificates.issue(name.removesuffix("-tls"))
@@ -119,6 +127,10 @@ class Pod:
         found = environment(self._node.objects, self.container)
         return {key: self._here(value) if isinstance(value, str) else self._known(value) for key, value in found.items()}
 
+    def remount(self, path: str) -> None:
+        """As a kubelet once a Secret has changed: the folder's files are replaced all at once."""
+        _publish(Path(f"{self._folder}{path}"), self._node.secret(dict(mounted(self.workload))[path]["secret"]["secretName"]))
+
     def start(self, more: Mapping[str, str] | None = None) -> Pod:
         """Returns at once. `more`: variables besides."""
         image = self._image()
@@ -149,9 +161,12 @@ class Pod:
         try:
             if "grpc" in probe:
                 return self._serves(probe["grpc"]["port"], probe["grpc"]["service"], seconds)
+            if "exec" in probe:
+                command = [self._here(word) for word in probe["exec"]["command"]]
+                return subprocess.run(command, timeout=seconds, check=False).returncode == 0
             port = self.ports[port_number(self.workload, probe["tcpSocket"]["port"])]
             socket.create_connection(("127.0.0.1", port), seconds).close()
-        except (grpc.RpcError, OSError):
+        except (grpc.RpcError, OSError, subprocess.TimeoutExpired):
             return False
         return True
 
@@ -181,7 +196,8 @@ class Pod:
         folder = Path(f"{self._folder}{path}")
         if "configMap" in volume:
             data = named(self._node.objects, "ConfigMap", volume["configMap"]["name"]).get("data", {})
-            _publish(folder, {key: self._here(text) for key, text in data.items()})
+            texts = {key: self._here(text) for key, text in data.items()}
+            _publish(folder, {key: _as_redis(text) if key == "redis.conf" else text for key, text in texts.items()})
         elif "secret" in volume:
             _publish(folder, self._node.secret(volume["secret"]["secretName"]))
         else:
@@ -225,18 +241,30 @@ class Pod:
 
     def _command(self) -> list[str]:
         command: list[str] = self.container.get("command") or dockerfile.entrypoint(self._target())
-        program, *arguments = [*command, *map(self._here, self.container.get("args", ()))]
-        if program == "redis-server":
-            return [str(find_redis_server()), *arguments, "--bind", "127.0.0.1", "--port", str(self.ports[6379])]
+        program, *arguments = map(self._here, [*command, *self.container.get("args", ())])
+        if component(self.workload) == "redis":
+            words = [word.replace("valkey-server", str(find_redis_server())) for word in (program, *arguments)]
+            port = "--tls-port" if "--tls-port" in words else "--port"
+            return [*words, "--bind", "127.0.0.1", port, str(self.ports[6379])]
         assert program == "python", f"{title(self.workload)} starts {program}"
         return [sys.executable, *arguments]
 
 
 def _publish(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """As a kubelet mounts a ConfigMap or a Secret: links to links to what is replaced as a whole."""
-    data = folder / "..2026_11_22"
+    data = folder / f"..{uuid.uuid4()}"
     data.mkdir(parents=True)
-    (folder / "..data").symlink_to(data.name)
     for key, content in files.items():
         (data / key).write_bytes(content if isinstance(content, bytes) else content.encode())
-        (folder / key).symlink_to(f"..data/{key}")
+    (folder / "..next").symlink_to(data.name)
+    (folder / "..next").rename(folder / "..data")
+    for key in files:
+        if not (folder / key).is_symlink():
+            (folder / key).symlink_to(f"..data/{key}")
+
+
+def _as_redis(text: str) -> str:
+    """redis.conf is for Valkey. A redis-server of this machine may know none of what Redis never had."""
+    told = subprocess.run([find_redis_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    lines = text.splitlines()
+    return "\n".join(line for line in lines if "Valkey" in told or not line.startswith("commandlog-"))

@@ -56,8 +56,10 @@ HEALTH_NAMES: dict[str, dict[str, str | None]] = {
     "redis": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe")),
 }
 """None: that it can be connected to. What becomes NOT_SERVING while Redis is away must not get a process killed."""
-SUPPLIED = {"redis-users", "redis-router", "redis-scheduler"}
+SUPPLIED = {"redis-users", "redis-router", "redis-scheduler", "tokens", "jwks"}
 """Secrets that are not in git: docs/kubernetes.md."""
+OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh")} | {"grpc.health.v1.Health"}
+"""What clients and administrators call."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -110,7 +112,9 @@ def test_probes_ask_what_is_answered(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
         for kind, name in HEALTH_NAMES[component(workload)].items():
             probe = container[kind]
-            if name is None:
+            if "exec" in probe:
+                assert (component(workload), kind) == ("redis", "livenessProbe"), "see test_rotation.py"
+            elif name is None:
                 assert port_number(workload, probe["tcpSocket"]["port"]) in (50052, 6379)
             else:
                 assert probe["grpc"] == {"port": port_number(workload, "health"), "service": name}
@@ -143,8 +147,18 @@ def test_images_have_a_tag_or_a_digest(objects: tuple[Object, ...]) -> None:
         assert image is not None
         assert image["tag"] or image["digest"]
         assert image["tag"] != "latest"
-        if component(workload) != "redis" and not image["digest"]:
+        if component(workload) == "redis":
+            assert image["name"] == "docker.io/valkey/valkey", "Redis 7.2 is at its end, and later ones have another licence"
+            assert re.fullmatch(r"8\.\d+\.\d+-\w+", image["tag"]), "a version of its own, on a Debian: probes and shell are its"
+        elif not image["digest"]:
             assert image["tag"] == VERSION
+
+
+@pytest.mark.parametrize("key", ["slowlog-log-slower-than", "commandlog-request-larger-than", "commandlog-reply-larger-than"])
+def test_redis_keeps_no_log_of_what_clients_sent(key: str) -> None:
+    """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless it is told not to."""
+    (conf,) = (one["data"]["redis.conf"] for one in of_kind(rendered("base"), "ConfigMap") if "redis.conf" in one.get("data", {}))
+    assert [line for line in conf.splitlines() if line.startswith(key)] == [f"{key} -1"]
 
 
 def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
@@ -269,6 +283,7 @@ def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...])
     for service in of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
             is_plain = port["name"] == "grpc" and not has_tls
+            assert has_tls or service["spec"].get("type", "ClusterIP") == "ClusterIP", "open to whoever reaches the network"
             assert port.get("appProtocol") == ("kubernetes.io/h2c" if is_plain else None)
     for scaled in of_kind(objects, "ScaledObject"):
         assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(objects, "TriggerAuthentication")
@@ -289,6 +304,57 @@ def test_certificates_name_their_holders_as_servers_read_it() -> None:
     for workload in workloads(objects):
         names = [volume["secret"]["secretName"] for _, volume in mounted(workload) if "secret" in volume]
         assert f"{component(workload)}-tls" in names
+
+
+def test_the_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_in() -> None:
+    objects = with_components("network-policy", "tls", "load-balancer")
+    spec = named(objects, "Service", "router-external")["spec"]
+    private = {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
+    assert (spec["type"], spec["externalTrafficPolicy"], set(spec["loadBalancerSourceRanges"])) == (
+        "LoadBalancer",
+        "Local",
+        private,
+    )
+    *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
+    assert {each["ipBlock"]["cidr"] for each in rule["from"]} == private
+    (router,) = selected(objects, {"matchLabels": spec["selector"]})
+    assert [port_number(router, port["port"]) for port in rule["ports"]] == [port["port"] for port in spec["ports"]]
+    assert not of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), "a mesh without policies has none by this"
+
+
+def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobodys() -> None:
+    objects = with_components("tls", "tokens", "gateway")
+    issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    gateway = named(objects, "Gateway", "shoal")["spec"]
+    (listener,) = gateway["listeners"]
+    (route,) = of_kind(objects, "GRPCRoute")
+    (parent,) = route["spec"]["parentRefs"]
+    assert (parent["name"], parent["sectionName"]) == ("shoal", listener["name"])
+    (rule,) = route["spec"]["rules"]
+    assert {each["method"]["service"] for each in rule["matches"]} == OPEN_SERVICES, "workers and KEDA are in the cluster"
+    (backend,) = rule["backendRefs"]
+    service = named(objects, "Service", backend["name"])
+    assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
+    validation = named(objects, "BackendTLSPolicy", "router")["spec"]["validation"]
+    assert validation["hostname"] in issued[validation["caCertificateRefs"][0]["name"]]["dnsNames"]
+    (shown,) = listener["tls"]["certificateRefs"]
+    assert "server auth" in issued[shown["name"]]["usages"]
+    own = issued[gateway["tls"]["backend"]["clientCertificateRef"]["name"]]
+    assert "client auth" in own["usages"]
+    assert "uris" not in own, "a call without a token would be the gateway's"
+
+
+def test_only_routers_have_credentials_of_callers() -> None:
+    objects = with_components("tls", "tokens", "jwks")
+    for workload, container in pods(objects):
+        told = {
+            key
+            for key in environment(objects, container)
+            if key in ("SHOAL_TOKENS", "SHOAL_JWKS", "SHOAL_JWT_ISSUER", "SHOAL_JWT_AUDIENCE")
+        }
+        assert len(told) == (4 if component(workload) == "router" else 0)
+        if component(workload) == "router":
+            assert environment(objects, container)["SHOAL_TLS_CLIENT_CA"], "workers show certificates as before"
 
 
 def test_pools_are_those_of_the_workers_and_as_large(deployable: tuple[Object, ...], tmp_path: Any) -> None:
@@ -324,6 +390,27 @@ def test_stores_are_smaller_than_their_volumes(objects: tuple[Object, ...]) -> N
             size = claim["spec"]["resources"]["requests"]["storage"]
         assert 0 <= stored <= int(size[:-2]) * sizes[size[-2:]] * 0.9
         assert stored or "emptyDir" not in volume, "90 % of the node's disk is more than the volume may have"
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("eks-")])
+def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
+    """EKS makes no class the default: a claim that names none stays Pending, and Redis with it. GKE and kind have a default."""
+    objects = rendered(f"overlays/{name}")
+    classes = {one["metadata"]["name"] for one in of_kind(objects, "StorageClass")}
+    claims = of_kind(objects, "PersistentVolumeClaim")
+    claims += [claim for workload in workloads(objects) for claim in workload["spec"].get("volumeClaimTemplates", ())]
+    assert "data" in [claim["metadata"]["name"] for claim in claims], "of Redis"
+    for claim in claims:
+        chosen = claim["spec"].get("storageClassName")
+        volume = claim["spec"].get("volumeName")
+        if chosen == "":
+            assert volume in [one["metadata"]["name"] for one in of_kind(objects, "PersistentVolume")]
+        else:
+            assert chosen in classes
+    for one in of_kind(objects, "StorageClass"):
+        assert one["provisioner"] == "ebs.csi.aws.com"
+        assert one["parameters"]["encrypted"] == "true", "what is queued are texts of clients"
+        assert one["volumeBindingMode"] == "WaitForFirstConsumer", "the disk would be in another zone than its pod"
 
 
 def test_nothing_cluster_wide_but_what_is_ours(objects: tuple[Object, ...]) -> None:

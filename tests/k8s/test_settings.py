@@ -39,11 +39,7 @@ OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_")
 _BOTH = frozenset(
     {
         "SHOAL_GRACE_SECONDS",
-        "SHOAL_JWKS",
-        "SHOAL_JWT_AUDIENCE",
-        "SHOAL_JWT_ISSUER",
         "SHOAL_LEASE_MS",
-        "SHOAL_TOKENS",
         "SHOAL_TRUST_DOMAIN",
     }
 )
@@ -59,7 +55,15 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
         "SHOAL_POOL",
         "SHOAL_ROUTER_ID",  # the pod's name, and random digits for each start
     },
-    "scheduler": _BOTH | {"SHOAL_EVICTION", "SHOAL_SCHEDULER_ID"},
+    "scheduler": _BOTH
+    | {
+        "SHOAL_EVICTION",
+        "SHOAL_JWKS",  # KEDA shows a certificate, and nobody else calls
+        "SHOAL_JWT_AUDIENCE",
+        "SHOAL_JWT_ISSUER",
+        "SHOAL_SCHEDULER_ID",
+        "SHOAL_TOKENS",
+    },
     "worker": frozenset(
         {
             "SHOAL_ADAPTERS",
@@ -140,7 +144,15 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(s
 
 
 @pytest.mark.parametrize(
-    "name", ["base", "components/tls", "components/external-redis", *(f"overlays/{name}" for name in OVERLAYS)]
+    "name",
+    [
+        "base",
+        "components/tls",
+        "components/tokens",
+        "components/jwks",
+        "components/external-redis",
+        *(f"overlays/{name}" for name in OVERLAYS),
+    ],
 )
 def test_services_take_the_settings_of_their_pods(name: str, tmp_path: Path) -> None:
     """The services' own reading of them, with the volumes' files in folders of this machine."""

@@ -39,6 +39,8 @@ OF_LOAD = ("ShoalRequestsFail", "ShoalRequestsRefused", "ShoalModelsDoNotLoad", 
 OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
 OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind")
 OF_THE_END = ("ShoalNoLeader", "ShoalRouterDown", "ShoalProcessDown")
+OF_CERT_MANAGER = ("ShoalCertificateExpires",)
+"""Of series that no process of ours tells: promtool's tests alone make them true."""
 
 
 @dataclass
@@ -188,7 +190,7 @@ def test_every_panel_has_data(seen: Seen, where: str, query: str) -> None:
     assert any(not math.isnan(value) for value in values), f"{where}: no number for {query}"
 
 
-@pytest.mark.parametrize("alert", EXPRESSIONS)
+@pytest.mark.parametrize("alert", [name for name in EXPRESSIONS if name not in OF_CERT_MANAGER])
 def test_every_alert_becomes_true_when_what_it_is_for_happens(seen: Seen, alert: str) -> None:
     assert seen.alerts.get(alert), f"{alert} was never true"
 

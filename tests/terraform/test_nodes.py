@@ -63,15 +63,21 @@ def selects(pod: Object, node: dict[str, str]) -> bool:
     """As Kubernetes does by `nodeSelector` and the required node affinity."""
     affinity = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms: list[dict[str, Any]] = affinity.get("nodeSelectorTerms", [{"matchExpressions": []}])
-    assert {one["operator"] for term in terms for one in term["matchExpressions"]} <= {"In"}
-    is_near = any(all(node.get(one["key"]) in one["values"] for one in term["matchExpressions"]) for term in terms)
+    assert {one["operator"] for term in terms for one in term["matchExpressions"]} <= {"In", "Exists"}
+    is_near = any(
+        all(
+            one["key"] in node if one["operator"] == "Exists" else node.get(one["key"]) in one["values"]
+            for one in term["matchExpressions"]
+        )
+        for term in terms
+    )
     return is_near and pod.get("nodeSelector", {}).items() <= node.items()
 
 
 def tolerates(pod: Object, taint: dict[str, str]) -> bool:
     return any(
-        one["key"] == taint["key"]
-        and one["effect"] == taint["effect"]
+        one.get("key", taint["key"]) == taint["key"]
+        and one.get("effect", taint["effect"]) == taint["effect"]
         and one.get("value") in ([None] if one["operator"] == "Exists" else [taint["value"]])
         for one in pod["tolerations"]
     )
@@ -93,6 +99,13 @@ def test_workers_find_their_nodes(pool: Pool) -> None:
 def test_workers_do_not_find_nodes_of_another_accelerator(pool: Pool) -> None:
     other = Pool(pool.overlay, pool.example, pool.name, "A100", pool.is_spot)
     assert not selects(worker(pool.overlay), labels(other))
+
+
+@pytest.mark.parametrize("pool", [pool for pool in POOLS if pool.cloud == "gke"], ids=lambda pool: pool.overlay)
+def test_the_models_folder_is_made_on_every_node_that_workers_run_on(pool: Pool) -> None:
+    pod = named(rendered("model-folder"), "DaemonSet", "model-folder")["spec"]["template"]["spec"]
+    assert selects(pod, labels(pool))
+    assert tolerates(pod, values(f"modules/{pool.cloud}")["gpu_taint"])
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.overlay)
@@ -122,7 +135,7 @@ def test_the_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Pa
     resources = [resource.removeprefix("../k8s/") for resource in document.pop("resources")]
     objects = build(tmp_path, **document | {"resources": resources})
     assert {
-        container["image"] for one in workloads(objects) for container in containers(one) if "redis" not in container["image"]
+        container["image"] for one in workloads(objects) for container in containers(one) if "valkey" not in container["image"]
     } == {f"registry.mine/shoal/{name}:1234567" for name in ("router", "scheduler", "worker-cuda")}
     (container,) = containers(named(objects, "Deployment", "worker"))
     assert environment(objects, container)["SHOAL_STORES"] == "s3://mine,hf"

@@ -1,4 +1,5 @@
-# H100s (a3), reserved or spot, with a managed Redis: for k8s/overlays/gke-h100.
+# H100s (a3), reserved or spot: for k8s/overlays/gke-h100. Redis is the one in the cluster: whether Memorystore's certificate can be
+# verified nobody has seen (the module's README), and without TLS its one password would cross the network in plain text.
 provider "google" {
   project = var.project
   region  = var.region
@@ -24,6 +25,4 @@ module "mesh" {
       disk_gib    = 500 # /var/lib/shoal, the models of eight workers
     }
   }
-
-  redis = { enabled = true, tls = var.redis_tls }
 }

@@ -27,19 +27,3 @@ output "worker_principals" {
   description = "The workers' service accounts as IAM knows them."
   value       = module.mesh.worker_principals
 }
-
-output "redis_url" {
-  description = "SHOAL_REDIS_URL of routers and schedulers."
-  value       = module.mesh.redis_url
-}
-
-output "redis_password" {
-  description = "For SHOAL_REDIS_PASSWORD_FILE."
-  value       = module.mesh.redis_password
-  sensitive   = true
-}
-
-output "redis_ca" {
-  description = "For SHOAL_REDIS_CA."
-  value       = module.mesh.redis_ca
-}

@@ -44,10 +44,3 @@ variable "reservation" {
   type        = string
   default     = null
 }
-
-variable "redis_tls" {
-  description = "TLS to the managed Redis; see the module's README before it is turned off or on."
-  type        = bool
-  default     = true
-  nullable    = false
-}

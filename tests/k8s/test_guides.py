@@ -1,0 +1,113 @@
+"""What docs/deploy-*.md tell somebody to install works with what k8s/ ships, as far as that can be told without a cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.k8s.manifests import K8S, ROOT, TOGETHER, Object, build, matches, named, of_kind, rendered, title
+
+GUIDES: Mapping[str, tuple[str, ...]] = {
+    "deploy-aws": ("overlays/eks-g6-spot", "overlays/eks-p5"),
+    "deploy-gcp": ("overlays/gke-l4-spot", "overlays/gke-h100"),
+}
+SELECTED: Mapping[str, str] = {
+    "PodMonitor": "prometheus.prometheusSpec.podMonitorSelectorNilUsesHelmValues",
+    "PrometheusRule": "prometheus.prometheusSpec.ruleSelectorNilUsesHelmValues",
+}
+"""The value of kube-prometheus-stack that makes its Prometheus take all objects of the kind. Else it takes those of its release."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A `helm upgrade --install` of a guide."""
+
+    name: str
+    chart: str
+    namespace: str
+    values: Mapping[str, str]
+
+
+def releases(guide: str) -> list[Release]:
+    """In the order in which the guide installs them."""
+    text = (ROOT / f"docs/{guide}.md").read_text().replace("\\\n", " ")
+    return [_release(line) for line in text.splitlines() if line.startswith("helm upgrade --install")]
+
+
+def _release(line: str) -> Release:
+    words = shlex.split(line)
+    values = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    return Release(
+        name=words[3],
+        chart=words[4].rpartition("/")[2],
+        namespace=words[words.index("--namespace") + 1],
+        values={key: value for key, _, value in (one.partition("=") for one in values)},
+    )
+
+
+def selector(prometheus: Release, kind: str) -> Object:
+    """Which objects of a kind the chart's Prometheus takes: all, or those with the label of its release."""
+    return {} if prometheus.values.get(SELECTED[kind]) == "false" else {"matchLabels": {"release": prometheus.name}}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("kind", SELECTED)
+def test_the_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str) -> None:
+    (prometheus,) = (one for one in releases(guide) if one.chart == "kube-prometheus-stack")
+    for overlay in GUIDES[guide]:
+        ours = of_kind(rendered(overlay), kind)
+        assert ours
+        for one in ours:
+            assert matches(selector(prometheus, kind), one["metadata"].get("labels", {})), f"{title(one)} of {overlay}"
+
+
+def test_the_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (written,) = re.findall(r"```yaml\n(components:.*?)```", page[page.index("## The way in") :], re.DOTALL)
+    document = yaml.safe_load(written)
+    components = [one.removeprefix("../../") for one in document["components"]]
+    objects = build(tmp_path, resources=["base"], components=components, patches=document["patches"])
+    assert "mesh.example" in named(objects, "Certificate", "router")["spec"]["dnsNames"]
+    service = named(objects, "Service", "router-external")
+    assert "networking.gke.io/load-balancer-type" not in service["metadata"]["annotations"]
+    *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
+    assert [each["ipBlock"]["cidr"] for each in rule["from"]] == service["spec"]["loadBalancerSourceRanges"]
+
+
+@pytest.mark.parametrize("name", ["external-redis", "gateway", "jwks", "load-balancer"])
+def test_the_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
+    head = (K8S / f"components/{name}/kustomization.yaml").read_text().partition("\napiVersion:")[0]
+    (written,) = re.findall(r"^#   (patches:\n(?:#   .*\n?)+)", head, re.MULTILINE)
+    patches = yaml.safe_load(re.sub(r"^#   ", "", written, flags=re.MULTILINE))["patches"]
+    components = [f"components/{one}" for one in (*TOGETHER.get(name, ("tls",)), name)]
+    before = build(tmp_path, resources=["base"], components=components)
+    (tmp_path / "patched").mkdir()
+    after = build(tmp_path / "patched", resources=["base"], components=components, patches=patches)
+    assert sum(one not in before for one in after) >= len(patches)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_operators_live_where_policies_and_settings_look_for_them(guide: str) -> None:
+    """KEDA and Prometheus by the namespaces of the network policies."""
+    where = {one.chart: one.namespace for one in releases(guide)}
+    for overlay in GUIDES[guide]:
+        policies = of_kind(rendered(overlay), "NetworkPolicy")
+        for policy, chart in (("scheduler", "keda"), ("metrics", "kube-prometheus-stack")):
+            (peer, *_) = named(policies, "NetworkPolicy", policy)["spec"]["ingress"][0]["from"]
+            assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": where[chart]}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_prometheus_hears_of_certificates(guide: str) -> None:
+    """cert-manager's PodMonitor needs the definition that Prometheus' chart brings, which so comes first."""
+    found = releases(guide)
+    charts = [one.chart for one in found]
+    (certificates,) = (one for one in found if one.chart == "cert-manager")
+    assert certificates.values["prometheus.podmonitor.enabled"] == "true"
+    assert charts.index("kube-prometheus-stack") < charts.index("cert-manager")
