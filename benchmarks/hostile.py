@@ -169,7 +169,7 @@ async def measured(seconds: float, light_rate: float, hostile_rate: float, progr
         await light.ask_openly(light_rate, seconds / 10, Tick(progress, bar, 0.0, 0.05))  # it is warm and measured then
         alone = await light.ask_openly(light_rate, seconds, Tick(progress, bar, 0.05, 0.45))
         progress.update(bar, description="beside")
-        idle, peaks = _resident(mesh), {child.name: Peak(child.process.pid) for child in mesh.children}
+        idle, peaks = _resident(mesh), {name: Peak(pid) for name, pid in mesh.supervisor.pids.items()}
         hostile = await HostileProcess.started(mesh.address, ASKED * hostile_rate)
         stack.callback(hostile.kill)
         await asyncio.sleep(SETTLE_SECONDS)
@@ -204,7 +204,7 @@ async def _load_all(channel: grpc.aio.Channel) -> None:
 
 
 def _resident(mesh: LocalMesh) -> dict[str, int]:
-    return {child.name: Peak(child.process.pid).bytes for child in mesh.children}
+    return {name: Peak(pid).bytes for name, pid in mesh.supervisor.pids.items()}
 
 
 def print_found(found: Found, console: Console) -> None:

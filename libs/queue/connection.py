@@ -24,8 +24,8 @@ OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0
 _REFUSALS = ("READONLY", "MISCONF", "MASTERDOWN", "BUSY")
 """A replica, a server that cannot write its disk or lost its primary, one that is busy. From a script they come as plain errors."""
-_NOT_ALLOWED = "The user executing the script can't"
-"""NOPERM within a script, before Redis 7."""
+_NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
+"""NOPERM within a script, before Redis 7 and by Valkey."""
 
 
 class UnsuitableRedis(Exception):
@@ -132,7 +132,9 @@ def translate(error: RedisError) -> Exception:
     other errors are bugs of ours and stay as they are."""
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
         return NoCapacity("the queue (Redis) does not take our user name and password")
-    if isinstance(error, NoPermissionError) or (isinstance(error, ResponseError) and _NOT_ALLOWED in str(error)):
+    if isinstance(error, NoPermissionError) or (
+        isinstance(error, ResponseError) and any(word in str(error) for word in _NOT_ALLOWED)
+    ):
         return NoCapacity("the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs")
     if isinstance(error, RedisConnectionError) and "certificate" in str(error).lower():
         return NoCapacity("the queue (Redis) cannot be reached: its certificate or ours is not trusted")

@@ -44,6 +44,11 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the children, by name, as they run now."""
+        return {child.name: child.pid for child in self._children}
+
     async def wait_for_failure(self) -> str:
         """Returns once so many children are given up that no request can be answered; says which, with their last words."""
         pending = set(self._tasks)

@@ -33,7 +33,7 @@ async def test_only_workers_are_given_the_hub_s_token(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("GITHUB_TOKEN", "hf_secret")
     async with running(Settings(port=0, has_scheduler=True)) as mesh:
-        environments = {child.name: told(child.process.pid) for child in mesh.children}
+        environments = {name: told(pid) for name, pid in mesh.supervisor.pids.items()}
     assert environments.keys() == {"redis", "router", "scheduler", "worker-0"}
     assert [name for name, told in environments.items() if b"HF_TOKEN=hf_secret" in told] == ["worker-0"]
     assert not [name for name, told in environments.items() if b"GITHUB_TOKEN" in told]
