@@ -53,6 +53,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
         "SHOAL_MAX_QUEUED_SECONDS",
         "SHOAL_MAX_QUEUED_TOKENS",
         "SHOAL_POOL",
+        "SHOAL_PROCESSES",  # of `shoal up`; pods are looked after by the kubelet
         "SHOAL_ROUTER_ID",  # the pod's name, and random digits for each start
     },
     "scheduler": _BOTH
