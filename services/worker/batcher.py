@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import exp
 from typing import Final, Generic, TypeVar
 
 BULK_SHARE: Final = 1 / 9
@@ -124,9 +125,10 @@ class Turns(Generic[Key]):
         begin = self._virtual - BURST_SECONDS
         return max(begin, self._away[key][0]) if key in self._away else begin
 
-    def come(self, key: Key) -> None:
+    def come(self, key: Key, *, has_credit: bool = True) -> None:
+        """It has something waiting. Without credit it begins where the one in service stands."""
         if key not in self._tags:
-            self._tags[key] = self.tag(key)
+            self._tags[key] = self.tag(key) if has_credit else max(self.tag(key), self._virtual)
             self._away.pop(key, None)
 
     def leave(self, key: Key, now: float) -> None:
@@ -159,6 +161,38 @@ class Turns(Generic[Key]):
             if self._away[oldest][1] >= now - REMEMBERED_SECONDS:
                 return
             del self._away[oldest]
+
+
+class Lately:
+    """Device seconds of each tenant, over all models; each second counts for less the longer it is ago (REMEMBERED_SECONDS)."""
+
+    def __init__(self) -> None:
+        # The state: seconds of each tenant and when they were reckoned, in the order of that; the same of all.
+        self._seconds: dict[str, tuple[float, float]] = {}
+        self._total = (0.0, 0.0)
+
+    def add(self, tenant: str, seconds: float, now: float) -> None:
+        self._seconds[tenant] = (self._of(tenant, now) + seconds, now)
+        self._total = (_faded(self._total, now) + seconds, now)
+        while self._seconds:
+            oldest = next(iter(self._seconds))
+            if self._seconds[oldest][1] >= now - 4 * REMEMBERED_SECONDS:
+                return
+            del self._seconds[oldest]
+
+    def has_more_than_its_share(self, tenant: str, now: float) -> bool:
+        """Than the mean of those who had the device lately."""
+        mean = _faded(self._total, now) / max(1, len(self._seconds))
+        own = self._seconds.get(tenant, (0.0, now))
+        return _faded(own, now) > mean * (1 + 1e-6)
+
+    def _of(self, tenant: str, now: float) -> float:
+        return _faded(self._seconds.pop(tenant, (0.0, now)), now)
+
+
+def _faded(reckoned: tuple[float, float], now: float) -> float:
+    seconds, at = reckoned
+    return seconds * exp((at - now) / REMEMBERED_SECONDS)
 
 
 _LineKey = tuple[str, Flow]
@@ -200,6 +234,7 @@ class WaitingRoom:
         self._models: Turns[str] = Turns()
         self._shares: dict[str, _Share] = {}
         self._jobs: dict[int, dict[int, _Line]] = {}
+        self._lately = Lately()
         self._now = 0.0
 
     def add(self, group: Group, sequences: Collection[Waiting], flow: Flow = NOBODY, weight: float = 1.0) -> None:
@@ -208,7 +243,8 @@ class WaitingRoom:
             return
         share = self._shares.setdefault(group.model, _Share())
         key = (group.head, flow)
-        self._models.come(group.model)
+        # A bunch of requests has credit, but not one more model for a tenant who has had more than its share of the others.
+        self._models.come(group.model, has_credit=not self._lately.has_more_than_its_share(flow.tenant, self._now))
         share.turns.come(key)
         line = share.lines.setdefault(key, _Line(group.model, key, weight))
         line.weight = weight * (BULK_SHARE if flow.is_bulk else 1.0)
@@ -270,6 +306,7 @@ class WaitingRoom:
         share = self._shares.setdefault(batch.group.model, _Share())
         for flow, tokens in batch.weighed.items():
             share.turns.charge((batch.group.head, flow), tokens * rate, now)
+            self._lately.add(flow.tenant, tokens * rate, now)
         self._models.charge(batch.group.model, sum(batch.weighed.values()) * rate, now)
         self._forget()
 

@@ -332,3 +332,25 @@ def test_very_many_are_looked_at_in_parts() -> None:
 
 def test_an_empty_room_gives_no_batch() -> None:
     assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None
+
+
+@pytest.mark.parametrize(("tenant", "least", "most"), [(X, 1, 2), (Flow(tenant="new"), 5, 7)])
+def test_one_more_model_gives_no_credit_to_a_tenant_who_has_had_more_than_its_share(tenant: Flow, least: int, most: int) -> None:
+    """Beside a light tenant of another model: two batches of it come first at most; a bunch of a new tenant has its credit."""
+    room, now = WaitingRoom(), 0.0
+    numbers = itertools.count()
+    for _ in range(100):
+        room.add(A, [Waiting(next(numbers), 0, 10, now)], X)
+        room.add(A, [Waiting(next(numbers), 0, 1, now)], Y)
+        while (batch := room.take(Limits(tokens=10, items=1, max_age=1e9), now)) is not None:
+            now += 0.05 if X in batch.weighed else 0.005
+            room.ran(batch, 0.05 if X in batch.weighed else 0.005, now)
+    for _ in range(20):
+        room.add(B, [Waiting(next(numbers), 0, 10, now)], tenant)
+    room.add(A, [Waiting(next(numbers), 0, 1, now)], Y)
+    before = 0
+    while (batch := room.take(Limits(tokens=10, items=1, max_age=1e9), now)) is not None and batch.group == B:
+        before += 1
+        now += 0.05
+        room.ran(batch, 0.05, now)
+    assert least <= before <= most
