@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -13,18 +14,18 @@ from hypothesis import strategies as st
 
 from services.worker.batcher import (
     BULK_SHARE,
-    BURST_SECONDS,
     CANDIDATES,
     COMPANY_SECONDS,
     NOBODY,
-    REMEMBERED_SECONDS,
     Batch,
+    Caller,
     Flow,
     Group,
     Limits,
     Waiting,
     WaitingRoom,
 )
+from services.worker.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
 FLOWS = [NOBODY, Flow(tenant="x"), Flow(tenant="y"), Flow(adapter="org/adapter"), Flow(is_bulk=True)]
@@ -42,6 +43,10 @@ class Arrived:
     group: Group
     flow: Flow
     waiting: Waiting
+
+
+def caller_of(flow: Flow) -> Caller:
+    return flow.tenant, flow.is_bulk
 
 
 Everything = dict[tuple[int, int], Arrived]
@@ -141,8 +146,11 @@ def test_removed_jobs_leave_nothing_behind(arrivals: list[tuple[Group, Flow, int
     assert served == len(left)
 
 
+ADAPTED = Flow(adapter="org/adapter")
 weights = st.dictionaries(
-    st.tuples(st.sampled_from([A, B]), st.sampled_from([NOBODY, X, Y])), st.sampled_from([0.5, 1.0, 2.0, 7.0]), min_size=2
+    st.tuples(st.sampled_from([A, B]), st.sampled_from([NOBODY, ADAPTED, X, Y])),
+    st.sampled_from([0.5, 1.0, 2.0, 7.0]),
+    min_size=2,
 )
 costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
@@ -152,10 +160,9 @@ costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
     weights: dict[tuple[Group, Flow], float], costs: list[int]
 ) -> None:
-    """Between models by the weights of whom they serve, within a model by weight; each batch holds one sequence."""
+    """Between callers, between the models of one, and between the lines of one model of it; each batch holds one sequence."""
     room, number = WaitingRoom(), 0
-    got: Counter[tuple[Group, Flow]] = Counter()
-    models = dict.fromkeys((group.model for group, _ in weights), 0.0)
+    got = dict.fromkeys(weights, 0.0)
     costliest = max(costs)
 
     def arrive(of: tuple[Group, Flow]) -> None:
@@ -173,28 +180,40 @@ def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
         arrive((batch.group, flow))  # while it runs, as it does in a worker
         room.ran(batch, seconds, float(number))
         got[batch.group, flow] += seconds
-        models[batch.group.model] += seconds / weights[batch.group, flow]
         slack = costliest / min(weights.values()) + 1e-6
-        assert max(models.values()) - min(models.values()) <= slack
-        for group in {of[0] for of in weights}:
-            served = [got[of] / weight for of, weight in weights.items() if of[0] == group]
-            assert max(served) - min(served) <= slack
+        assert spread(got, weights, lambda group, flow: caller_of(flow)) <= slack
+        for one in {caller_of(flow) for _, flow in weights}:
+            own = {of: seconds for of, seconds in got.items() if caller_of(of[1]) == one}
+            assert spread(own, weights, lambda group, flow: group) <= slack
+            for model in {group for group, _ in own}:
+                of_model = {of: seconds for of, seconds in own.items() if of[0] == model}
+                assert spread(of_model, weights, lambda group, flow: flow) <= slack
+
+
+def spread(
+    got: Mapping[tuple[Group, Flow], float], weights: Mapping[tuple[Group, Flow], float], key: Callable[[Group, Flow], Hashable]
+) -> float:
+    """Of the weighed seconds of those that share a key."""
+    sums: dict[Hashable, float] = defaultdict(float)
+    for of, seconds in got.items():
+        sums[key(*of)] += seconds / weights[of]
+    return max(sums.values()) - min(sums.values())
 
 
 @settings(deadline=None, max_examples=50)
 @given(sequences, costs)
 def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]) -> None:
-    """However much waits, and although more of it comes all the time: of each other model, and of each other flow of its model."""
+    """However much waits, and although more comes all the time: of each other caller, and of each other model of its own."""
     room, everything, now = fill(arrivals)
     others = {(one.group, one.flow) for one in everything.values()}
     numbers = itertools.count(1000)
-    new_model, new_flow = Waiting(900, 0, 10, now + 10), Waiting(901, 0, 10, now + 10)
+    new_model, new_caller = Waiting(900, 0, 10, now + 10), Waiting(901, 0, 10, now + 10)
     for turn in range(100):
         if turn == 10:
             for group, flow in others:
                 room.add(group, [Waiting(next(numbers), 0, 50, now) for _ in range(5)], flow)
             room.add(Group("org/new", "dense"), [new_model])
-            room.add(A, [new_flow], Flow(tenant="new"))
+            room.add(A, [new_caller], Flow(tenant="new"))
             before: list[Batch] = []
         batch = serve(room, Limits(50, 5, 1.0), now, costs[turn % len(costs)])
         now += 1
@@ -202,13 +221,14 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[G
             room.add(batch.group, [Waiting(next(numbers), 0, 50, now)], flow)
         if turn >= 10:
             before.append(batch)
+            if new_caller in batch.chosen:
+                assert len(before) - 1 <= len({caller_of(flow) for _, flow in others} | {caller_of(NOBODY)})
             if new_model in batch.chosen:
-                assert len(before) - 1 <= len({group.model for group, _ in others} | {A.model})
-            if new_flow in batch.chosen:
-                of_model = {of for of in others if of[0].model == A.model}
-                assert sum(one.group.model == A.model for one in before) - 1 <= len(of_model)
+                models = {group.model for group, flow in others if caller_of(flow) == caller_of(NOBODY)}
+                own = [one for one in before if any(caller_of(flow) == caller_of(NOBODY) for flow in one.weighed)]
+                assert len(own) - 1 <= len(models)
     assert new_model.job not in room.jobs()
-    assert new_flow.job not in room.jobs()
+    assert new_caller.job not in room.jobs()
 
 
 def test_a_light_model_is_next_whatever_waits_for_another() -> None:
@@ -300,7 +320,9 @@ def test_nothing_is_kept_of_who_is_gone(arrivals: list[tuple[Group, Flow, int, i
         room.ran(batch, 0.1, now)
     assert room.take(limits, now + 2 * REMEMBERED_SECONDS) is None
     assert not room._models._away
+    assert not room._callers._away
     assert not room._shares
+    assert not room._lines
     assert not room._jobs
 
 
@@ -334,23 +356,38 @@ def test_an_empty_room_gives_no_batch() -> None:
     assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None
 
 
-@pytest.mark.parametrize(("tenant", "least", "most"), [(X, 1, 2), (Flow(tenant="new"), 5, 7)])
-def test_one_more_model_gives_no_credit_to_a_tenant_who_has_had_more_than_its_share(tenant: Flow, least: int, most: int) -> None:
-    """Beside a light tenant of another model: two batches of it come first at most; a bunch of a new tenant has its credit."""
+@pytest.mark.parametrize(("heavy", "batches"), [(X, 0), (Flow(tenant="new"), 1)])
+def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(heavy: Flow, batches: int) -> None:
+    """Beside a light tenant of another model. Somebody who is new takes turns with it at once."""
     room, now = WaitingRoom(), 0.0
-    numbers = itertools.count()
+    one_each, numbers = Limits(tokens=10, items=1, max_age=1e9), itertools.count()
+
+    def served() -> Batch | None:
+        nonlocal now
+        batch = room.take(one_each, now)
+        if batch is not None:
+            now += 0.05 if batch.tokens > 1 else 0.005
+            room.ran(batch, 0.05 if batch.tokens > 1 else 0.005, now)
+        return batch
+
     for _ in range(100):
         room.add(A, [Waiting(next(numbers), 0, 10, now)], X)
         room.add(A, [Waiting(next(numbers), 0, 1, now)], Y)
-        while (batch := room.take(Limits(tokens=10, items=1, max_age=1e9), now)) is not None:
-            now += 0.05 if X in batch.weighed else 0.005
-            room.ran(batch, 0.05 if X in batch.weighed else 0.005, now)
+        while served() is not None:
+            pass
     for _ in range(20):
-        room.add(B, [Waiting(next(numbers), 0, 10, now)], tenant)
+        room.add(B, [Waiting(next(numbers), 0, 10, now)], heavy)
     room.add(A, [Waiting(next(numbers), 0, 1, now)], Y)
-    before = 0
-    while (batch := room.take(Limits(tokens=10, items=1, max_age=1e9), now)) is not None and batch.group == B:
-        before += 1
-        now += 0.05
-        room.ran(batch, 0.05, now)
-    assert least <= before <= most
+    before = list(itertools.takewhile(lambda batch: batch is not None and batch.group == B, iter(served, object())))
+    assert len(before) == batches
+
+
+def test_the_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant() -> None:
+    """Although it has had nothing of this model."""
+    room = WaitingRoom()
+    room.add(B, [Waiting(number, 0, 100, 0.0) for number in range(5)], X)
+    for now in range(5):
+        serve(room, WIDE, now)
+    room.add(A, [Waiting(number, 0, 10, 5.0) for number in range(100, 110)], X)
+    room.add(A, [Waiting(1000, 0, 1, 5.0)], Y)
+    assert [one.job for one in serve(room, WIDE, 5.0).chosen] == [1000]
