@@ -39,6 +39,10 @@ class Group:
     head: str
 
 
+Caller = tuple[str, bool]
+"""A tenant's interactive work, or all of its bulk work: who takes turns with others for the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Whose work it is, of those who share a model."""
@@ -46,6 +50,10 @@ class Flow:
     adapter: str = ""
     tenant: str = ""
     is_bulk: bool = False
+
+    @property
+    def caller(self) -> Caller:
+        return self.tenant, self.is_bulk
 
 
 NOBODY: Final = Flow()
@@ -88,9 +96,6 @@ class Batch:
     weighed: dict[Flow, float]
 
 
-Caller = tuple[str, bool]
-"""A tenant's interactive work, or all of its bulk work: who takes turns with others for the device."""
-
 _LineKey = tuple[str, Flow]
 """Head and flow: what waits in one line of a model."""
 
@@ -103,10 +108,6 @@ class _Line:
     flow: Flow
     weight: float
     waiting: dict[tuple[int, int], Waiting] = field(default_factory=dict)
-
-    @property
-    def caller(self) -> Caller:
-        return self.flow.tenant, self.flow.is_bulk
 
     @property
     def key(self) -> _LineKey:
@@ -130,9 +131,10 @@ class _Share:
         if not turns.anybody:
             self.models.leave(line.group.model, now)
 
-    def begin(self) -> tuple[Group, Flow]:
-        model = self.models.begin()
-        head, flow = self.lines[model].begin()
+    def next(self) -> tuple[Group, Flow]:
+        """Whose turn it is; it begins."""
+        model = self.models.next()
+        head, flow = self.lines[model].next()
         return Group(model, head), flow
 
     def is_near(self, line: _Line) -> bool:
@@ -185,8 +187,8 @@ class WaitingRoom:
         line = self._lines.setdefault(group, {}).setdefault(flow, _Line(group, flow, weight))
         line.weight = weight * (BULK_SHARE if flow.is_bulk else 1.0)
         self._models.come(group.model)
-        self._callers.come(line.caller)
-        self._shares.setdefault(line.caller, _Share()).come(line)
+        self._callers.come(flow.caller)
+        self._shares.setdefault(flow.caller, _Share()).come(line)
         for one in sequences:
             line.waiting[one.job, one.index] = one
             self._jobs.setdefault(one.job, {})[one.index] = line
@@ -204,7 +206,9 @@ class WaitingRoom:
 
     def is_shared(self, model: str) -> bool:
         """Whether others had work lately: other models, or several flows of this one."""
-        return len(self._callers) > 1 or any(model not in share.models or not share.is_one for share in self._shares.values())
+        if len(self._models) > 1:
+            return True
+        return model in self._models and (len(self._callers) > 1 or not all(share.is_one for share in self._shares.values()))
 
     def turn(self, model: str) -> float:
         """The lower, the less of the device the model has had."""
@@ -223,8 +227,8 @@ class WaitingRoom:
         self._forget()
         if not self._callers.anybody:
             return None
-        self._models.begin()
-        group, flow = self._shares[self._callers.begin()].begin()
+        self._models.next()
+        group, flow = self._shares[self._callers.next()].next()
         lines = self._company(self._lines[group][flow])
         tokens = limits.tokens if cap is None else min(limits.tokens, cap(group))
         weighed: dict[Flow, float] = {}
@@ -240,9 +244,8 @@ class WaitingRoom:
         self._now = now
         rate = max(seconds, LEAST_SECONDS) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
-            caller = flow.tenant, flow.is_bulk
-            self._callers.charge(caller, tokens * rate, now)
-            share = self._shares.setdefault(caller, _Share())
+            self._callers.charge(flow.caller, tokens * rate, now)
+            share = self._shares.setdefault(flow.caller, _Share())
             share.charge((batch.group.head, flow), batch.group.model, tokens * rate, now)
             share.forget(now)
         self._models.charge(batch.group.model, sum(batch.weighed.values()) * rate, now)
@@ -250,9 +253,9 @@ class WaitingRoom:
 
     def _company(self, first: _Line) -> list[_Line]:
         """The line whose turn it is, and those of its group that may join, by what their callers have had."""
-        most = self._callers.tag(first.caller) + COMPANY_SECONDS
-        found = [(self._callers.tag(line.caller), line) for line in self._lines[first.group].values() if line is not first]
-        near = [(tag, line) for tag, line in found if tag <= most and self._shares[line.caller].is_near(line)]
+        most = self._callers.tag(first.flow.caller) + COMPANY_SECONDS
+        found = [(self._callers.tag(line.flow.caller), line) for line in self._lines[first.group].values() if line is not first]
+        near = [(tag, line) for tag, line in found if tag <= most and self._shares[line.flow.caller].is_near(line)]
         return [first, *(line for _, line in sorted(near, key=itemgetter(0)))]
 
     def _take_out(self, line: _Line, one: Waiting) -> None:
@@ -267,7 +270,7 @@ class WaitingRoom:
 
     def _close(self, line: _Line) -> None:
         """Nothing waits in it any more."""
-        lines, share = self._lines[line.group], self._shares[line.caller]
+        lines, share = self._lines[line.group], self._shares[line.flow.caller]
         del lines[line.flow]
         if not lines:
             del self._lines[line.group]
@@ -275,7 +278,7 @@ class WaitingRoom:
             self._models.leave(line.group.model, self._now)
         share.leave(line, self._now)
         if not share.models.anybody:
-            self._callers.leave(line.caller, self._now)
+            self._callers.leave(line.flow.caller, self._now)
 
     def _count(self, line: _Line, tokens: int) -> None:
         lane = (line.group.model, line.flow.adapter)

@@ -1,7 +1,7 @@
 """Whose job is prepared next: the twin of the batcher for the threads that tokenise.
 
-On the way of a request between `intake.py`, which pulls, and `runner.py`. Threads' time is shared between flows by start-time fair
-queueing, as the device's is. A large job gives way to others at every slice of its texts: the thread that prepares it prepares
+On the way of a request between `intake.py`, which pulls, and `runner.py`. Threads' time is shared between callers by fair queueing
+(`turns.py`), as the device's is. A large job gives way to others at every slice of its texts: the thread that prepares it prepares
 theirs first, in between, so no number of large jobs holds up a small one, even with a single thread.
 """
 
@@ -16,10 +16,11 @@ from typing import Final
 
 from shoal.v1 import worker_pb2
 
-from services.worker.batcher import BULK_SHARE, Flow, Turns
+from services.worker.batcher import BULK_SHARE, Caller, Flow
 from services.worker.finisher import must_succeed
 from services.worker.held import HeldJob
 from services.worker.pulls import LaneName
+from services.worker.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
 """Of a pulled batch that is prepared as one, whosever jobs are in it: it takes a few milliseconds, and is handed on together."""
@@ -44,10 +45,10 @@ class Preparers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Portion:
-    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: of each flow, by bytes."""
+    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: of each caller, by bytes."""
 
     jobs: list[HeldJob]
-    shares: dict[Flow, float]
+    shares: dict[Caller, float]
 
 
 class Preparation:
@@ -66,11 +67,11 @@ class Preparation:
         self._threads = preparers.threads
         self._prepare = prepare
         self._clock = clock
-        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one flow.
+        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller.
         self._lock = threading.Lock()
         self._idle = preparers.count
-        self._turns: Turns[Flow] = Turns()
-        self._lines: dict[Flow, deque[_Portion]] = {}
+        self._turns: Turns[Caller] = Turns()
+        self._lines: dict[Caller, deque[_Portion]] = {}
         self._waiting: dict[LaneName, Counter[Flow]] = {}
 
     def add(self, jobs: Collection[HeldJob]) -> None:
@@ -78,9 +79,9 @@ class Preparation:
         portions = _portions(jobs)
         with self._lock:
             for portion in portions:
-                flow = min(portion.shares, key=self._turns.tag)
-                self._turns.come(flow)
-                self._lines.setdefault(flow, deque()).append(portion)
+                caller = min(portion.shares, key=self._turns.tag)
+                self._turns.come(caller)
+                self._lines.setdefault(caller, deque()).append(portion)
             for held in jobs:
                 self._waiting.setdefault(_lane(held), Counter())[held.flow] += held.estimated_tokens
             starting = min(self._idle, len(portions))
@@ -97,7 +98,7 @@ class Preparation:
         while (taken := self._take()) is not None:
             self._run(*taken, ())
 
-    def _take(self) -> tuple[_Portion, Flow] | None:
+    def _take(self) -> tuple[_Portion, Caller] | None:
         with self._lock:
             self._turns.forget(self._clock())
             if not self._turns.anybody:
@@ -105,25 +106,25 @@ class Preparation:
                 return None
             return self._next(self._turns.next())
 
-    def _take_before(self, flow: Flow, begun: tuple[Flow, ...]) -> tuple[_Portion, Flow] | None:
-        """Of a flow that has had less, and is not one of those that give way here."""
+    def _take_before(self, caller: Caller, begun: tuple[Caller, ...]) -> tuple[_Portion, Caller] | None:
+        """Of a caller that has had less, and is not one of those that give way here."""
         with self._lock:
             if not self._turns.anybody:
                 return None
             other = self._turns.next()
-            if other == flow or other in begun or self._turns.tag(other) >= self._turns.tag(flow):
+            if other == caller or other in begun or self._turns.tag(other) >= self._turns.tag(caller):
                 return None
             return self._next(other)
 
-    def _next(self, flow: Flow) -> tuple[_Portion, Flow]:
-        line = self._lines[flow]
+    def _next(self, caller: Caller) -> tuple[_Portion, Caller]:
+        line = self._lines[caller]
         portion = line.popleft()
         if not line:
-            del self._lines[flow]
-            self._turns.leave(flow, self._clock())
-        return portion, flow
+            del self._lines[caller]
+            self._turns.leave(caller, self._clock())
+        return portion, caller
 
-    def _run(self, portion: _Portion, flow: Flow, begun: tuple[Flow, ...]) -> None:
+    def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
         since = self._clock()
 
         def give_way() -> None:
@@ -131,8 +132,8 @@ class Preparation:
             if not self._lines or len(begun) + 1 >= DEEPEST:
                 return
             self._charge(portion, self._clock() - since)
-            while (taken := self._take_before(flow, begun)) is not None:
-                self._run(*taken, (*begun, flow))
+            while (taken := self._take_before(caller, begun)) is not None:
+                self._run(*taken, (*begun, caller))
             since = self._clock()
 
         try:
@@ -143,8 +144,8 @@ class Preparation:
 
     def _charge(self, portion: _Portion, seconds: float) -> None:
         with self._lock:
-            for flow, share in portion.shares.items():
-                self._turns.charge(flow, seconds * share, self._clock())
+            for caller, share in portion.shares.items():
+                self._turns.charge(caller, seconds * share, self._clock())
 
     def _forget(self, portion: _Portion) -> None:
         with self._lock:
@@ -175,17 +176,17 @@ def _lane(held: HeldJob) -> LaneName:
 
 
 def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
-    """All jobs in one, if they are small, else those of each flow."""
-    flows: dict[Flow, list[HeldJob]] = {}
+    """All jobs in one, if they are small, else those of each caller."""
+    callers: dict[Caller, list[HeldJob]] = {}
     for held in jobs:
-        flows.setdefault(held.flow, []).append(held)
+        callers.setdefault(held.flow.caller, []).append(held)
     total = sum(held.payload_bytes for held in jobs)
     if total <= SMALL_BYTES:
-        return [_Portion(list(jobs), {flow: _weighed(flow, own, total) for flow, own in flows.items()})]
-    return [_Portion(own, {flow: _weighed(flow, own, sum(held.payload_bytes for held in own))}) for flow, own in flows.items()]
+        return [_Portion(list(jobs), {caller: _weighed(own, total) for caller, own in callers.items()})]
+    return [_Portion(own, {caller: _weighed(own, sum(held.payload_bytes for held in own))}) for caller, own in callers.items()]
 
 
-def _weighed(flow: Flow, jobs: list[HeldJob], total: int) -> float:
-    """The part of `total` bytes that these jobs are, for the flow's weight."""
-    weight = jobs[0].weight * (BULK_SHARE if flow.is_bulk else 1.0)
+def _weighed(jobs: list[HeldJob], total: int) -> float:
+    """The part of `total` bytes that these jobs are, for their caller's weight."""
+    weight = jobs[0].weight * (BULK_SHARE if jobs[0].flow.is_bulk else 1.0)
     return sum(held.payload_bytes for held in jobs) / max(total, 1) / weight

@@ -63,7 +63,7 @@ class Turns(Generic[Key]):
         """Whose turn it is, of those who wait."""
         return min(self._tags, key=self._tags.__getitem__)
 
-    def begin(self) -> Key:
+    def next(self) -> Key:
         """Whose turn it is; it begins."""
         key = self.first()
         self._virtual = max(self._virtual, self._tags[key])

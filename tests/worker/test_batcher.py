@@ -18,7 +18,6 @@ from services.worker.batcher import (
     COMPANY_SECONDS,
     NOBODY,
     Batch,
-    Caller,
     Flow,
     Group,
     Limits,
@@ -43,10 +42,6 @@ class Arrived:
     group: Group
     flow: Flow
     waiting: Waiting
-
-
-def caller_of(flow: Flow) -> Caller:
-    return flow.tenant, flow.is_bulk
 
 
 Everything = dict[tuple[int, int], Arrived]
@@ -181,9 +176,9 @@ def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
         room.ran(batch, seconds, float(number))
         got[batch.group, flow] += seconds
         slack = costliest / min(weights.values()) + 1e-6
-        assert spread(got, weights, lambda group, flow: caller_of(flow)) <= slack
-        for one in {caller_of(flow) for _, flow in weights}:
-            own = {of: seconds for of, seconds in got.items() if caller_of(of[1]) == one}
+        assert spread(got, weights, lambda group, flow: flow.caller) <= slack
+        for one in {flow.caller for _, flow in weights}:
+            own = {of: seconds for of, seconds in got.items() if of[1].caller == one}
             assert spread(own, weights, lambda group, flow: group) <= slack
             for model in {group for group, _ in own}:
                 of_model = {of: seconds for of, seconds in own.items() if of[0] == model}
@@ -222,10 +217,10 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[G
         if turn >= 10:
             before.append(batch)
             if new_caller in batch.chosen:
-                assert len(before) - 1 <= len({caller_of(flow) for _, flow in others} | {caller_of(NOBODY)})
+                assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NOBODY.caller})
             if new_model in batch.chosen:
-                models = {group.model for group, flow in others if caller_of(flow) == caller_of(NOBODY)}
-                own = [one for one in before if any(caller_of(flow) == caller_of(NOBODY) for flow in one.weighed)]
+                models = {group.model for group, flow in others if flow.caller == NOBODY.caller}
+                own = [one for one in before if any(flow.caller == NOBODY.caller for flow in one.weighed)]
                 assert len(own) - 1 <= len(models)
     assert new_model.job not in room.jobs()
     assert new_caller.job not in room.jobs()
