@@ -17,8 +17,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from libs.errors import InputTooLong
 from services.worker.models.processing import cutting
-from services.worker.models.processing.cutting import Cutter, sliced
+from services.worker.models.processing.cutting import Cutter, encoded, sliced
 from services.worker.models.processing.text import TextProcessor
+from services.worker.models.processing.words import WordFrame
 from services.worker.models.work import Truncation, go_on_anyway
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
@@ -186,6 +187,33 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     looks = 0
     _processor("bert").encode(["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on)
     assert looks >= 2000 * 580 // cutting.SLICE
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One slice of 256 KiB of labels held up every other job of the worker for 90 ms."""
+    monkeypatch.setattr(cutting, "SLICE", 100)
+    tokenizer, looks = TOKENIZERS[name](), 0
+
+    def go_on() -> None:
+        nonlocal looks
+        looks += 1
+
+    words = [word for text in _texts(1, 200) for word in text.split()]
+    wanted = tokenizer.encode([*words, "a", "text"], is_pretokenized=True)
+    frame = WordFrame(tokenizer, limit=len(wanted), max_words=2, pooling="first")
+    [framed] = frame.encode(["a text"], words, "end", "entities.labels", go_on)
+    assert framed.ids.tolist() == wanted.ids
+    assert looks >= sum(map(len, words)) // (2 * cutting.SLICE)
+
+
+def test_what_is_encoded_in_slices_is_what_is_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "SLICE", 100)
+    looks: list[int] = []
+    tokenizer, texts = _minilm(), _texts(1, 200)
+    found = [one.ids for one in encoded(texts, tokenizer.encode_batch_fast, lambda: looks.append(1))]
+    assert found == [tokenizer.encode(text).ids for text in texts]
+    assert len(looks) == len(texts), "each is longer than a slice"
 
 
 @pytest.mark.parametrize(("items", "slices", "told"), [(2000, 100, "ended"), (200, 10**9, "200")])

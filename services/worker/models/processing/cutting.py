@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +23,9 @@ from tokenizers import Encoding, Tokenizer
 
 from services.worker.models.work import GoOn, Truncation
 
-SLICE: Final = 256 << 10
-"""Characters that are tokenised between two looks at whether the job is still wanted; a single longer text if it cannot be cut."""
+SLICE: Final = 32 << 10
+"""Characters that are tokenised between two looks at whether the job is still wanted, and others wait; a single longer text if it
+cannot be cut. About 15 ms of one thread."""
 
 LEAST: Final = 4096
 """Characters: texts up to so long are tokenised whole."""
@@ -79,6 +80,12 @@ def sliced(sizes: Many[int], go_on: GoOn) -> Iterator[range]:
     if begin < len(sizes):
         go_on()
         yield range(begin, len(sizes))
+
+
+def encoded(texts: Many[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn) -> Iterator[Encoding]:
+    """Of each text in order, whole."""
+    for numbers in sliced([len(text) for text in texts], go_on):
+        yield from encode([texts[number] for number in numbers])
 
 
 @dataclass(frozen=True, slots=True)

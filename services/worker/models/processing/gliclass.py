@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from libs.catalog.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
 from services.worker.models.processing.answers import best_first, sigmoid
 from services.worker.models.processing.checks import hypotheses, item_path, need_labels, need_task, unsupported
-from services.worker.models.processing.cutting import Cutter, Part
+from services.worker.models.processing.cutting import Cutter, Part, encoded
 from services.worker.models.processing.entities import softmax
 from services.worker.models.processing.text import run_of_ones, too_long
 from services.worker.models.results import Extraction, ExtractResult, LabelScore, Result
@@ -53,7 +54,7 @@ class GliclassProcessor:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
-        labels = self._labels(work)
+        labels = self._labels(work, go_on)
         prompt = "".join(f"{LABEL_MARKER}{label}" for label in labels) + TEXT_MARKER
         first = self._settings.prompt_first
         before, after = (prompt, "") if first else ("", prompt)
@@ -73,11 +74,11 @@ class GliclassProcessor:
         scores = sigmoid(logits) if multi else softmax(logits)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
-    def _labels(self, work: ClassifyWork) -> list[str]:
+    def _labels(self, work: ClassifyWork, go_on: GoOn) -> list[str]:
         """As they stand in the prompt."""
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)
-        tokens = self._tokenizer.encode_batch_fast(labels, add_special_tokens=False)
+        tokens = encoded(labels, partial(self._tokenizer.encode_batch_fast, add_special_tokens=False), go_on)
         for number, (label, encoding) in enumerate(zip(labels, tokens, strict=True)):
             field = f"{_LABELS}[{number}]"
             if LABEL_MARKER in label or TEXT_MARKER in label:

@@ -16,6 +16,7 @@ from libs.errors import InvalidInput
 from services.worker.models.heads.words import Label, WordPlaces
 from services.worker.models.processing.answers import sigmoid
 from services.worker.models.processing.checks import need_labels, need_task, unsupported
+from services.worker.models.processing.cutting import encoded
 from services.worker.models.processing.relations import PairScorer
 from services.worker.models.processing.spans import Candidates, choose, of_spans, of_words, of_words_by_label
 from services.worker.models.processing.words import Framed, WordFrame, Words
@@ -46,8 +47,8 @@ class LabelTokens:
         tokenizer.enable_truncation(limit)
         self._tokenizer = tokenizer
 
-    def __call__(self, labels: Many[str]) -> tuple[Label, ...]:
-        encodings = self._tokenizer.encode_batch_fast(list(labels))
+    def __call__(self, labels: Many[str], go_on: GoOn) -> tuple[Label, ...]:
+        encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
         return tuple(Label(name, np.array(item.ids, dtype=np.int32)) for name, item in zip(labels, encodings, strict=True))
 
 
@@ -91,7 +92,7 @@ class GlinerProcessor:
         self, work: EntitiesWork | RelationsWork, labels: tuple[str, ...], relations: tuple[str, ...], path: str, go_on: GoOn
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
-        own = () if self._tokens is None else self._tokens(labels)
+        own = () if self._tokens is None else self._tokens(labels, go_on)
         framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path, go_on)
         sequences = [Sequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
         return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))

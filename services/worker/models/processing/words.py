@@ -73,8 +73,11 @@ class WordFrame:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
-        # Tokens that are put after a text.
-        self._tail = run_of_ones(reversed(tokenizer.encode(["a"], is_pretokenized=True).special_tokens_mask))
+        # Tokens that are put before and after a text.
+        framed = tokenizer.encode(["a"], is_pretokenized=True)
+        before, after = run_of_ones(framed.special_tokens_mask), run_of_ones(reversed(framed.special_tokens_mask))
+        ids = np.array(framed.ids, dtype=np.int32)
+        self._head, self._tail = ids[:before], ids[len(ids) - after :]
 
     def encode(
         self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
@@ -83,8 +86,7 @@ class WordFrame:
 
         Raises InputTooLong, or InvalidInput if the prompt alone is too long.
         """
-        go_on()
-        front = self._front(prompt)
+        front = self._front(prompt, go_on)
         found: list[Framed] = []
         for numbers in sliced([len(text) for text in texts], go_on):
             split = [self._split(texts[number], truncation, item_path(number)) for number in numbers]
@@ -93,13 +95,15 @@ class WordFrame:
                 found.append(self._frame(front, encoding, words, truncation, item_path(number), labels_path))
         return found
 
-    def _front(self, prompt: Many[str]) -> _Front:
-        """As every word is tokenised on its own, what is put around the prompt and a text is put around the prompt alone, too."""
-        encoding = self._tokenizer.encode_batch([list(prompt)], is_pretokenized=True)[0]
-        ids = np.array(encoding.ids, dtype=np.int32)
-        owners = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int32)
-        end = len(ids) - self._tail
-        return _Front(ids[:end], owners[:end], ids[end:], len(prompt))
+    def _front(self, prompt: Many[str], go_on: GoOn) -> _Front:
+        """As every word is tokenised on its own, the prompt can be tokenised in slices."""
+        ids, owners = [self._head], [np.full_like(self._head, -1)]
+        for numbers in sliced([len(word) for word in prompt], go_on):
+            words = [prompt[number] for number in numbers]
+            encoding = self._tokenizer.encode_batch([words], is_pretokenized=True, add_special_tokens=False)[0]
+            ids.append(np.array(encoding.ids, dtype=np.int32))
+            owners.append(np.array(encoding.word_ids, dtype=np.int32) + np.int32(numbers.start))
+        return _Front(np.concatenate(ids), np.concatenate(owners), self._tail, len(prompt))
 
     def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
         if truncation == "start":
