@@ -54,8 +54,13 @@ _OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest",
 REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
 READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
 """Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
-ANSWERED: Final = Limit("labels that an answer may repeat: their bytes, for each item", ("ExtractRequest",), 32 * MIB, BYTES)
-"""10,000 items with 256 labels of 13 letters. A worker, and each client, holds some four times that while it is written or read."""
+SCORE_BYTES: Final = 16
+"""That a label of an answer is longer than its name, about."""
+ANSWERED: Final = Limit(
+    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 8 * MIB, BYTES
+)
+"""2,000 items with 256 labels of a letter. A client with gRPC's default limit reads half of that, and a router, a worker and a
+client each hold some four times that while it is written or read."""
 ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
 TEXT: Final = Limit("an item's text", ("Item.text",), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""

@@ -116,7 +116,8 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_text(request.text)
     given = task == "relations" and (card is None or card.given_entities)
     items = _check_items(request.items, "items", card, given=given)
-    _check_answered(len(items), sum(map(_utf8, labels)), task)
+    repeated = labels or (card.labels if card is not None and task == "classify" else ())
+    _check_answered(len(items), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     return _readable(_with_labels(items, task, labels, request.classify.hypothesis, card), "items")
 
 
@@ -124,8 +125,8 @@ def _check_answered(items: int, names: int, task: str) -> None:
     """An answer repeats labels for each item. Raises InvalidInput where it would become too large."""
     most = limits.ANSWERED.most
     if items * names > most:
-        message = f"items has {items:,} entries and {task} labels of {names:,} bytes, which an answer may repeat for each item:"
-        raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or shorter labels", field="items")
+        message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
+        raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels", field="items")
 
 
 def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:

@@ -47,8 +47,8 @@ def test_a_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, er
     )
     told = json.loads(run.stdout)
     assert told["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
-    # gRPC turns a deadline from one clock to another by reading both, one after the other: a process that is stopped between the two
-    # is off by as long (95 ms seen, too much time), which is nothing beside the error of 240 s.
+    # gRPC turns a deadline from one clock to another by reading both, one after the other: a process that is stopped between the
+    # two is off by as long (95 ms seen, too much time), which is nothing beside the error of 240 s.
     assert told["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
 
 

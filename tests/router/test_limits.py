@@ -93,10 +93,25 @@ def test_what_is_refused_says_how_many_items_may_come() -> None:
 def test_labels_that_an_answer_would_repeat_into_hundreds_of_megabytes_are_refused() -> None:
     task = pb.ClassifyTask(labels=[f"{number:03}{'x' * 997}" for number in range(256)])
     items = [pb.Item(text="a")] * 900
-    with pytest.raises(InvalidInput, match="send at most 131 items at a time") as caught:
+    with pytest.raises(InvalidInput, match="send at most 32 items at a time") as caught:
         check_extract(pb.ExtractRequest(model=MODEL, items=items, classify=task), CLASSIFIES)
     assert caught.value.field == "items"
-    check_extract(pb.ExtractRequest(model=MODEL, items=items[:131], classify=task), CLASSIFIES)
+    check_extract(pb.ExtractRequest(model=MODEL, items=items[:32], classify=task), CLASSIFIES)
+
+
+@pytest.mark.parametrize(("named", "own"), [(256, 0), (0, 1_000)])
+def test_very_many_short_labels_are_as_many_scores(named: int, own: int) -> None:
+    """Named in the request, or the model's own."""
+    card = models_pb2.ModelCard(tasks=[models_pb2.TASK_CLASSIFY], labels=[f"{number:04}" for number in range(own)])
+    task = pb.ClassifyTask(labels=[f"{number:04}" for number in range(named)])
+    allowed = limits.ANSWERED.most // ((named or own) * 20)
+
+    def check(items: int) -> None:
+        check_extract(pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")] * items, classify=task), card)
+
+    with pytest.raises(InvalidInput, match=f"send at most {allowed:,} items at a time"):
+        check(allowed + 1)
+    check(allowed)
 
 
 def test_a_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:

@@ -39,7 +39,7 @@ class Reader:
         return found
 
     def touched(self, seconds: float) -> None:
-        """It is so long ago that the file changed. Rounded from nanoseconds as the product does: `st_ctime` may be 2.4e-7 s less."""
+        """It is so long ago that the file changed. Rounded as the product does: `st_ctime` may be 2.4e-7 s less."""
         self.now = os.stat(self.path).st_ctime_ns / 1e9 + seconds
 
 

@@ -29,8 +29,8 @@ Progress = Callable[[int, int], None]
 
 MOST_REPEATED: Final = 192 << 20
 """Bytes: routers let a request make a worker read 256 MiB, of which its items are 64 MiB at most."""
-MOST_ANSWERED: Final = 32 << 20
-"""Bytes: routers let an answer repeat so much of the labels of its request."""
+MOST_ANSWERED: Final = 8 << 20
+"""Bytes: routers let an answer repeat so much of the labels of its request, each with its score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Plan(Generic[Q, R, T]):
     `build`: the request for the items at these places of the list. `merge`: the answers of the parts in order; there may be none.
     `left_out` None: an invalid item fails the call; else those that are known to be invalid already, and others will be left out,
     too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model may read with each item, the query
-    and labels; `answered`: those that its answer may repeat for each item, labels.
+    and labels; `answered`: those that its answer may repeat for each item, labels with their scores.
     """
 
     method: Method[Q, R]

@@ -34,6 +34,9 @@ Given = Entity | tuple[int, int] | tuple[int, int, str]
 E = TypeVar("E")
 M = TypeVar("M")
 
+_SCORE_BYTES = 16
+"""That a label of an answer is longer than its name, as routers count."""
+
 _ROLES = {"query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
 _FORMS = {
     "dense": pb.REPRESENTATION_DENSE,
@@ -249,8 +252,20 @@ def extract(
         gaps.spread_extract,
         _left_out("items", listed, on_invalid),
         repeated=frame.ByteSize() + len(classify.hypothesis.encode()) * len(classify.labels),
-        answered=frame.ByteSize(),
+        answered=frame.ByteSize() + _SCORE_BYTES * _labels(frame),
     )
+
+
+def _labels(frame: pb.ExtractRequest) -> int:
+    """How many labels an answer may repeat for each item."""
+    named = (
+        frame.entities.labels,
+        frame.classify.labels,
+        frame.relations.labels,
+        frame.relations.entity_labels,
+        frame.regions.labels,
+    )
+    return sum(map(len, named))
 
 
 def _task(task: Task) -> dict[str, object]:
