@@ -33,7 +33,7 @@ from services.worker.intake import Identity, Intake
 from services.worker.link import Link
 from services.worker.metrics import WorkerMetrics
 from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
-from services.worker.preparing import Preparers
+from services.worker.preparing import MOST_AWAY, Preparers
 from services.worker.presence import Presence
 from services.worker.residency import Budget, Residency
 from services.worker.runner import Runner
@@ -106,7 +106,7 @@ class Threads:
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    preparing = Preparers(ThreadPoolExecutor(count, "prepare"), count)
+    preparing = Preparers(ThreadPoolExecutor(count + MOST_AWAY, "prepare"), count)
     threads = Threads(preparing, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads

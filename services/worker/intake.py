@@ -32,7 +32,7 @@ from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.meter import whole_texts
 from services.worker.models import GoOn, Prepared
-from services.worker.preparing import GiveWay, Preparation, Preparers, estimated_tokens
+from services.worker.preparing import HELD_SECONDS, GiveWay, Preparation, Preparers, estimated_tokens
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
@@ -106,6 +106,7 @@ class Intake:
         self._flying: dict[asyncio.Task[bool], Pull] = {}
         self._lead = Lead()
         self._pause_until = 0.0
+        self._relieving: asyncio.TimerHandle | None = None
         self._unanswered: list[str] = []  # batch ids of pulls of which no router's answer came
 
     async def run(self) -> None:
@@ -255,7 +256,18 @@ class Intake:
         self._delivery.open(lease)
         if jobs:
             self._preparation.add(jobs)
+            self._relieve_in_time()
         return bool(jobs)
+
+    def _relieve_in_time(self) -> None:
+        """Of preparing threads, those that are held by one text, while others wait."""
+        if self._relieving is None:
+            self._relieving = self._loop.call_later(HELD_SECONDS, self._relieve)
+
+    def _relieve(self) -> None:
+        self._relieving = None
+        if self._preparation.relieve():
+            self._relieve_in_time()
 
     def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
         now, unix = time.monotonic(), self._clock.now()

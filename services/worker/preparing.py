@@ -2,7 +2,8 @@
 
 On the way of a request between `intake.py`, which pulls, and `runner.py`. Threads' time is shared between callers by fair queueing
 (`turns.py`), as the device's is. A large job gives way to others at every slice of its texts: the thread that prepares it prepares
-theirs first, in between, so no number of large jobs holds up a small one, even with a single thread.
+theirs first, in between, so no number of large jobs holds up a small one, even with a single thread. One text that cannot be cut
+is tokenised in one call that gives way to nobody (4 MiB of one word: seconds); another thread takes its place for so long.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ BYTES_A_TOKEN: Final = 4
 DEEPEST: Final = 4
 """So many portions may have been begun on one thread, each giving way to the next."""
 
+HELD_SECONDS: Final = 0.05
+"""A thread that has not given way for so long is counted as away while others wait: another one prepares their jobs."""
+
+MOST_AWAY: Final = 4
+"""Threads that may be away at once, each of another caller."""
+
 GiveWay = Callable[[], None]
 """To be called often; returns when those who are to be served first have been."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparers:
-    """A pool of `count` threads."""
+    """A pool of threads, of which `count` work at once, and up to MOST_AWAY more that have not given way for long."""
 
     threads: ThreadPoolExecutor
     count: int
@@ -49,6 +56,15 @@ class _Portion:
 
     jobs: list[HeldJob]
     shares: dict[Caller, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Whose portion a thread prepares, and since when it has not given way."""
+
+    caller: Caller
+    since: float
+    is_away: bool = False
 
 
 class Preparation:
@@ -67,9 +83,12 @@ class Preparation:
         self._threads = preparers.threads
         self._prepare = prepare
         self._clock = clock
-        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller.
+        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller, which takes
+        # no turns while a thread is away with one of its own. `_idle` is below zero while threads that came back are too many.
         self._lock = threading.Lock()
         self._idle = preparers.count
+        self._running: dict[int, _Run] = {}
+        self._away: set[Caller] = set()
         self._turns: Turns[Caller] = Turns()
         self._lines: dict[Caller, deque[_Portion]] = {}
         self._waiting: dict[LaneName, Counter[Flow]] = {}
@@ -80,19 +99,48 @@ class Preparation:
         with self._lock:
             for portion in portions:
                 caller = min(portion.shares, key=self._turns.tag)
-                self._turns.come(caller)
                 self._lines.setdefault(caller, deque()).append(portion)
+                if caller not in self._away:
+                    self._turns.come(caller)
             for held in jobs:
                 self._waiting.setdefault(_lane(held), Counter())[held.flow] += held.estimated_tokens
-            starting = min(self._idle, len(portions))
-            self._idle -= starting
-        for _ in range(starting):
-            self._threads.submit(self._work).add_done_callback(must_succeed)
+            self._start(len(portions))
+
+    def relieve(self) -> bool:
+        """Puts another thread in the place of each that has not given way for HELD_SECONDS, if others wait. False: nobody waits."""
+        with self._lock:
+            for run in list(self._running.values()):
+                is_held = not run.is_away and self._clock() - run.since >= HELD_SECONDS
+                if is_held and self._lines and run.caller not in self._away and len(self._away) < MOST_AWAY:
+                    self._leave(run)
+            return bool(self._lines)
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
         """Estimated tokens, by lane, of each flow."""
         with self._lock:
             return {lane: dict(flows) for lane, flows in self._waiting.items()}
+
+    def _start(self, most: int) -> None:
+        starting = max(0, min(self._idle, most))
+        self._idle -= starting
+        for _ in range(starting):
+            self._threads.submit(self._work).add_done_callback(must_succeed)
+
+    def _leave(self, run: _Run) -> None:
+        run.is_away = True
+        self._away.add(run.caller)
+        if run.caller in self._lines:
+            self._turns.leave(run.caller, self._clock())
+        self._idle += 1
+        if self._turns.anybody:
+            self._start(1)
+
+    def _come_back(self, run: _Run) -> None:
+        run.is_away = False
+        self._away.remove(run.caller)
+        if run.caller in self._lines:
+            self._turns.come(run.caller)
+        self._idle -= 1
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -101,7 +149,7 @@ class Preparation:
     def _take(self) -> tuple[_Portion, Caller] | None:
         with self._lock:
             self._turns.forget(self._clock())
-            if not self._turns.anybody:
+            if self._idle < 0 or not self._turns.anybody:
                 self._idle += 1
                 return None
             return self._next(self._turns.next())
@@ -125,22 +173,36 @@ class Preparation:
         return portion, caller
 
     def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
-        since = self._clock()
+        run = _Run(caller, self._clock())
+        charged = run.since
 
         def give_way() -> None:
-            nonlocal since
+            nonlocal charged
+            self._between_steps(run)
             if not self._lines or len(begun) + 1 >= DEEPEST:
                 return
-            self._charge(portion, self._clock() - since)
+            self._charge(portion, run.since - charged)
             while (taken := self._take_before(caller, begun)) is not None:
                 self._run(*taken, (*begun, caller))
-            since = self._clock()
+            self._between_steps(run)
+            charged = run.since
 
+        self._between_steps(run)
         try:
             self._prepare(portion.jobs, give_way)
         finally:
-            self._charge(portion, self._clock() - since)
+            self._between_steps(run)
+            del self._running[threading.get_ident()]
+            self._charge(portion, run.since - charged)
             self._forget(portion)
+
+    def _between_steps(self, run: _Run) -> None:
+        """Of this thread, which is not away any more."""
+        run.since = self._clock()
+        self._running[threading.get_ident()] = run
+        if run.is_away:
+            with self._lock:
+                self._come_back(run)
 
     def _charge(self, portion: _Portion, seconds: float) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import pytest
 from shoal.v1 import inference_pb2, worker_pb2
 
 from services.worker.held import HeldJob, Lease, Resident
-from services.worker.preparing import SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
+from services.worker.preparing import HELD_SECONDS, MOST_AWAY, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
 from tests.support.waiting import wait_until
 from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, Bay, worker
@@ -61,8 +61,11 @@ class Bench:
 
 @contextmanager
 def bench(count: int) -> Iterator[Bench]:
-    with ThreadPoolExecutor(count) as threads:
-        yield Bench(threads, count)
+    with ThreadPoolExecutor(count + MOST_AWAY) as threads:
+        one = Bench(threads, count)
+        yield one
+        for event in one.held_up.values():
+            event.set()
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -77,6 +80,46 @@ def test_a_small_job_is_done_before_large_ones_that_take_all_threads(count: int)
             one.held_up[name].set()
         wait_until(lambda: len(one.done) == len(names) + 1)
         assert one.done[0] == "small"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
+    """One 4 MiB word takes the tokenizer seconds. Another thread takes the place of its own, but for no more of the same caller."""
+    with bench(count) as one:
+        heavy = [f"large {number}" for number in range(count + 3)]
+        for name in heavy:
+            one.preparation.add([one.large(name, "heavy")])
+        wait_until(lambda: sum(one.begun[name].is_set() for name in heavy) == count)
+        one.preparation.add([one.held("small", "light")])
+        assert one.preparation.relieve()
+        assert not one.done, "they have not been held for long"
+        one.now += 2 * HELD_SECONDS
+        assert one.preparation.relieve()
+        wait_until(lambda: one.done == ["small"])
+        assert sum(one.begun[name].is_set() for name in heavy) == count
+        for name in heavy:
+            one.held_up[name].set()
+        wait_until(lambda: len(one.done) == len(heavy) + 1)
+        one.preparation.add([one.held(name, "light") for name in ("one", "more")])
+        wait_until(lambda: len(one.done) == len(heavy) + 3)
+        assert not one.preparation.relieve()
+        wait_until(lambda: one.preparation._idle == count, what="every thread is idle again")
+
+
+def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
+    with bench(1) as one:
+        for number in range(MOST_AWAY + 3):
+            one.preparation.add([one.large(f"large {number}", f"heavy {number}")])
+        for number in range(1, MOST_AWAY + 1):
+            one.now += 2 * HELD_SECONDS
+            one.preparation.relieve()
+            wait_until(one.begun[f"large {number}"].is_set)
+        one.now += 2 * HELD_SECONDS
+        assert one.preparation.relieve()
+        for event in one.held_up.values():
+            event.set()
+        wait_until(lambda: len(one.done) == MOST_AWAY + 3)
+        wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
 def test_a_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
