@@ -110,6 +110,7 @@ def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
     with bench(1) as one:
         for number in range(MOST_AWAY + 3):
             one.preparation.add([one.large(f"large {number}", f"heavy {number}")])
+        wait_until(one.begun["large 0"].is_set)
         for number in range(1, MOST_AWAY + 1):
             one.now += 2 * HELD_SECONDS
             one.preparation.relieve()
