@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -73,13 +73,19 @@ class Service:
 
     name: `package.Service`. add_to: registers its servicer, such as `partial(add_WorkerServiceServicer_to_server, servicer)`.
     is_internal: keeps answering while the server drains, because requests in flight need it. request_bytes: the most that one
-    request may have.
+    request may have; method_bytes: of methods (`Pull`) that have a limit of their own.
     """
 
     name: str
     add_to: Callable[[grpc.aio.Server], None]
     is_internal: bool = False
     request_bytes: int = MAX_REQUEST_BYTES
+    method_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """By the service's name, and by `/package.Service/Method`."""
+        return {self.name: self.request_bytes, **{f"/{self.name}/{name}": most for name, most in self.method_bytes.items()}}
 
 
 class Server:
@@ -176,7 +182,7 @@ async def serving(
     interceptor = Interceptor(
         [service.name for service in services if service.is_internal],
         authenticator,
-        {service.name: service.request_bytes for service in services},
+        {name: most for service in services for name, most in service.limits.items()},
     )
     options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
     plain = grpc.aio.server(interceptors=[interceptor], options=options)
