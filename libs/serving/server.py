@@ -16,12 +16,12 @@ from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from libs.errors import NoCapacity
 from libs.serving.auth import Authenticator
 from libs.serving.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
 from libs.serving.interceptor import Interceptor
+from libs.serving.reflection import add_reflection
 from libs.serving.security import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
 
@@ -188,7 +188,7 @@ async def serving(
     plain = grpc.aio.server(interceptors=[interceptor], options=options)
     for service in services:
         service.add_to(plain)
-    reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], plain)
+    add_reflection([*names, "grpc.health.v1.Health"], plain)
     server = Server(plain, interceptor, [*names, *health])
     await server.start(address, security)
     async with AsyncExitStack() as stack:
