@@ -43,8 +43,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Two servers on one port would share its connections in silence.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
-    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become. Answers may
-    # be compressed.
+    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
