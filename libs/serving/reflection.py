@@ -1,7 +1,7 @@
 """Reflection as clients of both protocols ask for it: `grpc.reflection.v1` and `grpc.reflection.v1alpha`.
 
-grpcio-reflection has the latter alone (1.75.0 and 1.85.1). The two are the same but for the package's name (grpc/grpc-proto), so v1 is
-described by v1alpha's own descriptor under that name, and answered by its servicer.
+grpcio-reflection has the latter alone (1.75.0 and 1.85.1). The two are the same but for the package's name (grpc/grpc-proto), so
+v1 is described by v1alpha's own descriptor under that name, and answered by its servicer.
 """
 
 from __future__ import annotations
