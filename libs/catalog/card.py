@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 Task = Literal["encode", "score", "entities", "classify", "relations"]
 Representation = Literal["dense", "sparse", "multi_vector"]
@@ -18,6 +18,13 @@ SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "sparse_cosine", "hybrid", "yes_no"]
+
+MOST_LABELS: Final = 10_000
+MOST_LABEL_CHARACTERS: Final = 1 << 19
+"""Of all of them. A card with all of them is in each heartbeat."""
+MOST_PROMPTS: Final = 1_000
+MOST_PROMPT_CHARACTERS: Final = 1 << 16
+"""Of all of them, their names included, which are in each heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ Read by workers before a model is loaded, so that a mesh knows its cold models. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog import late
-from libs.catalog.card import Card, DenseModule, Kind
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, DenseModule, Kind
 from libs.catalog.chat import refuse_messages, takes_messages, template_files, with_template
 from libs.catalog.checkpoint import Checkpoint
 from libs.catalog.files import Config, digest, need_config, read_config, shortened, tensor_files, tensor_shape
@@ -37,7 +37,6 @@ _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 _STANFORD = "HF_ColBERT"
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
 _MASKED = "ForMaskedLM"
-_MOST_PROMPTS = 1 << 16  # characters of all of them; their names are in each heartbeat
 
 
 def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
@@ -47,6 +46,7 @@ def read_card(directory: Path, model: str, said: Overrides | None = None) -> Car
     """
     card = _card(directory, model, said)
     _refuse_controls(card)
+    _refuse_many_prompts(card.prompts)
     return card
 
 
@@ -74,6 +74,14 @@ def _refuse_controls(card: Card) -> None:
                 raise ModelBroken(
                     f"`{key}` has the control character {found} in {shortened(repr(name), 100)}: names are plain text"
                 )
+
+
+def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
+    """One of them comes before each text, and their names are in each heartbeat: more than routers take would end the worker's."""
+    if len(prompts) > MOST_PROMPTS:
+        raise ModelBroken(f"`prompts` has {len(prompts):,} entries; at most {MOST_PROMPTS:,} are served")
+    if sum(len(name) + len(text) for name, text in prompts.items()) > MOST_PROMPT_CHARACTERS:
+        raise ModelBroken(f"`prompts` has more than {MOST_PROMPT_CHARACTERS:,} characters, names included")
 
 
 def _read(directory: Path) -> Checkpoint:
@@ -114,8 +122,6 @@ def _kind(files: Checkpoint) -> Kind:
 def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
     """What every kind of card has."""
     prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
-    if sum(len(name) + len(text) for name, text in prompts.items()) > _MOST_PROMPTS:
-        raise files.top.broken("prompts", f"has more than {_MOST_PROMPTS:,} characters, one of which comes before each text")
     default = files.top.text("default_prompt_name")
     if default and default not in files.top.part("prompts").values:
         raise files.top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")

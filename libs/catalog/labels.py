@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.catalog.card import Activation, Card, Problem, Scoring, Task
+from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, Activation, Card, Problem, Scoring, Task
 from libs.catalog.checkpoint import Checkpoint
 from libs.catalog.files import Config
 from libs.catalog.modules import activation
@@ -15,8 +15,6 @@ _PROBLEMS: dict[str, Problem] = {
     "regression": "regression",
 }
 _ENTAILED = "entail"
-_MOST_CLASSES = 10_000  # a card with all of them is in each heartbeat
-_MOST_CHARACTERS = 1 << 19
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
@@ -24,15 +22,15 @@ def _classes(config: Config) -> tuple[str, ...]:
     """id2label in the order of the logits; as transformers does, LABEL_0 ... where the names are missing."""
     names = config.part("id2label").values
     if not names:
-        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=_MOST_CLASSES)))
-    if len(names) > _MOST_CLASSES:
-        raise config.broken("id2label", f"has {len(names):,} entries; at most {_MOST_CLASSES:,} are served")
+        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=MOST_LABELS)))
+    if len(names) > MOST_LABELS:
+        raise config.broken("id2label", f"has {len(names):,} entries; at most {MOST_LABELS:,} are served")
     wanted = [str(number) for number in range(len(names))]
     if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
         raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")
     classes = tuple(str(names[number]) for number in wanted)
-    if sum(map(len, classes)) > _MOST_CHARACTERS:
-        raise config.broken("id2label", f"has names of more than {_MOST_CHARACTERS:,} characters")
+    if sum(map(len, classes)) > MOST_LABEL_CHARACTERS:
+        raise config.broken("id2label", f"has names of more than {MOST_LABEL_CHARACTERS:,} characters")
     return classes
 
 

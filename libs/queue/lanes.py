@@ -152,7 +152,7 @@ class Lanes:
         *,
         budget_tokens: int,
         budget_jobs: int,
-        worker_id: str = "",
+        worker_id: str,
         batch_id: str = "",
         ring: bool = False,
         others_than: Sequence[str] = (),
@@ -160,9 +160,9 @@ class Lanes:
         """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
 
         Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
-        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: for whom `cancel` rings if it
-        ends one of the jobs (empty: nobody). `batch_id` names the lease (empty: a new name); if the lane has leased a batch of that
-        name, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left. `others_than`: only
+        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: who may answer and renew, and
+        for whom `cancel` rings. `batch_id` names the lease (empty: a new name); if the lane has leased a batch of that name to this
+        worker, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left. `others_than`: only
         interactive jobs of tenants other than these, among the first 128; Idle does not say that the lane is empty then.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
@@ -204,9 +204,12 @@ class Lanes:
                 scores = await pipeline.execute()
         return next((lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None)
 
-    async def complete(self, lane: LaneKey, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool) -> Completed:
-        """Answers jobs, whether or not the lease still holds: the first answer to a job is its only one.
+    async def complete(
+        self, lane: LaneKey, worker_id: str, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool
+    ) -> Completed:
+        """Answers jobs that this lease gave to this worker, whether or not it still holds: the first answer to a job is its only.
 
+        Answers to other jobs are dropped, and another worker's lease stays as it is. What a worker gave back it cannot answer.
         `release` ends the lease: its jobs that are still unanswered go back to where they were, no attempt counted. Without it the
         lease stays, also when all its jobs are answered, so the last call for a batch must release it.
         """
@@ -216,16 +219,22 @@ class Lanes:
             lane=lane.name,
             bell=BELL,
             router_id=self._router_id,
+            worker_id=worker_id,
             batch_id=batch_id,
             release=release,
             results=[part for result in results for part in result],
         )
         return Completed(accepted, [results[position] for position in own])
 
-    async def renew(self, lane: LaneKey, batch_ids: Sequence[str]) -> list[RenewedBatch]:
-        """Lets leases last `lease_ms` from now, in the given order."""
+    async def renew(self, lane: LaneKey, worker_id: str, batch_ids: Sequence[str]) -> list[RenewedBatch]:
+        """Lets leases of this worker last `lease_ms` from now, in the given order. Those of others are lost to it."""
         replies = await operations.renew(
-            self._redis, self._keys.of(lane), now_ms=self._script_clock(), lease_ms=self.lease_ms, batch_ids=batch_ids
+            self._redis,
+            self._keys.of(lane),
+            worker_id=worker_id,
+            now_ms=self._script_clock(),
+            lease_ms=self.lease_ms,
+            batch_ids=batch_ids,
         )
         return [
             RenewedBatch(batch_id, lost=reply[0] == 0, gone=[job_id.decode() for job_id in reply[1]] if reply[0] else [])
@@ -351,7 +360,7 @@ class Lanes:
             dead_result=self._dead_result,
         )
 
-    async def end_leases(self, lane: LaneKey, epoch: str) -> int:
+    async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
         """Ends the leases of a worker's process that is gone, as if they had run out. Rings for the jobs that went back, and
         answers how many they are."""
         back = await upkeep.end_leases(
@@ -359,6 +368,7 @@ class Lanes:
             self._keys.of(lane),
             lane=lane.name,
             bell=BELL,
+            worker_id=worker_id,
             prefix=f"{epoch}-",
             max_attempts=self._max_attempts,
             dead_letter_limit=self._dead_letter_limit,

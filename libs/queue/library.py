@@ -18,7 +18,7 @@ KEYS = (
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
-    "holders",  # HASH: job id -> worker that it is leased to, padded to 65; a hint by which a cancellation finds the worker at once
+    "holders",  # HASH: job id -> {worker TAB lease LF} of whom it was leased to and who did not give it back, newest first; padded
     "whose",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
 )
 
@@ -102,12 +102,50 @@ local function push(answers)           -- each answer: <job id> NUL <result>
   end
 end
 
-local function unlease(batch_id)       -- ends a lease; its packed jobs, or nil if it had ended
-  if call('ZREM', leases, batch_id) == 0 then return nil end
+local function holding(worker_id, batch_id)   -- as it stands in `holders`
+  return worker_id .. '\\t' .. batch_id .. '\\n'
+end
+
+local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease of that name given the job to that worker?
+  local is, mine, members = {}, '\\n' .. holding(worker_id, batch_id), nil
+  local function is_leased(id)         -- whose, nobody has noted: routers of before 2026-11-22
+    if not members then
+      members = {}
+      local packed = call('HGET', batches, batch_id)
+      local jobs = packed and cmsgpack.unpack(packed) or {}
+      for i = 2, #jobs, 2 do members[parse(jobs[i])] = true end
+    end
+    return members[id] or false
+  end
+  for first = 1, #ids, 4000 do
+    for _, value in ipairs(call('HMGET', holders, unpack(ids, first, math.min(first + 3999, #ids)))) do
+      local at = #is + 1
+      if not value then
+        is[at] = is_leased(ids[at])
+      elseif string.find(value, '\\t', 1, true) then
+        is[at] = string.find('\\n' .. value, mine, 1, true) ~= nil
+      else                             -- routers of before 2026-11-23 note the worker alone
+        is[at] = string.match(value, '^(.-) *$') == worker_id
+      end
+    end
+  end
+  return is
+end
+
+local function is_of(jobs, worker_id, batch_id)   -- is this lease the worker's? One of which nothing is left is anybody's
+  for i = 2, #jobs, 2 do
+    local id = parse(jobs[i])
+    if holds(jobs[i], id) then return was_given({ id }, worker_id, batch_id)[1] end
+  end
+  return true
+end
+
+local function unlease(batch_id, worker_id)   -- ends a lease; its packed jobs, or nil if it had ended, or is not the given worker's
   local packed = call('HGET', batches, batch_id)
-  if not packed then return nil end
+  local jobs = packed and cmsgpack.unpack(packed)
+  if jobs and worker_id and not is_of(jobs, worker_id, batch_id) then return nil end
+  if call('ZREM', leases, batch_id) == 0 or not jobs then return nil end
   call('HDEL', batches, batch_id)
-  local jobs = cmsgpack.unpack(packed)
   count('leased', -jobs[1])
   return jobs
 end
@@ -115,7 +153,6 @@ end
 local function requeue(member, tag)    -- with its old tag it is near the head
   local id, tokens = parse(member)
   if call('ZADD', queue_of(member), 'NX', tag, member) == 1 then count('queued', tokens) end
-  call('HDEL', holders, id)
 end
 
 local function bury(id, tries, limit, lane, answers, result)

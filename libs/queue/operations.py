@@ -107,7 +107,7 @@ async def pull(
     local now = clock(now_ms)
     local answer, jobs, held, size, sum, alone = { 1, 0, 0 }, { 0 }, {}, 0, 0, false
     local rounds, suspects, expired, removed_tokens = 16, false, 0, 0
-    local holder = string.format('%-65s', worker_id)   -- from 65 bytes on Redis keeps a hash as a table: a short one it searches
+    local holder = holding(worker_id, batch_id)
 
     local function include(id, tokens, tries, blob)
       local at = #answer
@@ -116,8 +116,9 @@ async def pull(
 
     local packed = call('HGET', batches, batch_id)
     if packed then                     -- the answer to this very call was lost on its way; it is asked again
-      call('ZADD', leases, 'XX', now + lease_ms, batch_id)
       jobs = cmsgpack.unpack(packed)
+      if not is_of(jobs, worker_id, batch_id) then return { 0, 0, -1 } end
+      call('ZADD', leases, 'XX', now + lease_ms, batch_id)
       for i = 2, #jobs, 2 do
         local id, tokens = parse(jobs[i])
         local blob = call('HGET', payload, id)
@@ -146,7 +147,11 @@ async def pull(
       if not blob then return 0, tokens end    -- Redis lost part of its data
       include(id, tokens, tries, blob)
       local at = 2 * size
-      jobs[at + 2], jobs[at + 3], held[at + 1], held[at + 2] = member, tag, id, holder
+      -- What it was given to before still counts, if that lease ran out: who was only slow may answer yet.
+      local before = tries > 0 and call('HGET', holders, id) or ''
+      -- From 65 bytes on Redis keeps a hash as a table: a short one it searches.
+      jobs[at + 2], jobs[at + 3], held[at + 1] = member, tag, id
+      held[at + 2] = string.format('%-65s', holder .. string.match(before, '^(.-) *$'))
       size, sum, alone = size + 1, sum + tokens, tries > 0
       return tokens, tokens
     end
@@ -220,10 +225,8 @@ async def pull(
     jobs[1], answer[3] = sum, sum
     call('ZADD', leases, now + lease_ms, batch_id)
     call('HSET', batches, batch_id, cmsgpack.pack(jobs))
-    if worker_id ~= '' then
-      write('HSET', holders, held)
-      call('PEXPIRE', holders, DAY)    -- routers of before 2026-11-22 do not remove it
-    end
+    write('HSET', holders, held)
+    call('PEXPIRE', holders, DAY)    -- routers of before 2026-11-22 do not remove it
     count('leased', sum)
     -- virtual time never goes back, though jobs that were queued again bring old tags
     if interactive_last and tonumber(interactive_last) > tonumber(state[1] or 0) then call('HSET', meta, 'vi', interactive_last) end
@@ -240,27 +243,32 @@ async def pull(
 
 
 @lane_script
-async def complete(*, lane: str, bell: str, router_id: str, batch_id: str, release: bool, results: Rest) -> Reply:
+async def complete(*, lane: str, bell: str, router_id: str, worker_id: str, batch_id: str, release: bool, results: Rest) -> Reply:
     """
     -- results: {id, result} * n. Answers {accepted, position of an accepted result that router_id owns, ...}, from 0.
-    local ids, answer, finished, answers = {}, { 0 }, {}, {}
-    for at = results, #ARGV, 2 do ids[#ids + 1], finished[ARGV[at]] = ARGV[at], true end
+    local all, ids, places, answer, finished, answers = {}, {}, {}, { 0 }, {}, {}
+    for at = results, #ARGV, 2 do all[#all + 1] = ARGV[at] end
+    for place, is in ipairs(was_given(all, worker_id, batch_id)) do
+      if is then ids[#ids + 1], places[#places + 1], finished[all[place]] = all[place], place, true end
+    end
     for position, router in ipairs(finish(ids)) do
+      local place = places[position]
       if router then answer[1] = answer[1] + 1 end
       if router == router_id then
-        answer[#answer + 1] = position - 1
+        answer[#answer + 1] = place - 1
       elseif router then
-        collect(answers, router, ids[position], ARGV[results + 2 * position - 1])
+        collect(answers, router, ids[position], ARGV[results + 2 * place - 1])
       end
     end
     push(answers)
     count('done', answer[1])
     if not release then return answer end
-    local jobs, back = unlease(batch_id) or {}, false
+    local jobs, back = unlease(batch_id, #ids == 0 and worker_id or nil) or {}, false
     for i = 2, #jobs, 2 do
       local id = parse(jobs[i])
       if not finished[id] and holds(jobs[i], id) then
         requeue(jobs[i], jobs[i + 1])
+        call('HDEL', holders, id)
         back = true
       end
     end
@@ -270,15 +278,15 @@ async def complete(*, lane: str, bell: str, router_id: str, batch_id: str, relea
 
 
 @lane_script
-async def renew(*, now_ms: int, lease_ms: int, batch_ids: Rest) -> Reply:
+async def renew(*, worker_id: str, now_ms: int, lease_ms: int, batch_ids: Rest) -> Reply:
     """
-    -- Answers for each batch {1, ids of jobs that are over}, or {0} if its lease has ended.
+    -- Answers for each batch {1, ids of jobs that are over}, or {0} if its lease has ended or is not the worker's.
     local answer, expiry = {}, clock(now_ms) + lease_ms
     for at = batch_ids, #ARGV do
       local packed = call('ZSCORE', leases, ARGV[at]) and call('HGET', batches, ARGV[at])
-      if packed then
+      local jobs, gone = packed and cmsgpack.unpack(packed), {}
+      if jobs and is_of(jobs, worker_id, ARGV[at]) then
         call('ZADD', leases, 'XX', expiry, ARGV[at])
-        local jobs, gone = cmsgpack.unpack(packed), {}
         for i = 2, #jobs, 2 do
           local id = parse(jobs[i])
           if not holds(jobs[i], id) then gone[#gone + 1] = id end
@@ -302,8 +310,8 @@ async def cancel(*, bell: str, router_id: str, job_ids: Rest) -> Reply:
       if router == router_id then own[#own + 1] = ids[position] end
     end
     if #own == 0 then return 0 end
-    for _, worker in ipairs(call('HMGET', holders, unpack(own))) do
-      if worker then workers[string.match(worker, '^(.-) *$')] = true end
+    for _, held in ipairs(call('HMGET', holders, unpack(own))) do
+      if held then workers[string.match(string.match(held, '^[^\\t]*'), '^(.-) *$')] = true end
     end
     for _, router in ipairs(finish(own)) do cancelled = cancelled + (router and 1 or 0) end
     count('cancelled', cancelled)

@@ -30,12 +30,15 @@ async def fail(*, result: bytes, limit: int) -> Reply:
 
 
 @lane_script
-async def end_leases(*, lane: str, bell: str, prefix: str, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply:
+async def end_leases(
+    *, lane: str, bell: str, worker_id: str, prefix: str, max_attempts: int, dead_letter_limit: int, dead_result: bytes
+) -> Reply:
     """
-    -- Ends the leases whose names begin with `prefix`, as if they had run out. Answers how many jobs went back to the lane.
+    -- Ends the worker's leases whose names begin with `prefix`, as if they had run out. Answers how many jobs went back.
     local ended = {}
     for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
-      if string.sub(batch_id, 1, #prefix) == prefix then ended[#ended + 1] = batch_id end
+      local packed = string.sub(batch_id, 1, #prefix) == prefix and call('HGET', batches, batch_id)
+      if packed and is_of(cmsgpack.unpack(packed), worker_id, batch_id) then ended[#ended + 1] = batch_id end
     end
     local back = recover(ended, max_attempts, dead_letter_limit, lane, dead_result)
     if back > 0 then call('PUBLISH', bell, lane) else settle() end
@@ -84,7 +87,7 @@ async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_l
         end
       end
       -- routers of before 2026-11-22 leave jobs that they end in `holders` and `whose`; a lost hint costs a cancellation two
-      -- seconds, or a job the time until the next pull for everybody
+      -- seconds, a slow worker whose lease ran out its answer, or a job the time until the next pull for everybody
       if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
       if call('HLEN', whose) > call('HLEN', payload) then call('DEL', whose) end
       call('HSET', meta, 'queued', queued, 'leased', leased)

@@ -80,7 +80,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     authenticator: knows who asks; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`) that
     keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG. limits: of
-    services whose requests have other limits than MAX_REQUEST_BYTES, in bytes.
+    services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) whose requests have other limits than
+    MAX_REQUEST_BYTES, in bytes.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     def limit(self, method: str) -> int:
         """Bytes that a request may have."""
-        return self._limits.get(service_of(method), MAX_REQUEST_BYTES)
+        return self._limits.get(method) or self._limits.get(service_of(method), MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from libs.errors import NoCapacity
 from libs.serving.auth import Authenticator
 from libs.serving.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
 from libs.serving.interceptor import Interceptor
+from libs.serving.reflection import add_reflection
 from libs.serving.security import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
 
@@ -43,8 +43,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Two servers on one port would share its connections in silence.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
-    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become. Answers may
-    # be compressed.
+    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -73,13 +72,19 @@ class Service:
 
     name: `package.Service`. add_to: registers its servicer, such as `partial(add_WorkerServiceServicer_to_server, servicer)`.
     is_internal: keeps answering while the server drains, because requests in flight need it. request_bytes: the most that one
-    request may have.
+    request may have; method_bytes: of methods (`Pull`) that have a limit of their own.
     """
 
     name: str
     add_to: Callable[[grpc.aio.Server], None]
     is_internal: bool = False
     request_bytes: int = MAX_REQUEST_BYTES
+    method_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """By the service's name, and by `/package.Service/Method`."""
+        return {self.name: self.request_bytes, **{f"/{self.name}/{name}": most for name, most in self.method_bytes.items()}}
 
 
 class Server:
@@ -176,13 +181,13 @@ async def serving(
     interceptor = Interceptor(
         [service.name for service in services if service.is_internal],
         authenticator,
-        {service.name: service.request_bytes for service in services},
+        {name: most for service in services for name, most in service.limits.items()},
     )
     options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
     plain = grpc.aio.server(interceptors=[interceptor], options=options)
     for service in services:
         service.add_to(plain)
-    reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], plain)
+    add_reflection([*names, "grpc.health.v1.Health"], plain)
     server = Server(plain, interceptor, [*names, *health])
     await server.start(address, security)
     async with AsyncExitStack() as stack:

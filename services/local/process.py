@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from services.local.supervision import complaint
+
 STOP_SECONDS: Final = 30.0
 _LAST_BYTES: Final = 64 << 10
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,8 +45,9 @@ class Child:
         self.log = log
         self._command = list(command)
         self._environment = dict(environment)
-        # The state: the process of the last start.
+        # The state: the process of the last start, and where its output begins in the log.
         self._process: asyncio.subprocess.Process | None = None
+        self._begins = 0
 
     async def __aenter__(self) -> Child:
         await self.start()
@@ -56,6 +59,7 @@ class Child:
     async def start(self) -> None:
         """Starts it, or starts it again. Raises OSError if that cannot be."""
         with self.log.open("ab") as output:
+            self._begins = output.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._environment,
@@ -97,8 +101,16 @@ class Child:
 
     def last_words(self, lines: int = 15) -> str:
         """The end of its output."""
+        return "\n".join(self._end(0)[-lines:])
+
+    def complaint(self) -> str:
+        """What it complained of last since its last start; empty if of nothing."""
+        return complaint(self._end(self._begins))
+
+    def _end(self, begins: int) -> list[str]:
+        """The last lines of its log, of those from so many bytes on."""
         if not self.log.exists():
-            return ""
+            return []
         with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+            log.seek(max(begins, self.log.stat().st_size - _LAST_BYTES))
+            return log.read().decode(errors="replace").splitlines()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -14,6 +15,7 @@ PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
 """Before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
 
 Role = Literal["redis", "router", "scheduler", "worker"]
+_FAULTS: Final = ("WARNING", "ERROR", "CRITICAL")
 NEEDED: Final[tuple[Role, ...]] = ("redis", "router")
 """Without these no request is answered. Of the workers one must be left; without a scheduler workers claim models themselves."""
 
@@ -64,6 +66,29 @@ def ending(status: int | None) -> str:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"was ended by signal {-status}"
+
+
+def complaint(lines: Sequence[str]) -> str:
+    """The last line of a process that tells of a fault: of our log one at WARNING or above, in words; of other output any. Empty
+    if there is none: a process that is killed says nothing, and the settings that it began with are no last words."""
+    for line in reversed(lines):
+        record = _record(line)
+        if record is None:
+            if line.strip():
+                return line.strip()
+        elif record.get("level") in _FAULTS:
+            said = [str(record[key]) for key in ("message", "reason") if record.get(key)]
+            return ": ".join([*said, *str(record.get("exception", "")).splitlines()[-1:]])
+    return ""
+
+
+def _record(line: str) -> dict[str, object] | None:
+    """A line of our log (`libs/telemetry/logs.py`); None for anything else."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "level" in found else None
 
 
 def next_step(history: History) -> str:

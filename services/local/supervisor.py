@@ -76,7 +76,8 @@ class Supervisor:
 
     async def _ended(self, child: Child, status: int | None) -> History:
         history = self._histories[child.name].ended(self._clock())
-        self._endings[child.name] = f"{ending(status)}: {await asyncio.to_thread(child.last_words, 1)}"
+        words = await asyncio.to_thread(child.complaint)
+        self._endings[child.name] = f"{ending(status)}: {words}" if words else ending(status)
         self._set(child, history)
         self._tell(f"{child.name} {ending(status)}: {next_step(history)}; log: {child.log}")
         if history.is_given_up:

@@ -16,8 +16,9 @@ from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
-from libs.serving.decode import SMALL_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
+from services.router import report_limits
 from services.router.background import Background
 from services.router.bells import Bells
 from services.router.codec import failed
@@ -180,5 +181,5 @@ def _services(
         Service("shoal.v1.InferenceService", add_inference),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.MeshService", add_mesh, request_bytes=SMALL_REQUEST_BYTES),
-        Service("shoal.v1.WorkerService", add_workers, is_internal=True, request_bytes=TRANSPORT_LIMIT_BYTES),
+        Service("shoal.v1.WorkerService", add_workers, is_internal=True, method_bytes=report_limits.METHODS),
     ]

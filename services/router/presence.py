@@ -2,7 +2,8 @@
 
 Beside the way of a request. A lease runs out after 15 s; but the kernel closes the connections of a process that dies, so its
 router knows within milliseconds. A worker may lose its connection and live, so it has GRACE_SECONDS to come back, here or at any
-router. If it is taken for dead wrongly, some work is done twice: the first answer to a job is its only one, whoever gives it.
+router. If it is taken for dead wrongly, some work is done twice: the first answer to a job is its only one,
+whoever of those that it was given to sends it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Presence:
         """Its jobs go back to their lanes, an attempt counted."""
         jobs = 0
         for gauges in await self._lanes.lane_gauges():
-            if gauges.leased_tokens and (back := await self._lanes.end_leases(gauges.lane, epoch)):
+            if gauges.leased_tokens and (back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)):
                 jobs += back
                 self._bells.ring(gauges.lane, back)
         level = logging.WARNING if jobs else logging.INFO

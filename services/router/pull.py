@@ -93,7 +93,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._owner(request.worker_id)
         results = [(job.job_id, job.result) for job in request.jobs]
         lane = codec.to_lane(request.lane)
-        completed = await self._lanes.complete(lane, request.batch_id, results, release=request.release)
+        completed = await self._lanes.complete(lane, request.worker_id, request.batch_id, results, release=request.release)
         for job_id, result in completed.own:
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
@@ -110,7 +110,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._waiters.beaten(request.worker_id)
         if request.draining:
             self._waiters.end_pulls(request.worker_id)
-        cancelled = await self._renew(request.batches)
+        cancelled = await self._renew(request.worker_id, request.batches)
         before = self._view.snapshot
         await self._fleet.report(request)
         self._view.notify()
@@ -238,21 +238,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
-            self._background.spawn(self._hand_back(lane, pulling))
+            self._background.spawn(self._hand_back(lane, request.worker_id, pulling))
             raise
 
-    async def _hand_back(self, lane: LaneKey, pulling: asyncio.Future[Pulled | Idle]) -> None:
+    async def _hand_back(self, lane: LaneKey, worker_id: str, pulling: asyncio.Future[Pulled | Idle]) -> None:
         found = await pulling
         if isinstance(found, Pulled):
-            await self._lanes.complete(lane, found.batch_id, [], release=True)
+            await self._lanes.complete(lane, worker_id, found.batch_id, [], release=True)
 
-    async def _renew(self, batches: Sequence[worker_pb2.HeldBatch]) -> list[worker_pb2.CancelledJobs]:
+    async def _renew(self, worker_id: str, batches: Sequence[worker_pb2.HeldBatch]) -> list[worker_pb2.CancelledJobs]:
         by_lane: dict[LaneKey, list[str]] = defaultdict(list)
         for batch in batches:
             by_lane[codec.to_lane(batch.lane)].append(batch.batch_id)
         cancelled: list[worker_pb2.CancelledJobs] = []
         for lane, ids in by_lane.items():
-            stale = [renewed for renewed in await self._lanes.renew(lane, ids) if renewed.lost or renewed.gone]
+            stale = [renewed for renewed in await self._lanes.renew(lane, worker_id, ids) if renewed.lost or renewed.gone]
             cancelled += [worker_pb2.CancelledJobs(batch_id=old.batch_id, job_ids=old.gone, lost=old.lost) for old in stale]
         return cancelled
 

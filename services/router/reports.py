@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sized
+from collections.abc import MutableSequence
 from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -19,15 +19,10 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.catalog.pools import NAME, WORDS
 from libs.errors import InvalidInput
 from libs.text import without_controls
+from services.router import report_limits as limits
+from services.router.limits import Limit
 
-MOST: Final = 10_000
-"""Lanes of a pull, models and leases of a heartbeat, answers of one Complete."""
-MOST_EXCEPTED: Final = 16
-MOST_LABELS: Final = 10_000
-MOST_TEXT: Final = 1000
-"""Characters of an error's text; a longer one is cut."""
-
-_PLAIN: Final = re.compile(r"[!-~]{1,256}")
+_PLAIN: Final = re.compile(r"[!-~]+")
 _POOL: Final = re.compile(NAME)
 _LARGEST: Final = 1e18
 _MOST_TOKENS: Final = 1 << 31
@@ -38,6 +33,7 @@ def check_pull(request: worker_pb2.PullRequest) -> None:
     """Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")
     _check_pool(request.pool, "pool")
+    _check_optional(request.epoch, "epoch")
     if request.budget_tokens < 1:
         raise InvalidInput("budget_tokens must be at least 1", field="budget_tokens")
     if request.budget_jobs < 1:
@@ -46,19 +42,20 @@ def check_pull(request: worker_pb2.PullRequest) -> None:
         raise InvalidInput("wait_seconds must be in 0..10", field="wait_seconds")
     if request.batch_id or request.asked_again:
         _check_name(request.batch_id, "batch_id")
-    _check_count(request.lanes, "lanes")
-    if len(request.except_tenants) > MOST_EXCEPTED:
-        message = f"except_tenants has {len(request.except_tenants):,} entries; at most {MOST_EXCEPTED} are allowed"
-        raise InvalidInput(message, field="except_tenants")
+    limits.MANY.check(len(request.lanes), "lanes")
+    limits.EXCEPTED.check(len(request.except_tenants), "except_tenants")
+    for index, tenant in enumerate(request.except_tenants):
+        _check_optional(tenant, f"except_tenants[{index}]", limits.TENANT)
     for index, lane in enumerate(request.lanes):
         _check_lane(lane, f"lanes[{index}]")
 
 
 def check_complete(request: worker_pb2.CompleteRequest) -> None:
     """Raises InvalidInput. What the results hold is checked by the router that waits for them."""
+    _check_name(request.worker_id, "worker_id")
     _check_lane(request.lane, "lane")
     _check_name(request.batch_id, "batch_id")
-    _check_count(request.jobs, "jobs")
+    limits.MANY.check(len(request.jobs), "jobs")
     for index, job in enumerate(request.jobs):
         _check_name(job.job_id, f"jobs[{index}].job_id")
 
@@ -74,10 +71,10 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     _check_name(request.worker_id, "worker_id")
     _check_pool(request.pool, "pool")
     _check_optional(request.epoch, "epoch")
-    request.device = without_controls(request.device)
+    request.device = _checked_text(request.device, "device", limits.WORDS)
     _check_numbers(request, "")
-    _check_count(request.models, "models")
-    _check_count(request.batches, "batches")
+    limits.MANY.check(len(request.models), "models")
+    limits.MANY.check(len(request.batches), "batches")
     for index, batch in enumerate(request.batches):
         _check_lane(batch.lane, f"batches[{index}].lane")
         _check_name(batch.batch_id, f"batches[{index}].batch_id")
@@ -87,8 +84,10 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 def shorten(failure: worker_pb2.Failure) -> None:
     """Cuts what is too long to travel, replaces control characters, and makes the time to wait a number, in place."""
-    failure.reason, failure.field = without_controls(failure.reason[:100]), without_controls(failure.field[:300])
-    message = failure.message if len(failure.message) <= MOST_TEXT else f"{failure.message[: MOST_TEXT - 1]}…"
+    most = limits.MESSAGE.most
+    failure.reason = without_controls(failure.reason[: limits.REASON.most])
+    failure.field = without_controls(failure.field[: limits.FIELD.most])
+    message = failure.message if len(failure.message) <= most else f"{failure.message[: most - 1]}…"
     failure.message = without_controls(message, lines=True)
     wait = failure.retry_after_seconds
     failure.retry_after_seconds = min(wait, 3600.0) if wait > 0 else 0.0  # 0 for what is no number, too
@@ -97,10 +96,11 @@ def shorten(failure: worker_pb2.Failure) -> None:
 def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
     _check_name(model.model, f"{path}.model")
     _check_numbers(model, f"{path}.")
-    _check_count(model.adapters, f"{path}.adapters")
-    _check_count(model.failed_adapters, f"{path}.failed_adapters")
-    for adapter in (*model.adapters, *model.failed_adapters):
-        _check_name(adapter, f"{path}.adapters")
+    model.data_type = _checked_text(model.data_type, f"{path}.data_type", limits.WORDS)
+    for name, adapters in (("adapters", model.adapters), ("failed_adapters", model.failed_adapters)):
+        limits.MANY.check(len(adapters), f"{path}.{name}")
+        for adapter in adapters:
+            _check_name(adapter, f"{path}.{name}")
     if model.HasField("failure"):
         shorten(model.failure)
     for failure in model.failed_adapters.values():
@@ -112,18 +112,34 @@ def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
 def _check_card(card: models_pb2.ModelCard, path: str) -> None:
     _check_optional(card.model, f"{path}.model")
     _check_numbers(card, f"{path}.")
-    if len(card.labels) > MOST_LABELS:
-        message = f"{path}.labels has {len(card.labels):,} entries; at most {MOST_LABELS:,} are allowed"
-        raise InvalidInput(message, field=f"{path}.labels")
     if card.tokens_per_byte < 0 or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MOST_TOKENS:
         raise InvalidInput(f"{path} has sizes that no model has", field=path)
+    limits.KINDS.check(len(card.tasks), f"{path}.tasks")
+    limits.KINDS.check(len(card.representations), f"{path}.representations")
+    limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:
         _check_pool(name, f"{path}.pools")
     # Models with such names are refused by workers of ours; others' cards are shown with what stands for them.
-    card.revision, card.family, card.data_type = map(without_controls, (card.revision, card.family, card.data_type))
-    for names in (card.labels, card.prompts):
-        if not "".join(names).isprintable():
-            names[:] = map(without_controls, names)
+    card.revision = _checked_text(card.revision, f"{path}.revision", limits.WORDS)
+    card.family = _checked_text(card.family, f"{path}.family", limits.WORDS)
+    card.data_type = _checked_text(card.data_type, f"{path}.data_type", limits.WORDS)
+    _check_names(card.labels, f"{path}.labels", limits.LABELS, limits.LABELS_TEXT)
+    _check_names(card.prompts, f"{path}.prompts", limits.PROMPTS, limits.PROMPTS_TEXT)
+
+
+def _check_names(names: MutableSequence[str], path: str, count: Limit, together: Limit) -> None:
+    """Replaces control characters, in place."""
+    count.check(len(names), path)
+    text = "".join(names)
+    together.check(len(text), path)
+    if not text.isprintable():
+        names[:] = map(without_controls, names)
+
+
+def _checked_text(text: str, path: str, limit: Limit) -> str:
+    """The text with what stands for control characters."""
+    limit.check(len(text), path)
+    return without_controls(text)
 
 
 def _check_lane(lane: worker_pb2.Lane, path: str) -> None:
@@ -132,16 +148,16 @@ def _check_lane(lane: worker_pb2.Lane, path: str) -> None:
     _check_optional(lane.adapter, f"{path}.adapter")
 
 
-def _check_name(name: str, path: str) -> None:
+def _check_name(name: str, path: str, limit: Limit = limits.NAME) -> None:
     if not name:
         raise InvalidInput(f"{path} is required", field=path)
-    if not _PLAIN.fullmatch(name):
-        raise InvalidInput(f"{path} must be 1..256 printable ASCII characters without spaces", field=path)
+    if len(name) > limit.most or not _PLAIN.fullmatch(name):
+        raise InvalidInput(f"{path} must be 1..{limit.most} printable ASCII characters without spaces", field=path)
 
 
-def _check_optional(name: str, path: str) -> None:
+def _check_optional(name: str, path: str, limit: Limit = limits.NAME) -> None:
     if name:
-        _check_name(name, path)
+        _check_name(name, path, limit)
 
 
 def _check_pool(name: str, path: str) -> None:
@@ -149,12 +165,6 @@ def _check_pool(name: str, path: str) -> None:
         raise InvalidInput(f"{path} is required", field=path)
     if not _POOL.fullmatch(name):
         raise InvalidInput(f"{path} must be {WORDS}", field=path)
-
-
-def _check_count(found: Sized, path: str) -> None:
-    count = len(found)
-    if count > MOST:
-        raise InvalidInput(f"{path} has {count:,} entries; at most {MOST:,} are allowed", field=path)
 
 
 def _check_numbers(message: Message, prefix: str) -> None:

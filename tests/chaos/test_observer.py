@@ -22,10 +22,10 @@ async def filled(redis: Redis) -> tuple[Lanes, Observer]:
     deadline_ms = await lanes.now_ms() + HOUR_MS
     jobs = [QueuedJob(f"job-{number}", "acme", 1.0, 10, deadline_ms, "interactive", b"job") for number in range(6)]
     await lanes.enqueue(LANE, [[job] for job in jobs], max_tokens=1000, ring=False)
-    first = await lanes.pull(LANE, budget_tokens=10, budget_jobs=1)
+    first = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     assert hasattr(first, "batch_id")
-    await lanes.complete(LANE, first.batch_id, [("job-0", b"answer")], release=True)
-    await lanes.pull(LANE, budget_tokens=30, budget_jobs=3)
+    await lanes.complete(LANE, "w", first.batch_id, [("job-0", b"answer")], release=True)
+    await lanes.pull(LANE, worker_id="w", budget_tokens=30, budget_jobs=3)
     return lanes, Observer(redis, lambda: True)
 
 
@@ -49,7 +49,7 @@ async def test_an_idle_queue_leaves_nothing(redis: Redis) -> None:
     await lanes.fail_all(LANE, b"failed")
     (lane,) = await observer.look()
     (batch_id,) = lane.batches
-    await lanes.complete(LANE, batch_id, [(f"job-{number}", b"answer") for number in range(1, 4)], release=True)
+    await lanes.complete(LANE, "w", batch_id, [(f"job-{number}", b"answer") for number in range(1, 4)], release=True)
     await lanes.take_replies(0)
     assert await observer.leftovers() == []
 

@@ -35,7 +35,8 @@ SERVE = "import time; time.sleep(600)"
 
 async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
     said: list[str] = []
-    redis, router, good = (child(tmp_path, name, SERVE) for name in ("redis", "router", "good"))
+    redis, router = (child(tmp_path, name, SERVE) for name in ("redis", "router"))
+    good = child(tmp_path, "good", f"""print('{{"level": "INFO", "message": "settings"}}', flush=True); {SERVE}""")
     bad = child(tmp_path, "bad", "print('no such device'); raise SystemExit(3)")
     state = tmp_path / "processes.json"
     async with redis, router, good, bad:
@@ -54,6 +55,7 @@ async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others
             for _ in range(4):
                 await _killed_once(good, state)
             assert "good was ended by SIGKILL" in await supervisor.wait_for_failure()
+            assert next(one for one in processes.read(state) if one.name == "good").detail == "was ended by SIGKILL"
 
 
 async def until(predicate: Callable[[], bool], what: str) -> None:

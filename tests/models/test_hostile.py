@@ -176,6 +176,9 @@ def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(check
     change(checkpoint, "config_sentence_transformers.json", prompts={"query": "q" * 100_000})
     with pytest.raises(ModelBroken, match="`prompts` has more than 65,536 characters"):
         read_card(checkpoint, "org/tiny")
+    change(checkpoint, "config_sentence_transformers.json", prompts={f"p{number}": "x" for number in range(1001)})
+    with pytest.raises(ModelBroken, match="`prompts` has 1,001 entries"):
+        read_card(checkpoint, "org/tiny")
     (checkpoint / "modules.json").unlink()
     names = {str(number): "x" * 10_000 for number in range(100)}
     change(checkpoint, "config.json", architectures=["BertForSequenceClassification"], id2label=names)

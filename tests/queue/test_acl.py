@@ -84,18 +84,18 @@ async def as_a_router(redis: Redis) -> None:
     await lanes.enqueue(LANE, [[job(name)] for name in "abcd"], max_tokens=1000, ring=True)
     await anext(bells)
     await bells.aclose()
-    await make_lanes(redis, clock, "b").complete(LANE, (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True)
+    await make_lanes(redis, clock, "b").complete(LANE, "w", (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True)
     assert await lanes.take_replies(1.0) == [("a", b"x")]
     assert await lanes.take_replies(0.01) == []
     held = await lease(lanes, 10)
-    await lanes.renew(LANE, [held.batch_id])
+    await lanes.renew(LANE, "w", [held.batch_id])
     await lanes.missing(LANE, ["b"])
     assert await lanes.cancel(LANE, [job("b")]) == 1
     await lanes.sweep(LANE)
     for _ in range(4):  # until the job is given up as one that kills workers
         await lease(lanes, 10)
         clock.ms += 10_000
-    await lanes.pull(LANE, budget_tokens=10, budget_jobs=1)
+    await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     await Standings(redis).of(LANE, ["t"])
     await Rates(redis).take("t", Rate(1.0, 1.0), 5)
     await lanes.fail_all(LANE, b"x")

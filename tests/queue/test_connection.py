@@ -56,9 +56,9 @@ async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: L
     await redis.script_flush()
     pulled = await lease(lanes, 20)
     await redis.script_flush()
-    assert not (await lanes.renew(LANE, [pulled.batch_id]))[0].lost
+    assert not (await lanes.renew(LANE, "w", [pulled.batch_id]))[0].lost
     await redis.script_flush()
-    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)).accepted == 2
+    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)).accepted == 2
     await redis.script_flush()
     assert await other.cancel(LANE, [job("c")]) == 1
     await redis.script_flush()
@@ -75,8 +75,8 @@ async def test_a_redis_that_is_away_is_no_capacity(frail: RedisServer, clock: Cl
     for attempt in (
         lambda: add(lanes, job("c")),
         lambda: lease(lanes),
-        lambda: lanes.complete(LANE, "x", [], release=True),
-        lambda: lanes.renew(LANE, ["x"]),
+        lambda: lanes.complete(LANE, "w", "x", [], release=True),
+        lambda: lanes.renew(LANE, "w", ["x"]),
         lambda: lanes.cancel(LANE, [job("a")]),
         lambda: lanes.missing(LANE, ["a"]),
         lambda: lanes.take_replies(0.1),
@@ -141,7 +141,7 @@ async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, ot
             await add(lanes, job("x"))
         for _ in range(10):
             pulled = await lease(lanes, budget_jobs=10)
-            await lanes.complete(LANE, pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
+            await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
         assert len(await other.take_replies(0)) == 100
     finally:
         await redis.config_set("maxmemory", 0)
@@ -150,7 +150,7 @@ async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, ot
 async def test_taking_replies_waits_for_one(lanes: Lanes, other: Lanes) -> None:
     await add(other, job("a"))
     waiting = asyncio.create_task(other.take_replies(60))
-    await lanes.complete(LANE, (await lease(lanes)).batch_id, [("a", b"x")], release=True)
+    await lanes.complete(LANE, "w", (await lease(lanes)).batch_id, [("a", b"x")], release=True)
     assert await waiting == [("a", b"x")]
 
 
@@ -164,9 +164,9 @@ async def test_a_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> Non
     await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, ring=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     # A pull rings for what it leaves, and a release for what it brings back.
-    pulled = await lanes.pull(LANE, budget_tokens=10, budget_jobs=1, ring=True)
+    pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, ring=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
-    await lanes.complete(LANE, getattr(pulled, "batch_id", ""), [], release=True)
+    await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     for bells in heard:
         await bells.aclose()
@@ -188,7 +188,7 @@ async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> Non
     bells = other.bells()
     await anext(bells)
     await add(lanes, job("a"), job("b"))
-    await lanes.pull(LANE, budget_tokens=10, budget_jobs=1)
+    await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     await lanes.enqueue(LANE, [[job("c")]], max_tokens=100, ring=True)
     assert await anext(bells) == LANE
     waiting = asyncio.ensure_future(anext(bells))

@@ -45,7 +45,7 @@ async def test_a_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_as
     now = await gauges(lanes)
     assert (now.queued_tokens, now.enqueued, now.enqueued_tokens) == (60, 1, 60)
     pulled = await lease(lanes)
-    completed = await lanes.complete(LANE, pulled.batch_id, [("a", b"answer")], release=True)
+    completed = await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"answer")], release=True)
     assert (completed.accepted, completed.own) == (1, [])
     assert await other.take_replies(0) == [("a", b"answer")]
 
@@ -75,7 +75,7 @@ async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:
     own: list[tuple[str, bytes]] = []
     while len(own) < 10_000:
         pulled = await lease(lanes)
-        own += (await lanes.complete(LANE, pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)).own
+        own += (await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)).own
     assert own == [(one.job_id, b"x") for one in jobs]
 
 

@@ -14,7 +14,7 @@ async def test_an_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, othe
     await add(lanes, job("mine"))
     await add(other, job("theirs"))
     pulled = await lease(lanes)
-    completed = await lanes.complete(LANE, pulled.batch_id, [("mine", b"1"), ("theirs", b"2\0\n")], release=True)
+    completed = await lanes.complete(LANE, "w", pulled.batch_id, [("mine", b"1"), ("theirs", b"2\0\n")], release=True)
     assert completed.accepted == 2
     assert completed.own == [("mine", b"1")]
     assert await lanes.take_replies(0) == []
@@ -25,8 +25,8 @@ async def test_an_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, othe
 async def test_only_the_first_answer_counts(lanes: Lanes, other: Lanes) -> None:
     await add(other, job("a"))
     pulled = await lease(lanes)
-    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"first")], release=False)).accepted == 1
-    assert (await lanes.complete(LANE, pulled.batch_id, [("a", b"second"), ("unknown", b"x")], release=True)).accepted == 0
+    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"first")], release=False)).accepted == 1
+    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"second"), ("unknown", b"x")], release=True)).accepted == 0
     assert await other.take_replies(0) == [("a", b"first")]
 
 
@@ -54,10 +54,10 @@ async def test_a_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock
 
 
 async def test_an_idle_pull_says_when_a_lease_may_run_out(lanes: Lanes, clock: Clock) -> None:
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     await add(lanes, job("a"))
     await lease(lanes)
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(clock.ms + LEASE_MS)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(clock.ms + LEASE_MS)
 
 
 async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
@@ -65,7 +65,7 @@ async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, o
     for attempts in range(3):
         assert [one.attempts for one in (await lease(lanes)).jobs] == [attempts]
         clock.ms += LEASE_MS
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await other.take_replies(0) == [("poison", DEAD)]
     dead_letters = Keys(1).of(LANE)[11]
     letters = await redis.xrange(dead_letters)
@@ -82,7 +82,7 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
         await add(lanes, *(job(f"{number} {part}") for part in range(100)))
         await lease(lanes)
         clock.ms += LEASE_MS
-    await lanes.pull(LANE, budget_tokens=1, budget_jobs=1)
+    await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1)
     assert (await gauges(lanes)).dead == 1000
     assert await redis.xlen(Keys(1).of(LANE)[11]) <= 200
 
@@ -94,14 +94,51 @@ async def test_a_late_answer_is_as_good_as_any(lanes: Lanes, other: Lanes, clock
     fast = await lease(lanes)
     assert ids(fast) == ["a"]
     # The first worker was only slow: its answers spare the second the work, whether leased again (a) or waiting (b).
-    assert (await lanes.complete(LANE, slow.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
-    assert await lanes.renew(LANE, [fast.batch_id]) == [RenewedBatch(fast.batch_id, lost=False, gone=["a"])]
-    assert (await lanes.complete(LANE, fast.batch_id, [("a", b"3")], release=True)).accepted == 0
+    assert (await lanes.complete(LANE, "w", slow.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
+    assert await lanes.renew(LANE, "w", [fast.batch_id]) == [RenewedBatch(fast.batch_id, lost=False, gone=["a"])]
+    assert (await lanes.complete(LANE, "w", fast.batch_id, [("a", b"3")], release=True)).accepted == 0
     assert sorted(await other.take_replies(0)) == [("a", b"1"), ("b", b"2")]
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await look_inside(redis) == NOTHING
     now = await gauges(lanes)
     assert (now.queued_tokens, now.leased_tokens, now.done) == (0, 0, 2)
+
+
+async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+    """Though it knows the ids of the lease and of the jobs."""
+    await add(lanes, job("a"), job("b"), job("waiting"))
+    pulled = await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=20, budget_jobs=2)
+    assert isinstance(pulled, Pulled)
+    forged = [("a", b"forged"), ("b", b"forged"), ("waiting", b"forged")]
+    for worker, batch_id in (("thief", "e-1"), ("w", "e-2"), ("", "e-1"), ("w", "")):
+        assert (await other.complete(LANE, worker, batch_id, forged, release=True)).accepted == 0
+    assert (await lanes.complete(LANE, "thief", "e-1", [], release=True)).accepted == 0
+    assert await lanes.renew(LANE, "thief", ["e-1"]) == [RenewedBatch("e-1", lost=True, gone=[])]
+    assert await lanes.end_leases(LANE, "thief", "e") == 0
+    assert await lanes.pull(LANE, worker_id="thief", batch_id="e-1", budget_tokens=100, budget_jobs=9) == Idle(None)
+    inside = await look_inside(redis)
+    assert (inside.leases, inside.waiting, inside.payloads) == ({"e-1"}, ["waiting"], {"a", "b", "waiting"})
+    assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
+    assert (await other.complete(LANE, "w", "e-1", [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
+
+
+async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
+    await add(lanes, job("a"))
+    pulled = await lease(lanes)
+    await lanes.complete(LANE, "w", pulled.batch_id, [], release=True)
+    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x")], release=True)).accepted == 0
+
+
+async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) -> None:
+    """They noted the worker alone, or nobody."""
+    await add(lanes, job("a"), job("b"))
+    pulled = await lease(lanes)
+    holders = Keys(1).of(LANE)[13]
+    await redis.hset(holders, "a", "w".ljust(65))
+    await redis.hdel(holders, "b")
+    assert (await lanes.complete(LANE, "thief", pulled.batch_id, [("a", b"x")], release=False)).accepted == 0
+    assert not (await lanes.renew(LANE, "w", [pulled.batch_id]))[0].lost
+    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
 
 
 async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
@@ -109,10 +146,10 @@ async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
     pulled = await lease(lanes)
     for _ in range(3):
         clock.ms += LEASE_MS - 1
-        assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=[])]
+        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=[])]
     clock.ms += LEASE_MS
     await lease(lanes)
-    assert await lanes.renew(LANE, [pulled.batch_id, "never"]) == [
+    assert await lanes.renew(LANE, "w", [pulled.batch_id, "never"]) == [
         RenewedBatch(pulled.batch_id, lost=True, gone=[]),
         RenewedBatch("never", lost=True, gone=[]),
     ]
@@ -121,7 +158,7 @@ async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
 async def test_released_jobs_go_back_to_the_head_without_blame(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(name) for name in "abcd"))
     pulled = await lease(lanes, 30)
-    completed = await lanes.complete(LANE, pulled.batch_id, [("b", b"x")], release=True)
+    completed = await lanes.complete(LANE, "w", pulled.batch_id, [("b", b"x")], release=True)
     assert completed.own == [("b", b"x")]
     assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [("a", 0), ("c", 0), ("d", 0)]
 
@@ -129,9 +166,9 @@ async def test_released_jobs_go_back_to_the_head_without_blame(lanes: Lanes, red
 async def test_a_partial_answer_keeps_the_lease(lanes: Lanes) -> None:
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes)
-    await lanes.complete(LANE, pulled.batch_id, [("a", b"x")], release=False)
-    assert isinstance(await lanes.pull(LANE, budget_tokens=1, budget_jobs=1), Idle)
-    assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
+    await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x")], release=False)
+    assert isinstance(await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1), Idle)
+    assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
 
 
 async def test_a_pull_whose_answer_was_lost_is_answered_again(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,20 +182,20 @@ async def test_a_batch_that_its_worker_named_is_found_and_given_again(lanes: Lan
     """By another router, with what is left of it, and its lease lasts anew."""
     elsewhere = LaneKey(LANE.pool, "org/elsewhere")
     await add(lanes, *(job(name) for name in "abc"))
-    first = await lanes.pull(LANE, batch_id="w1-7", budget_tokens=100, budget_jobs=2)
+    first = await lanes.pull(LANE, worker_id="w", batch_id="w1-7", budget_tokens=100, budget_jobs=2)
     assert isinstance(first, Pulled)
     assert (first.batch_id, [one.job_id for one in first.jobs]) == ("w1-7", ["a", "b"])
     assert await other.leasing([elsewhere, LANE], "w1-7") == LANE
     assert await other.leasing([elsewhere], "w1-7") is None
     assert await other.leasing([], "w1-7") is None
-    await lanes.complete(LANE, "w1-7", [("a", b"1")], release=False)
+    await lanes.complete(LANE, "w", "w1-7", [("a", b"1")], release=False)
     clock.ms += LEASE_MS - 1
-    again = await other.pull(LANE, batch_id="w1-7", budget_tokens=100, budget_jobs=2)
+    again = await other.pull(LANE, worker_id="w", batch_id="w1-7", budget_tokens=100, budget_jobs=2)
     assert isinstance(again, Pulled)
     assert [one.job_id for one in again.jobs] == ["b"]
     clock.ms += LEASE_MS - 1
     assert [one.job_id for one in (await lease(lanes)).jobs] == ["c"], "b is still leased"
-    await lanes.complete(LANE, "w1-7", [("b", b"2")], release=True)
+    await lanes.complete(LANE, "w", "w1-7", [("b", b"2")], release=True)
     assert await other.leasing([elsewhere, LANE], "w1-7") is None
 
 
@@ -168,8 +205,8 @@ async def test_a_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool)
     pulled = await lease(lanes) if leased else None
     assert await lanes.cancel(LANE, [job("a"), job("unknown")]) == 1
     if pulled:
-        assert await lanes.renew(LANE, [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
-        completed = await lanes.complete(LANE, pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)
+        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
+        completed = await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)
         assert completed.own == [("b", b"y")]
     else:
         assert (await gauges(lanes)).queued_tokens == 10
@@ -185,7 +222,7 @@ async def test_a_cancellation_rings_for_each_worker_that_holds_a_job(lanes: Lane
     await lease(other, 20, worker="odd | name")
     await lease(lanes, 10, worker="u")
     released = await lease(lanes, 10, worker="t")
-    await lanes.complete(LANE, released.batch_id, [], release=True)
+    await lanes.complete(LANE, "t", released.batch_id, [], release=True)
     assert await anext(bells) == LANE
     await lanes.cancel(LANE, [job(name) for name in "abcfg"])
     assert {await anext(bells), await anext(bells)} == {WorkerBell("v"), WorkerBell("odd | name")}
@@ -229,7 +266,7 @@ async def test_a_cancelled_job_whose_deadline_had_changed_is_not_leased(lanes: L
     await add(lanes, job("a"))
     await add(other, job("a", deadline_ms=FAR_MS + 1))
     assert await other.cancel(LANE, [job("a", deadline_ms=FAR_MS + 1)]) == 1
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await look_inside(redis) == NOTHING
 
 
@@ -247,7 +284,7 @@ async def test_an_expired_suspect_is_dropped_with_its_attempts(lanes: Lanes, clo
     await add(lanes, job("a", deadline_ms=clock.ms + LEASE_MS))
     await lease(lanes)
     clock.ms += LEASE_MS
-    assert await lanes.pull(LANE, budget_tokens=1, budget_jobs=1) == Idle(None)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await look_inside(redis) == NOTHING
 
 
@@ -266,9 +303,9 @@ async def test_an_old_lease_does_not_bring_back_what_a_retry_queued_anew(lanes: 
 async def test_the_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes, other: Lanes) -> None:
     await add(other, *(job(name) for name in "abcd"))
     for batch_id in ("dead-1", "live-1", "dead-2", "deadly-1"):
-        assert isinstance(await lanes.pull(LANE, batch_id=batch_id, budget_tokens=1, budget_jobs=1), Pulled)
-    assert await lanes.end_leases(LANE, "dead") == 2
-    assert [batch.lost for batch in await lanes.renew(LANE, ["dead-1", "live-1", "dead-2", "deadly-1"])] == [
+        assert isinstance(await lanes.pull(LANE, worker_id="w", batch_id=batch_id, budget_tokens=1, budget_jobs=1), Pulled)
+    assert await lanes.end_leases(LANE, "w", "dead") == 2
+    assert [batch.lost for batch in await lanes.renew(LANE, "w", ["dead-1", "live-1", "dead-2", "deadly-1"])] == [
         True,
         False,
         True,
@@ -276,13 +313,13 @@ async def test_the_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes
     ]
     assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [("a", 1)]
     assert ids(await lease(lanes)) == ["c"]
-    assert await lanes.end_leases(LANE, "dead") == 0
+    assert await lanes.end_leases(LANE, "w", "dead") == 0
 
 
 async def test_a_job_that_kills_its_worker_is_given_up_though_its_leases_end_early(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, job("poison"))
     for attempt in range(3):
-        assert isinstance(await lanes.pull(LANE, batch_id=f"e{attempt}-1", budget_tokens=1, budget_jobs=1), Pulled)
-        assert await lanes.end_leases(LANE, f"e{attempt}") == (1 if attempt < 2 else 0)
+        assert isinstance(await lanes.pull(LANE, worker_id="w", batch_id=f"e{attempt}-1", budget_tokens=1, budget_jobs=1), Pulled)
+        assert await lanes.end_leases(LANE, "w", f"e{attempt}") == (1 if attempt < 2 else 0)
     assert await lanes.take_replies(0) == [("poison", DEAD)]
     assert await look_inside(redis) == NOTHING

@@ -38,7 +38,8 @@ class LaneMachine(RuleBasedStateMachine):
         self.owner: dict[str, str] = {}
         self.batches: list[Pulled] = []
         self.leased: dict[str, dict[str, QueuedJob]] = {}
-        self.holder: dict[str, str] = {}
+        self.givers: dict[str, list[str]] = {}
+        self.worker: dict[str, str] = {}
         self.lives: Counter[str] = Counter()
         self.replies: Counter[str] = Counter()
         self.accepted = self.cancelled = self.expired = self.dead = self.enqueued_tokens = 0
@@ -70,6 +71,8 @@ class LaneMachine(RuleBasedStateMachine):
         assert admitted == (not new or queued + tokens * len(new) <= max_tokens)
         if admitted:
             self.alive |= new
+            for job_id in new:
+                self.givers.pop(job_id, None)
             self.lives.update(new.keys())
             self.enqueued_tokens += tokens * len(new)
             self.owner |= {one.job_id: router for one in group}
@@ -98,24 +101,43 @@ class LaneMachine(RuleBasedStateMachine):
             assert len(pulled.jobs) == 1 or (pulled.tokens <= budget_tokens and not any(one.attempts for one in pulled.jobs))
             self.batches.append(pulled)
             self.leased[pulled.batch_id] = {one.job_id: self.alive[one.job_id] for one in pulled.jobs}
-            self.holder |= {one.job_id: worker for one in pulled.jobs}
+            self.worker[pulled.batch_id] = worker
+            for one in pulled.jobs:
+                before = self.givers.get(one.job_id, []) if one.attempts else []
+                self.givers[one.job_id] = [f"{worker}\t{pulled.batch_id}", *before]
 
-    @rule(router=ROUTERS, which=st.integers(0, 5), answered=st.integers(0, 8), release=st.booleans())
-    def complete(self, router: str, which: int, answered: int, release: bool) -> None:
-        """Of one of the last batches, whether its lease still holds or not."""
+    @rule(router=ROUTERS, which=st.integers(0, 5), answered=st.integers(0, 8), release=st.booleans(), is_own=st.booleans())
+    def complete(self, router: str, which: int, answered: int, release: bool, is_own: bool = True) -> None:
+        """Of one of the last batches, whether its lease still holds or not, by its worker or by another one."""
         if which >= len(self.batches):
             return
         batch = self.batches[-1 - which]
+        worker = self.worker[batch.batch_id] if is_own else "thief"
         results = [(one.job_id, b"result") for one in batch.jobs[:answered]]
-        unfinished = [job_id for job_id, _ in results if job_id in self.alive]
-        completed = self.run(self.lanes[router].complete(LANE, batch.batch_id, results, release=release))
+        held = batch.batch_id in self.run(look_inside(self.redis)).leases
+        given = [job_id for job_id, _ in results if self.was_given(job_id, worker, batch.batch_id, held)]
+        ends = release and held and (bool(given) or self.is_of(worker, batch.batch_id))
+        unfinished = [job_id for job_id in given if job_id in self.alive]
+        completed = self.run(self.lanes[router].complete(LANE, worker, batch.batch_id, results, release=release))
         assert completed.accepted == len(unfinished)
         assert completed.own == [(job_id, b"result") for job_id in unfinished if self.owner[job_id] == router]
         self.accepted += len(unfinished)
         self.replies.update(job_id for job_id, _ in completed.own)
         for job_id in unfinished:
             del self.alive[job_id]
+        for job_id, one in self.leased[batch.batch_id].items() if ends else ():
+            if job_id not in given and self.is_unfinished(one):
+                self.givers.pop(job_id, None)
         self.collect()
+
+    def was_given(self, job_id: str, worker: str, batch_id: str, held: bool) -> bool:
+        """Nobody is noted for a job that was queued anew since: its old lease counts while it lasts."""
+        noted = self.givers.get(job_id) if job_id in self.alive else None
+        return f"{worker}\t{batch_id}" in noted if noted else held and job_id in self.leased[batch_id]
+
+    def is_of(self, worker: str, batch_id: str) -> bool:
+        left = [job_id for job_id, one in self.leased[batch_id].items() if self.is_unfinished(one)]
+        return not left or self.was_given(left[0], worker, batch_id, True)
 
     @rule(router=ROUTERS, names=st.sets(st.integers(0, 15), max_size=5))
     def cancel(self, router: str, names: set[int]) -> None:
@@ -131,14 +153,15 @@ class LaneMachine(RuleBasedStateMachine):
     def wait(self, elapsed_ms: int) -> None:
         self.clock.ms += elapsed_ms
 
-    @rule(router=ROUTERS, which=st.integers(0, 5))
-    def renew(self, router: str, which: int) -> None:
+    @rule(router=ROUTERS, which=st.integers(0, 5), is_own=st.booleans())
+    def renew(self, router: str, which: int, is_own: bool) -> None:
         if which >= len(self.batches):
             return
         batch = self.batches[-1 - which]
+        worker = self.worker[batch.batch_id] if is_own else "thief"
         held = batch.batch_id in self.run(look_inside(self.redis)).leases
-        (renewed,) = self.run(self.lanes[router].renew(LANE, [batch.batch_id]))
-        assert renewed.lost == (not held)
+        (renewed,) = self.run(self.lanes[router].renew(LANE, worker, [batch.batch_id]))
+        assert renewed.lost == (not held or not self.is_of(worker, batch.batch_id))
         over = [job_id for job_id, one in self.leased[batch.batch_id].items() if not self.is_unfinished(one)]
         assert renewed.lost or renewed.gone == over
 
@@ -184,8 +207,9 @@ class LaneMachine(RuleBasedStateMachine):
         assert inside.owners == {job_id: self.owner[job_id] for job_id in self.alive}
         assert set(inside.attempts) <= inside.payloads
         assert inside.leases == inside.batches
-        # Who is rung for when a job is cancelled: of every job that does not wait, the worker that it was leased to last.
-        assert inside.holders == {job_id: self.holder[job_id] for job_id in set(self.alive) - set(inside.waiting)}
+        # Who may answer a job: whom it was leased to, the last one first, which is rung for when the job is cancelled.
+        assert inside.holders == {job_id: "\n".join(self.givers[job_id]) for job_id in self.alive if self.givers.get(job_id)}
+        assert set(self.alive) - set(inside.waiting) <= set(inside.holders)
         assert inside.whose == {one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"}
         batches = [self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch)) for batch in inside.batches]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]

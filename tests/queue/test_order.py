@@ -35,7 +35,7 @@ async def test_a_tenant_that_was_away_gets_no_credit_for_it(lanes: Lanes) -> Non
 
 
 async def others_than(lanes: Lanes, *tenants: str, tokens: int = 100) -> list[str]:
-    found = await lanes.pull(LANE, budget_tokens=tokens, budget_jobs=256, others_than=tenants)
+    found = await lanes.pull(LANE, worker_id="w", budget_tokens=tokens, budget_jobs=256, others_than=tenants)
     return ids(found) if isinstance(found, Pulled) else []
 
 
@@ -100,4 +100,4 @@ async def test_batches_keep_to_their_budgets(lanes: Lanes) -> None:
     assert len((await lease(lanes, budget_jobs=7)).jobs) == 7
     last = await lease(lanes, budget_jobs=1000)
     assert (len(last.jobs), last.more) == (283, False)
-    assert isinstance(await lanes.pull(LANE, budget_tokens=1, budget_jobs=1), Idle)
+    assert isinstance(await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1), Idle)

@@ -52,7 +52,7 @@ async def test_only_an_idle_lane_is_forgotten(lanes: Lanes, redis: Redis) -> Non
     assert not await standings.forget(LANE)
     pulled = await lease(lanes)
     assert not await standings.forget(LANE)
-    await lanes.complete(LANE, pulled.batch_id, [("a", b"answer")], release=True)
+    await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"answer")], release=True)
     assert await lanes.lane_gauges()
     assert await standings.forget(LANE)
     assert await lanes.lane_gauges() == []

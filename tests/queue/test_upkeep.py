@@ -15,7 +15,7 @@ async def test_gauges_count_every_job_once(lanes: Lanes, clock: Clock) -> None:
     await lanes.cancel(LANE, [job("h")])
     clock.ms += 50
     pulled = await lease(lanes, 30)
-    await lanes.complete(LANE, pulled.batch_id, [("c", b"x"), ("d", b"x")], release=False)
+    await lanes.complete(LANE, "w", pulled.batch_id, [("c", b"x"), ("d", b"x")], release=False)
     assert await gauges(lanes) == LaneGauges(
         LANE,
         queued_jobs=2,
@@ -42,8 +42,8 @@ async def test_an_idle_lane_keeps_only_what_expires(lanes: Lanes, other: Lanes, 
     await add(other, *jobs)
     suspects = await lease(lanes, 50)
     clock.ms += LEASE_MS
-    while not isinstance(pulled := await lanes.pull(LANE, budget_tokens=50, budget_jobs=5), Idle):
-        await lanes.complete(LANE, pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
+    while not isinstance(pulled := await lanes.pull(LANE, worker_id="w", budget_tokens=50, budget_jobs=5), Idle):
+        await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
     assert len(suspects.jobs) == 5
     assert await look_inside(redis) == NOTHING
     index = next(Keys(1).indexes())
@@ -148,13 +148,13 @@ async def test_a_late_answer_after_redis_forgot_ends_no_other_batch(lanes: Lanes
     await redis.flushall()
     await add(lanes, job("a"), job("b"))
     new = await lease(other)
-    assert (await lanes.complete(LANE, old.batch_id, [("a", b"x")], release=True)).own == [("a", b"x")]
+    assert (await lanes.complete(LANE, "w", old.batch_id, [("a", b"x")], release=True)).own == []
     assert (await look_inside(redis)).leases == {new.batch_id}
 
 
 async def test_replies_of_a_dead_router_can_be_dropped(lanes: Lanes, other: Lanes, redis: Redis) -> None:
     await add(other, job("a"))
-    await lanes.complete(LANE, (await lease(lanes)).batch_id, [("a", b"x")], release=True)
+    await lanes.complete(LANE, "w", (await lease(lanes)).batch_id, [("a", b"x")], release=True)
     await lanes.drop_replies("b")
     assert await other.take_replies(0) == []
 
@@ -164,9 +164,9 @@ async def test_slots_keep_lanes_apart_and_replies_come_from_all(redis: Redis, cl
     many = [LaneKey("cpu", f"org/model-{number}") for number in range(12)]
     for lane in many:
         await a.enqueue(lane, [[job(lane.model)]], max_tokens=10, ring=False)
-        pulled = await b.pull(lane, budget_tokens=10, budget_jobs=1)
+        pulled = await b.pull(lane, worker_id="w", budget_tokens=10, budget_jobs=1)
         assert not isinstance(pulled, Idle)
-        await b.complete(lane, pulled.batch_id, [(lane.model, b"x")], release=True)
+        await b.complete(lane, "w", pulled.batch_id, [(lane.model, b"x")], release=True)
     assert {one.lane for one in await a.lane_gauges()} == set(many)
     assert {job_id for job_id, _ in await a.take_replies(1)} == {lane.model for lane in many}
     tags = {raw(key).split(b"}")[0] for key in await redis.keys("v1:*")}

@@ -36,7 +36,7 @@ def test_the_table_of_the_security_page_is_what_validation_refuses_by() -> None:
 def comments() -> dict[str, str]:
     """What stands above each field and each message of the protos, by `Message.field` and `Message`."""
     found: dict[str, str] = {}
-    for name in ("inference", "models", "mesh"):
+    for name in ("inference", "models", "mesh", "worker"):
         message, above = "", list[str]()
         for line in (ROOT / f"protos/shoal/v1/{name}.proto").read_text().splitlines():
             if match := re.match(r"\s*// ?(.*)", line):
@@ -45,7 +45,7 @@ def comments() -> dict[str, str]:
             if match := re.match(r"message (\w+)", line):
                 message = match[1]
                 found[message] = " ".join(above)
-            elif match := re.match(r"\s+(?:repeated |optional )?[\w.]+ (\w+) = \d+", line):
+            elif match := re.match(r"\s+(?:repeated |optional )?[\w.<>, ]+ (\w+) = \d+", line):
                 found[f"{message}.{match[1]}"] = " ".join(above)
             above = []
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shoal.v1 import worker_pb2
 from libs.serving import Security
 from services.router import app
 from services.router.settings import Settings
-from tests.router.parts import until
+from tests.router.parts import MODEL, FakeWorker, card, router, until, vector, worker_stub
 from tests.serving.parts import PULL, Caller, connected
 from tests.support.redis import RedisServer
 
@@ -47,6 +48,32 @@ async def tokens(tmp_path: Path) -> Path:
 
 async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
     return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
+
+
+async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(redis_url: str) -> None:
+    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+        await client.sees("w1")
+        worker.hold()
+        call = asyncio.ensure_future(client.encode("a text"))
+        await until(lambda: worker.jobs)
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            stub = worker_stub(channel)
+            lane, batch_id = worker_pb2.Lane(pool="cpu", model=MODEL), worker.batches[0]
+            forged = worker_pb2.JobResult(failure=worker_pb2.Failure(reason="INTERNAL", message="forged")).SerializeToString()
+            answer = worker_pb2.CompletedJob(job_id=worker.jobs[0].job_id, result=forged)
+            for jobs in ([answer], []):
+                stolen = worker_pb2.CompleteRequest(worker_id="w2", lane=lane, batch_id=batch_id, jobs=jobs, release=True)
+                assert (await stub.Complete(stolen)).accepted == 0
+            held = beat("w2")
+            held.batches.add(lane=lane, batch_id=batch_id)
+            assert [one.lost for one in (await stub.Heartbeat(held)).cancelled] == [True]
+            again = worker_pb2.PullRequest(
+                worker_id="w2", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], batch_id=batch_id, asked_again=True
+            )
+            assert not (await stub.Pull(again)).jobs
+        worker.resume()
+        assert (await call).dense.data == vector("a text")
+        assert len(worker.jobs) == 1, "nobody took it back"
 
 
 async def test_a_worker_id_is_of_one_credential_at_every_router(tokens: Path, server: RedisServer, redis: Redis) -> None:

@@ -107,7 +107,7 @@ async def test_a_worker_that_sends_a_heartbeat_elsewhere_keeps_its_leases(redis:
         await later(fleet, lanes.clock_ms())
         await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
         await background.finished()
-        assert not (await lanes.renew(LANE, ["e-1"]))[0].lost
+        assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
         assert "w" in fleet.snapshot.workers
 
 
@@ -117,7 +117,7 @@ async def test_a_worker_that_connects_again_keeps_its_leases(redis: Redis, monke
         await breaks(watching)
         again = asyncio.create_task(watching.attend("w", "e"))
         await background.finished()
-        assert not (await lanes.renew(LANE, ["e-1"]))[0].lost
+        assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
         watching.close()
         await again
 
@@ -129,7 +129,7 @@ async def test_a_process_that_took_over_the_name_does_not_keep_the_leases_of_the
         await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="next", pool="cpu"))
         await breaks(watching)
         await background.finished()
-        assert (await lanes.renew(LANE, ["e-1"]))[0].lost
+        assert (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
         assert fleet.snapshot.workers["w"].epoch == "next"
 
 
@@ -140,4 +140,4 @@ async def test_a_router_that_closes_takes_nobody_for_dead(redis: Redis, monkeypa
         watching.close()
         await breaks(watching)
         await background.finished()
-        assert not (await lanes.renew(LANE, ["e-1"]))[0].lost
+        assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost

@@ -82,14 +82,15 @@ async def test_what_is_compressed_is_not_inflated(mesh: Cluster) -> None:
         assert (await refused(caller.call(ENCODE, request))).code == grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_makes_no_process_hold_much(mesh: Cluster) -> None:
+@pytest.mark.parametrize("method", [REFLECTION, REFLECTION.replace("v1alpha", "v1")])
+async def test_reflection_makes_no_process_hold_much(method: str, mesh: Cluster) -> None:
     peak = Peak(mesh.processes["router-0"].pid)
     async with connected(mesh.addresses[0]) as caller:
-        call = caller.stream(REFLECTION, bytes(300 * MIB), 60.0)
+        call = caller.stream(method, bytes(300 * MIB), 60.0)
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
         assert peak.grown < MOST_GROWTH
-        listed = caller.stream(REFLECTION, b"\x3a\x00")
+        listed = caller.stream(method, b"\x3a\x00")
         assert b"shoal.v1.InferenceService" in await listed.read()
 
 

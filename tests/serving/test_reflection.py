@@ -1,0 +1,78 @@
+"""Reflection over real sockets, by clients that know one of its two protocols, and by buf, which knows nothing else of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
+
+from libs.serving.public import REQUEST_BYTES
+from tests.serving.parts import Caller, Calls, connected, server_of
+
+BUF = Path(sys.executable).with_name("buf")
+PROTOCOLS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+both = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+async def ask(caller: Caller, protocol: str, request: Asked) -> Told:
+    """The protocols' messages are the same on the wire."""
+    return Told.FromString(
+        await caller.stream(f"/{protocol}.ServerReflection/ServerReflectionInfo", request.SerializeToString()).read()
+    )
+
+
+def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
+    """With nothing but these files: they must be all that is needed."""
+    pool, known = descriptor_pool.DescriptorPool(), set[str]()
+    waiting = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
+    while waiting:
+        ready = [file for file in waiting if known.issuperset(file.dependency)]
+        assert ready, "a file is missing"
+        for file in ready:
+            pool.Add(file)
+            known.add(file.name)
+            waiting.remove(file)
+    return pool
+
+
+@both
+async def test_services_and_their_files_are_told_by_either_protocol(protocol: str) -> None:
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        listed = await ask(caller, protocol, Asked(list_services=""))
+        names = {service.name for service in listed.list_services_response.service}
+        assert names >= {"shoal.v1.MeshService", "grpc.health.v1.Health", *(f"{one}.ServerReflection" for one in PROTOCOLS)}
+        for name in names:
+            told = await ask(caller, protocol, Asked(file_containing_symbol=name))
+            pool = pool_of(told.file_descriptor_response.file_descriptor_proto)
+            service = pool.FindServiceByName(name)
+            assert all(method.input_type.full_name and method.output_type.full_name for method in service.methods)
+        unknown = await ask(caller, protocol, Asked(file_containing_symbol="no.Such"))
+        assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+@both
+async def test_a_request_beyond_the_bound_is_refused_by_either_protocol(protocol: str) -> None:
+    async with server_of(Calls()) as server, connected(server.address) as caller:
+        stream = caller.stream(f"/{protocol}.ServerReflection/ServerReflectionInfo", bytes(REQUEST_BYTES + 1))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.read()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "4,096" in str(refused.value.details())
+
+
+@pytest.mark.parametrize("protocol", ["grpc-v1", "grpc-v1alpha"])
+async def test_buf_calls_a_server_by_either_protocol_alone(protocol: str) -> None:
+    async with server_of(Calls()) as server:
+        method = f"http://{server.address}/shoal.v1.MeshService/GetMesh"
+        options = ("--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", protocol, "--data", "{}")
+        piped = asyncio.subprocess.PIPE
+        run = await asyncio.create_subprocess_exec(BUF, "curl", *options, method, stdout=piped, stderr=piped)
+        out, complaints = await run.communicate()
+        assert (run.returncode, out.strip()) == (0, b"{}"), complaints
