@@ -24,8 +24,8 @@ from libs.errors import InvalidInput
 from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 _BEYOND: Final = (
-    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain text. "
-    "SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
+    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain "
+    "text. SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
 )
 
 

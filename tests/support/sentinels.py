@@ -20,8 +20,8 @@ from services.local.settings import free_port
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
-DOWN_MS = 1000
-"""After so long without an answer a server is taken for down."""
+DOWN_MS = 2000
+"""After so long without an answer a server is taken for down. On a busy machine 1,000 let one that was well be taken for it."""
 
 
 class SentinelSet:
@@ -75,8 +75,8 @@ class SentinelSet:
         process.kill()
         process.wait()
 
-    def start(self, port: int) -> None:
-        """Again, as it was started first: whoever leads by then makes a replica of it."""
+    def start(self, port: int, *more: str) -> None:
+        """Again, as it was started first: the Sentinels make a replica of it. `more` of its command line."""
         directory = self.directory / str(port)
         directory.mkdir(exist_ok=True)
         command = redis_arguments(find_redis_server(), directory)
@@ -86,7 +86,7 @@ class SentinelSet:
             command += ["--requirepass", self._password, "--masterauth", self._password]
         if port != self.servers[0]:
             command += ["--replicaof", "127.0.0.1", str(self.servers[0])]
-        self._run(port, command)
+        self._run(port, [*command, *more])
 
     def __enter__(self) -> SentinelSet:
         try:
