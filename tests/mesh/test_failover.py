@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import shoal
@@ -11,7 +12,7 @@ from libs.queue.keys import BELL
 from tests.mesh.test_rolling import MODEL, load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
-from tests.support.sentinels import SentinelSet
+from tests.support.sentinels import FakeSentinel, SentinelSet, TcpServer
 from tests.support.waiting import wait_until
 
 
@@ -77,3 +78,29 @@ async def test_the_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_p
     assert logs.count("redis has another master") >= 3
     assert "Traceback" not in logs
     assert "s3cret" not in logs
+
+
+async def test_a_request_survives_a_failover_that_lost_everything(tmp_path: Path) -> None:
+    """To a master that has nothing of the one before, while the request waits: its router queues it again, and it is answered."""
+    write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
+    log = tmp_path / "router-0.log"
+    old, new = TcpServer(), TcpServer()
+    with old, new, FakeSentinel(old.address) as sentinel:
+        cluster = Cluster(tmp_path, models=str(tmp_path / "models"), environment={"SHOAL_REDIS_URL": sentinel.url()})
+        with cluster:
+            async with shoal.AsyncClient(cluster.address, retry=shoal.RetryPolicy(attempts=1)) as client:
+                expected = (await client.encode(MODEL, ["text"], timeout=60)).dense
+                cluster.signal(cluster.workers, signal.SIGSTOP)
+                call = asyncio.create_task(client.encode(MODEL, ["text"], timeout=60))
+                with old.client() as admin:
+                    await asyncio.to_thread(wait_until, lambda: bool(admin.keys("*:pay")), 20, "the job to be there")
+                sentinel.master = new.address
+                old.kill()
+                await asyncio.to_thread(
+                    wait_until, lambda: "jobs queued again" in log.read_text(), 40, "the job to be queued again"
+                )
+                cluster.resume(cluster.workers)
+                dense = (await call).dense
+    assert expected is not None
+    assert dense is not None
+    assert (dense == expected).all()

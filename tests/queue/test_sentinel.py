@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
@@ -20,8 +19,7 @@ from services.local.settings import free_port
 from tests.queue.parts import LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, refusals
 from tests.support.certificates import Certificates
-from tests.support.redis import RedisServer
-from tests.support.sentinels import SERVICE, FakeSentinel, SentinelSet
+from tests.support.sentinels import SERVICE, FakeSentinel, SentinelSet, TcpServer
 from tests.support.tls_proxy import TlsProxy
 from tests.support.waiting import end_tasks, wait_until
 
@@ -40,22 +38,6 @@ async def connected() -> AsyncIterator[Connect]:
     yield make
     for client in made:
         await client.aclose()
-
-
-class TcpServer(RedisServer):
-    """That listens on a port of 127.0.0.1, too."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.port = free_port()
-        super().__init__(arguments=["--port", str(self.port), "--bind", "127.0.0.1", *arguments])
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.port
-
-    def blocked_clients(self) -> int:
-        with BlockingRedis(port=self.port) as client:
-            return int(client.info("clients")["blocked_clients"])
 
 
 @pytest.fixture

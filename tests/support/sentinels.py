@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
+from tests.support.redis import RedisServer
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
@@ -150,6 +151,25 @@ def _is_taken(sentinel: Redis) -> bool:
         return bool(sentinel.execute_command("SENTINEL FAILOVER", SERVICE))
     except RedisError:
         return False
+
+
+class TcpServer(RedisServer):
+    """A redis-server that listens on a port of 127.0.0.1, too."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        super().__init__(arguments=["--port", str(self.port), "--bind", "127.0.0.1"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    def blocked_clients(self) -> int:
+        with self.client() as client:
+            return int(client.info("clients")["blocked_clients"])
+
+    def client(self) -> Redis:
+        return Redis(port=self.port, protocol=2)
 
 
 class FakeSentinel:
