@@ -23,6 +23,7 @@ from tests.support.sentinels import SERVICE, FakeSentinel, SentinelSet, TcpServe
 from tests.support.tls_proxy import TlsProxy
 from tests.support.waiting import end_tasks, wait_until
 
+PAGE = Path(__file__).parents[2] / "docs/kubernetes.md"
 T = TypeVar("T")
 Connect = Callable[..., Redis]
 
@@ -57,8 +58,10 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(connected: Connect) -> None:
-    """Sentinels with a password of their own, of whom one is killed, too."""
-    with SentinelSet(password="s3cret", sentinel_password="another") as sentinels:
+    """With the users that docs/kubernetes.md has, and Sentinels with a password of their own, of whom one is killed, too."""
+    users = "".join(f"{line.strip()}\n".replace(">…", ">s3cret") for line in PAGE.read_text().splitlines() if " on >… " in line)
+    assert users.count("\n") == 2
+    with SentinelSet(password="s3cret", sentinel_password="another", users=users) as sentinels:
         redis = connected(sentinels.url, RedisTrust(sentinel_password_file=sentinels.password_file))
         lanes = Lanes(redis, router_id="a", dead_result=b"")
         await lanes.check()
@@ -66,7 +69,7 @@ async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         before, server = sentinels.master(), lanes.server
         deadline_ms = await lanes.now_ms() + 600_000
         assert await add(lanes, job("a", deadline_ms=deadline_ms))
-        assert await redis.execute_command("WAIT", 2, 10_000) == 2
+        await asyncio.to_thread(wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job")
         bells = lanes.bells()
         assert await anext(bells) is None
         sentinels.kill(sentinels.sentinels[0])
@@ -84,6 +87,7 @@ async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         await lanes.enqueue(LANE, [[job("b", deadline_ms=deadline_ms)]], max_tokens=100, ring=True)
         assert await anext(bells) == LANE
         await bells.aclose()
+        assert sentinels.refusals() == []
 
 
 async def test_a_failover_by_order_is_nothing_but_a_short_absence(connected: Connect) -> None:

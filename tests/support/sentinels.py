@@ -15,6 +15,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from libs.queue.acl import ROUTER, acl_file
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.redis import RedisServer
@@ -26,21 +27,29 @@ DOWN_MS = 2000
 
 
 class SentinelSet:
-    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test may kill. Runs while its context
-    is open. `password`: of the servers' user `default`; `sentinel_password`: of the Sentinels'."""
+    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test may kill.
 
-    def __init__(self, *, password: str = "", sentinel_password: str = "") -> None:
+    Runs while its context is open. `password`: of the servers' user `default`; `sentinel_password`: of the Sentinels'. `users`:
+    lines of the servers' ACL beside those of `shoal redis-acl`, with the same password: Sentinels come as `sentinel`, replicas as
+    `replica`, and the URL's user is the router's.
+    """
+
+    def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="shoal-sentinel-"))
         self.servers = [free_port() for _ in range(3)]
         self.sentinels = [free_port() for _ in range(3)]
         self.password_file = self.directory / "sentinel.password"
         self.password_file.write_text(sentinel_password)
         self._password, self._sentinel_password = password, sentinel_password
+        self._users = self.directory / "users.acl" if users else None
+        if self._users is not None:
+            self._users.write_text(acl_file(router=password, scheduler=password, admin=password) + users)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def url(self) -> str:
-        user = f":{self._password}@" if self._password else ""
+        name = ROUTER.name if self._users else ""
+        user = f"{name}:{self._password}@" if self._password else ""
         return f"redis+sentinel://{user}{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{SERVICE}/0"
 
     def master(self) -> int:
@@ -56,9 +65,24 @@ class SentinelSet:
         except RedisError:
             return ""
 
+    def refusals(self) -> list[Any]:
+        """What the servers' ACL did not let somebody do."""
+        told: list[Any] = []
+        for port in [port for port in self.servers if port in self._processes]:
+            with self.client(port) as server:
+                told += server.acl_log()
+        return told
+
     def client(self, port: int) -> Redis:
         password = self._sentinel_password if port in self.sentinels else self._password
         return Redis(port=port, password=password or None, socket_timeout=5.0, protocol=2)
+
+    def replicated(self) -> int:
+        """How many replicas have everything that the master has by now."""
+        with self.client(self.master()) as master:
+            known = master.info("replication")
+        ends = [known[f"slave{number}"]["offset"] for number in range(known["connected_slaves"])]
+        return sum(end >= known["master_repl_offset"] for end in ends)
 
     def fail_over(self) -> None:
         """As an operator orders it. Returns once the Sentinels name another master."""
@@ -83,7 +107,9 @@ class SentinelSet:
         command = redis_arguments(find_redis_server(), directory)
         command[command.index("--port") + 1] = str(port)
         command += ["--bind", "127.0.0.1", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
-        if self._password:
+        if self._users is not None:
+            command += ["--aclfile", str(self._users), "--masteruser", "replica", "--masterauth", self._password]
+        elif self._password:
             command += ["--requirepass", self._password, "--masterauth", self._password]
         if port != self.servers[0]:
             command += ["--replicaof", "127.0.0.1", str(self.servers[0])]
@@ -118,6 +144,8 @@ class SentinelSet:
         ]
         if self._password:
             lines.append(f"sentinel auth-pass {SERVICE} {self._password}")
+        if self._users is not None:
+            lines.append(f"sentinel auth-user {SERVICE} sentinel")
         if self._sentinel_password:
             lines += [f"requirepass {self._sentinel_password}", f"sentinel sentinel-pass {self._sentinel_password}"]
         config = self.directory / f"sentinel-{port}.conf"
