@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 from libs.environment import is_loopback_host
 from libs.queue.trust import PasswordFile
@@ -35,7 +35,6 @@ _DEMOTED: Final = ("READONLY", "UNBLOCKED")
 _BEYOND: Final = (
     "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
 )
-_NOT_ALLOWED: Final = "an address is of no Sentinel, or of one that does not let our user ask SENTINEL MASTERS"
 
 
 class NoMaster(MasterNotFoundError):
@@ -43,8 +42,11 @@ class NoMaster(MasterNotFoundError):
 
 
 class _Sentinels(Sentinel):
-    """Asked once for all connections that want to know at the same moment. Two calls of redis-py's own at once may also lose one of
-    its Sentinels, since each puts the one that answered first (redis-py 8.1)."""
+    """All of them are asked, and once for all connections that want to know at that moment; the newest answer counts.
+
+    redis-py's own takes the first answer, also of a Sentinel that has just started and knows the master of before. Two calls at once
+    may also lose it a Sentinel, since each puts the one that answered first (redis-py 8.1).
+    """
 
     def __init__(self, clients: list[Redis]) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
@@ -63,21 +65,23 @@ class _Sentinels(Sentinel):
         await super().aclose()
 
     async def _discover(self, service: str) -> tuple[str, int]:
-        try:
-            host, port = await super().discover_master(service)
-        except MasterNotFoundError as error:
-            raise NoMaster(_why(str(error))) from error
-        except ResponseError as error:
-            raise NoMaster(_NOT_ALLOWED) from error
-        return host, port
+        answers = await asyncio.gather(*(client.sentinel_masters() for client in self.sentinels), return_exceptions=True)
+        known = [answer[service] for answer in answers if isinstance(answer, dict) and service in answer]
+        named = [state for state in known if self.check_master_state(state, service)]
+        if not named:
+            raise NoMaster(_why([answer for answer in answers if isinstance(answer, BaseException)]))
+        newest = max(named, key=lambda state: int(state["config-epoch"]))
+        return str(newest["ip"]), int(newest["port"])
 
 
-def _why(told: str) -> str:
-    """`told`: what redis-py has collected of the Sentinels' errors."""
-    if "AuthenticationError" in told:
+def _why(errors: Sequence[BaseException]) -> str:
+    """Nothing of their own text, which has addresses."""
+    if any(isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError) for error in errors):
         return "Sentinels do not take our user name and password"
-    if "certificate" in told.lower():
+    if any("certificate" in str(error).lower() for error in errors):
         return "the certificate of Sentinels or ours is not trusted"
+    if any(isinstance(error, ResponseError) for error in errors):
+        return "an address is of no Sentinel, or of one that does not let our user ask SENTINEL MASTERS"
     return "no Sentinel that can be reached knows of a master"
 
 

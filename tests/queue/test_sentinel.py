@@ -176,7 +176,7 @@ async def test_everything_that_is_connected_to_the_old_master_ends_when_another_
 async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """The first Sentinel is none by now, and none is forgotten (redis-py's own calls lose one)."""
+    """One of them is gone by now, and none is forgotten (redis-py's own calls lose one)."""
     with FakeSentinel(masters[0].address, delay=0.1) as sentinel:
         url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/{SERVICE}"
         redis = connected(url, max_connections=16)
@@ -184,6 +184,20 @@ async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
         assert sentinel.asked == 1
         pool: Any = redis.connection_pool
         assert len(set(pool.sentinel_manager.sentinels)) == 2
+
+
+async def test_a_sentinel_that_knows_the_master_of_before_is_not_believed(
+    masters: tuple[TcpServer, TcpServer], connected: Connect
+) -> None:
+    """It and that master have just started, as after a node's restart: both say what was true."""
+    old, new = masters
+    with FakeSentinel(old.address, epoch=3) as stale, FakeSentinel(new.address, epoch=4) as current:
+        for first, second in ((stale, current), (current, stale)):
+            url = f"redis+sentinel://127.0.0.1:{first.port},127.0.0.1:{second.port}/{SERVICE}"
+            lanes = make_lanes(connected(url), Clock(), "a")
+            await add(lanes, job("a"))
+            assert lanes.server == new.address
+    assert await connected(old.url).dbsize() == 0
 
 
 async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(connected: Connect) -> None:

@@ -202,10 +202,13 @@ class TcpServer(RedisServer):
 
 class FakeSentinel:
     """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else, and counts them. With `path` it
-    listens on that unix socket, else on `port` of 127.0.0.1. `delay`: it thinks for so long. Runs in a thread of its own."""
+    listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the failover that it has last heard of. `delay`: it thinks for so long. Runs in a thread of its own."""
 
-    def __init__(self, master: tuple[str, int], *, path: Path | None = None, delay: float = 0.0, says: bytes | None = None) -> None:
+    def __init__(
+        self, master: tuple[str, int], *, epoch: int = 1, path: Path | None = None, delay: float = 0.0, says: bytes | None = None
+    ) -> None:
         self.master = master
+        self.epoch = epoch
         self.asked = 0
         self.port = 0
         self._path, self._delay, self._says = path, delay, says
@@ -261,5 +264,6 @@ class FakeSentinel:
     def _answer(self) -> bytes:
         host, port = self.master
         state = {"name": SERVICE, "ip": host, "port": str(port), "flags": "master", "num-other-sentinels": "2"}
+        state["config-epoch"] = str(self.epoch)
         words = [word.encode() for pair in state.items() for word in pair]
         return b"*1\r\n*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
