@@ -1,7 +1,8 @@
 """Redis behind Sentinels: who the master is, and connections to it alone. Made of redis-py's own classes.
 
-Sentinels are asked before each connect. A server that says of itself that it is no master is not talked to, and when the master is
-another one, every connection to the one before ends, also those that wait for something: bells would never ring there.
+Sentinels are asked before each connect, and the one that has heard of the latest failover is believed. A server that says of itself
+that it is no master is not talked to, and when the master is another one, every connection to the one before ends, also those that
+wait for something: bells would never ring there.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class NoMaster(MasterNotFoundError):
 class _Sentinels(Sentinel):
     """All of them are asked, and once for all connections that want to know at that moment; the newest answer counts.
 
-    redis-py's own takes the first answer, also of a Sentinel that has just started and knows the master of before. Two calls at once
-    may also lose it a Sentinel, since each puts the one that answered first (redis-py 8.1).
+    redis-py's own takes the first answer, also of a Sentinel that has just started and knows the master of before. Two calls at
+    once may also lose it a Sentinel, since each puts the one that answered first (redis-py 8.1).
     """
 
     def __init__(self, clients: list[Redis]) -> None:

@@ -53,15 +53,15 @@ async def test_the_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_p
                     wanted = tally.answered + answers
                     await asyncio.to_thread(wait_until, lambda: tally.answered >= wanted, 60, what)
 
-                await more(100, "answers")
+                await more(50, "answers")
                 before = sentinels.master()
                 sentinels.kill(before)
                 meanwhile = await asyncio.gather(*(ask_once(address) for address in cluster.addresses * 2))
                 await asyncio.to_thread(sentinels.wait_for_another, before)
-                await more(100, "answers after the failover")
                 sentinels.start(before, "--replica-priority", "0")  # a busy machine may let Sentinels choose anew, but not this one
+                await more(50, "answers after the failover")
                 await asyncio.to_thread(wait_until, lambda: sentinels.role(before) == "slave", 60, "the old master to follow")
-                await more(100, "answers after the old master came back")
+                await more(50, "answers after the old master came back")
             assert sentinels.master() != before
             await asyncio.to_thread(
                 wait_until, lambda: listeners(sentinels, sentinels.master()) == 3, 20, "everybody to listen at the new master"

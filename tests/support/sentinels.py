@@ -22,7 +22,7 @@ from tests.support.redis import RedisServer
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
-DOWN_MS = 2000
+DOWN_MS = 1500
 """After so long without an answer a server is taken for down. On a busy machine 1,000 let one that was well be taken for it."""
 
 
@@ -201,8 +201,11 @@ class TcpServer(RedisServer):
 
 
 class FakeSentinel:
-    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else, and counts them. With `path` it
-    listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the failover that it has last heard of. `delay`: it thinks for so long. Runs in a thread of its own."""
+    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else, and counts them.
+
+    With `path` it listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the last failover that it has heard of.
+    `delay`: it thinks for so long. Runs in a thread of its own.
+    """
 
     def __init__(
         self, master: tuple[str, int], *, epoch: int = 1, path: Path | None = None, delay: float = 0.0, says: bytes | None = None
