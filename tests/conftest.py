@@ -20,7 +20,7 @@ from tests.support.redis import RedisServer
 
 LONG = (
     "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py", "test_fifty.py", "test_life.py",
-    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py",
+    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py", "test_sentinel.py",
 )  # fmt: skip
 
 torch.set_num_threads(1)

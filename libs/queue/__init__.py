@@ -1,6 +1,7 @@
 """The lanes: jobs wait in Redis here, between `services/router/dispatch.py` and `services/router/pull.py`."""
 
 from libs.queue.connection import UnsuitableRedis, connect, open_all
+from libs.queue.fitness import Fitness
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import LaneKey, WorkerBell
 from libs.queue.lanes import Lanes
@@ -8,6 +9,7 @@ from libs.queue.trust import RedisTrust
 
 __all__ = [
     "Completed",
+    "Fitness",
     "Idle",
     "LaneGauges",
     "LaneKey",

@@ -12,18 +12,28 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from libs.environment import check_redis_url
 from libs.errors import NoCapacity
+from libs.queue.sentinel import NoMaster, master_pool
 from libs.queue.trust import PasswordFile, RedisTrust, TlsConnection
+from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0
-_REFUSALS = ("READONLY", "MISCONF", "MASTERDOWN", "BUSY")
-"""A replica, a server that cannot write its disk or lost its primary, one that is busy. From a script they come as plain errors."""
+_REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
+"""A replica, one that was a master while we waited, a master with fewer replicas than `min-replicas-to-write`, a server that cannot
+write its disk or lost its primary, one that is busy. From a script they come as plain errors."""
 _NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
 """NOPERM within a script, before Redis 7 and by Valkey."""
 
@@ -32,25 +42,31 @@ class UnsuitableRedis(Exception):
     """The Redis server is too old, or may throw queued work away. Says what to change."""
 
 
-def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16) -> Redis:
-    """A client for `url` (redis://, rediss://, unix://). Connects on first use, and again after every loss.
+def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16, allow_insecure: bool = False) -> Redis:
+    """A client for `url` (redis://, rediss://, unix://, or redis+sentinel:// and rediss+sentinel://, for the master that Sentinels
+    name). Connects on first use, and again after every loss.
 
-    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. Raises InvalidInput
-    for a URL that is none, ValueError for files of `trust` that cannot be used.
+    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. `allow_insecure`:
+    Sentinels may name a master on another machine also where there is no TLS. Raises InvalidInput for a URL that is none,
+    ValueError for files of `trust` that cannot be used.
     """
     check_redis_url(url)
-    pool = BlockingConnectionPool(
-        **_parsed(url, trust or RedisTrust()),
-        max_connections=max_connections,
-        timeout=ANSWER_SECONDS,
-        socket_timeout=ANSWER_SECONDS,
-        socket_connect_timeout=3.0,
-        health_check_interval=15,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
-        protocol=2,
-        driver_info=None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
-    )
-    return Redis.from_pool(pool)
+    trust, sentinels = trust or RedisTrust(), SentinelUrl.parse(url)
+    options = {
+        **_parsed(servers(url)[0], trust),
+        "max_connections": max_connections,
+        "timeout": ANSWER_SECONDS,
+        "socket_timeout": ANSWER_SECONDS,
+        "socket_connect_timeout": 3.0,
+        "health_check_interval": 15,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
+        "protocol": 2,
+        "driver_info": None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
+    }
+    if sentinels is None:
+        return Redis.from_pool(BlockingConnectionPool(**options))
+    file = trust.sentinel_password_file
+    return Redis.from_pool(master_pool(sentinels, options, password_file=file, allow_insecure=allow_insecure))
 
 
 async def open_all(redis: Redis) -> None:
@@ -99,7 +115,7 @@ def _robust(kind: type[Connection]) -> type[Connection]:
 def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
     """The URL as arguments of a connection pool, and what `trust` adds."""
     parsed: dict[str, Any] = {**parse_url(url)} | ({} if url.startswith("unix:") else {"socket_keepalive": True})
-    if url.startswith("rediss:"):
+    if is_tls(url):
         parsed |= {"connection_class": TlsConnection, "context": trust.contexts()}
     if trust.password_file is not None:
         user = parsed.pop("username", "")
@@ -138,7 +154,11 @@ def translate(error: RedisError) -> Exception:
         return NoCapacity("the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs")
     if isinstance(error, RedisConnectionError) and "certificate" in str(error).lower():
         return NoCapacity("the queue (Redis) cannot be reached: its certificate or ours is not trusted")
-    if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+    if isinstance(error, NoMaster):
+        return NoCapacity(f"the queue (Redis) cannot be reached: {error}")
+    if isinstance(
+        error, (RedisConnectionError, RedisTimeoutError, NoScriptError)
+    ):  # the last: it forgot a script that was just loaded
         return NoCapacity("the queue (Redis) cannot be reached")
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM" in str(error)):
         return NoCapacity("the queue (Redis) is out of memory")

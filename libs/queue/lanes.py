@@ -15,12 +15,11 @@ from typing import cast
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import connection, operations, upkeep
-from libs.queue.connection import Subscriber, UnsuitableRedis, translated
+from libs.queue import fitness, operations, upkeep
+from libs.queue.connection import Subscriber, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, LAYOUT, Keys, LaneKey, WorkerBell, parse_bell
+from libs.queue.keys import BELL, Keys, LaneKey, WorkerBell, parse_bell
 from libs.queue.library import KEYS
-from libs.versions import LAYOUT_VERSION
 
 CALL_JOBS = 256
 CALL_BYTES = 4 << 20
@@ -69,22 +68,15 @@ class Lanes:
         self._batch_numbers = count(1)
         self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
-    async def check(self) -> None:
-        """UnsuitableRedis unless the server can hold the queue, and what it holds has our layout. Also sets the clock."""
-        await connection.check(self._redis)
-        await self._check_layout()
-        await self.now_ms()
+    @property
+    def server(self) -> object:
+        """Changes when Sentinels name another master."""
+        return getattr(self._redis.connection_pool, "master_address", None)
 
-    async def _check_layout(self) -> None:
-        with translated():
-            await self._redis.set(LAYOUT, LAYOUT_VERSION, nx=True)
-            found = cast("bytes | None", await self._redis.get(LAYOUT))
-        layout = str(LAYOUT_VERSION) if found is None else found.decode(errors="replace")
-        if layout != str(LAYOUT_VERSION):
-            raise UnsuitableRedis(
-                f"Redis holds layout {layout} ({LAYOUT}), and this version of Shoal reads layout {LAYOUT_VERSION}: run the version "
-                "that wrote it, or drain that mesh first and start this one on an empty Redis"
-            )
+    async def check(self, *, again: bool = False) -> None:
+        """UnsuitableRedis unless the server can hold the queue (`fitness.check`). Also sets the clock."""
+        await fitness.check(self._redis, again=again)
+        await self.now_ms()
 
     async def now_ms(self) -> int:
         """Redis' clock, Unix milliseconds; sets `clock_ms` by it."""

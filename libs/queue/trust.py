@@ -1,6 +1,7 @@
 """How router and scheduler and Redis trust each other: TLS, and the password from a file. Files are read again at each connect.
 
-With `rediss://` the server's certificate and its name are always checked; nothing turns that off.
+With `rediss://` the server's certificate and its name are always checked; nothing turns that off. With
+`rediss+sentinel://` that holds for Sentinels and for the master that they name.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from shoal.trust import Tls, Watched
 
-from libs.environment import check, check_redis_url, is_loopback_host
+from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
+from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 _BEYOND: Final = (
-    "rediss:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain text. "
-    "SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
+    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain "
+    "text. SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
 )
 
 
@@ -36,23 +38,25 @@ class RedisTrust:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    sentinel_password_file: Path | None = None
+    """Of Sentinels, which have passwords of their own. None: they are asked without one."""
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> RedisTrust:
-        """Reads SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT and SHOAL_REDIS_KEY."""
-        paths = (environ.get(f"SHOAL_REDIS_{part}") for part in ("PASSWORD_FILE", "CA", "CERT", "KEY"))
+        """Reads SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT, SHOAL_REDIS_KEY and
+        SHOAL_REDIS_SENTINEL_PASSWORD_FILE."""
+        paths = (environ.get(f"SHOAL_REDIS_{part}") for part in ("PASSWORD_FILE", "CA", "CERT", "KEY", "SENTINEL_PASSWORD_FILE"))
         return RedisTrust(*(Path(path) if path else None for path in paths))
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
         """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, a file cannot be used, or requests
         and the password would go to another machine in plain text, unless that is allowed."""
         check_redis_url(url)
-        parts = urlsplit(url)
+        parts = urlsplit(servers(url)[0])
         query = parse_qs(parts.query)
-        is_tls = parts.scheme == "rediss"
         has_files = self.ca is not None or self.certificate is not None
         check((self.certificate is None) == (self.key is None), "SHOAL_REDIS_KEY", "set exactly where SHOAL_REDIS_CERT is")
-        check(is_tls or not has_files, "SHOAL_REDIS_URL", "rediss:// where SHOAL_REDIS_CA or SHOAL_REDIS_CERT is set")
+        check(is_tls(url) or not has_files, "SHOAL_REDIS_URL", "rediss:// where SHOAL_REDIS_CA or SHOAL_REDIS_CERT is set")
         check(
             not any(name.startswith("ssl_") for name in query),
             "SHOAL_REDIS_URL",
@@ -62,26 +66,42 @@ class RedisTrust:
         check(
             not (self.password_file and has_password), "SHOAL_REDIS_URL", "without a password: SHOAL_REDIS_PASSWORD_FILE names one"
         )
+        self._check_sentinels(url, query)
         try:
-            host = parse_url(url).get("host", "localhost")
+            hosts = [parse_url(one).get("host", "localhost") for one in servers(url)]
         except ValueError:  # whose text may have a piece of the URL
             raise InvalidInput("SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL") from None
-        is_here = parts.scheme == "unix" or is_loopback_host(host)
-        check(is_tls or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
+        is_here = parts.scheme == "unix" or all(is_loopback_host(host) for host in hosts)
+        check(is_tls(url) or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
+        self._check_files()
+
+    def _check_sentinels(self, url: str, query: Mapping[str, object]) -> None:
+        file, name = self.sentinel_password_file, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE"
+        has_sentinels = SentinelUrl.parse(url) is not None
+        check(has_sentinels or file is None, "SHOAL_REDIS_URL", f"redis+sentinel:// or rediss+sentinel:// where {name} is set")
+        check(file is not None or "sentinel_username" not in query, name, "set where the URL has a sentinel_username")
+
+    def _check_files(self) -> None:
         try:
             self._tls.read()
         except ValueError as error:
             raise InvalidInput(f"SHOAL_REDIS_CA, _CERT, _KEY: {error}", field="SHOAL_REDIS_CA") from None
-        if self.password_file is not None:
+        files = {"SHOAL_REDIS_PASSWORD_FILE": self.password_file, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE": self.sentinel_password_file}
+        for name, file in files.items():
             try:
-                _password(self.password_file)
+                if file is not None:
+                    _password(file)
             except OSError as error:
-                name = "SHOAL_REDIS_PASSWORD_FILE"
-                raise InvalidInput(f"{name}: {self.password_file} cannot be read: {error.strerror}", field=name) from None
+                raise InvalidInput(f"{name}: {file} cannot be read: {error.strerror}", field=name) from None
 
     def describe(self) -> str:
         """For logs: names of files, nothing of what is in them."""
-        told = {"password": self.password_file, "ca": self.ca, "certificate": self.certificate}
+        told = {
+            "password": self.password_file,
+            "ca": self.ca,
+            "certificate": self.certificate,
+            "Sentinels' password": self.sentinel_password_file,
+        }
         return ", ".join(f"{what} {path}" for what, path in told.items() if path is not None)
 
     def contexts(self) -> Callable[[], ssl.SSLContext]:

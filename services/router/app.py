@@ -48,7 +48,7 @@ LOST = WorkerLost("workers died with this job as often as is allowed; it may be 
 async def running(settings: Settings) -> AsyncIterator[str]:
     """A router that serves at the yielded address. Leaving the context drains it. Raises UnsuitableRedis, or NoCapacity if the
     address is taken; Redis may come and go."""
-    redis = connect(settings.redis_url, settings.redis_trust)
+    redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
     lanes = Lanes(
         redis,
         router_id=settings.router_id,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
-from libs.queue import LaneKey, Lanes, WorkerBell
+from libs.queue import Fitness, LaneKey, Lanes, WorkerBell
 from libs.queue.standing import Standings
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
@@ -59,8 +59,8 @@ class Upkeep:
         self._standings = standings
         self._files = files
         self._router_id = router_id
-        # The state: whether Redis was found fit; it is asked once.
-        self._is_checked = False
+        self._fitness = Fitness(lanes)
+        # The state.
         self.sees_redis = False
         """Whether it answered the last look."""
         self.oldest: Mapping[LaneKey, float] = {}
@@ -99,6 +99,7 @@ class Upkeep:
                 if not was_away:
                     log.warning("redis is away", extra=fields({"error": error.message}))
                 was_away = True
+                self._fitness.away()
             else:
                 if was_away:
                     log.info("redis is back")
@@ -112,9 +113,7 @@ class Upkeep:
         """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
         for file in self._files:
             await asyncio.to_thread(file.look)
-        if not self._is_checked:
-            await self._lanes.check()
-            self._is_checked = True
+        await self._fitness.look()
         await self._fleet.refresh()
         self._view.update(await self._lanes.lane_gauges(), asyncio.get_running_loop().time())
         for router_id in await self._fleet.beat(self._router_id):

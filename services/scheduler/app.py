@@ -44,7 +44,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
 
     Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for a wrong one; Redis may come and go.
     """
-    redis = connect(settings.redis_url, settings.redis_trust)
+    redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
     # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()

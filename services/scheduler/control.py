@@ -18,7 +18,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import NoCapacity
 from libs.eviction import Policy
 from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
-from libs.queue import LaneGauges, LaneKey, Lanes, UnsuitableRedis
+from libs.queue import Fitness, LaneGauges, LaneKey, Lanes, UnsuitableRedis
 from libs.telemetry.logs import fields
 from services.scheduler.deeds import Deeds
 from services.scheduler.demand import PoolDemand
@@ -66,10 +66,10 @@ class Control:
         self._demands = demands
         self._clock = clock
         self._rung = asyncio.Event()
-        # The state: whether Redis was found fit; what arrives; since when work waits for models that nobody serves; the lead's
+        self._fitness = Fitness(lanes)
+        # The state: what arrives; since when work waits for models that nobody serves; the lead's
         # fencing number (0: another leads) and how many plans were made by it; orders that heartbeats may not show yet; what was
         # told of models, and what was done with them.
-        self._is_checked = False
         self._arrivals = Arrivals()
         self._waiting_since_ms: dict[Site, int] = {}
         self._fence = 0
@@ -94,6 +94,7 @@ class Control:
                 if not was_away:
                     log.warning("redis is away", extra=fields({"error": error.message}))
                 was_away, wait = True, RECONNECT_SECONDS
+                self._fitness.away()
             except UnsuitableRedis:
                 raise
             except Exception:
@@ -112,9 +113,7 @@ class Control:
 
     async def tick(self) -> Plan | None:
         """One look and, if this scheduler leads, one plan. NoCapacity while Redis is away."""
-        if not self._is_checked:
-            await self._lanes.check()
-            self._is_checked = True
+        await self._fitness.look()
         await self._lead()
         look = await self._look()
         if not self._fence:

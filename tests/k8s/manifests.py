@@ -26,6 +26,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway": ("tls", "tokens"),
     "tokens": ("tls",),
     "jwks": ("tls",),
+    "redis-sentinel": ("tls",),
 }
 """Components that are for others, which come before them."""
 EVERY: Final = ("base", *(f"overlays/{name}" for name in OVERLAYS), *(f"components/{name}" for name in COMPONENTS))

@@ -114,6 +114,15 @@ def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:
     assert let_out == inside | OUT | outside
 
 
+def test_sentinels_are_reached_where_redis_is() -> None:
+    let_in, let_out = edges(with_components("network-policy", "tls", "redis-sentinel"))
+    where = (ANYWHERE, "namespaces with kubernetes.io/metadata.name=redis")
+    inside = {edge for edge in MESH if edge[1] != "redis"}
+    assert let_in == inside | IN
+    outside = {(who, place, port) for who in ("router", "scheduler") for place in where for port in (6379, 26379)}
+    assert let_out == inside | OUT | outside
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_what_is_not_let_through_is_held_up(name: str) -> None:
     """Or nothing is: a component must not isolate pods of a mesh that has no policies."""

@@ -279,7 +279,7 @@ def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...])
             continue
         assert variables.get("SHOAL_ALLOW_INSECURE") == (None if has_tls else "1")
         assert ("SHOAL_TLS_CLIENT_CA" in variables) == has_tls
-        assert not has_tls or variables["SHOAL_REDIS_URL"].startswith("rediss://")
+        assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(("rediss://", "rediss+sentinel://"))
     for service in of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
             is_plain = port["name"] == "grpc" and not has_tls

@@ -177,6 +177,17 @@ async def test_the_password_is_what_the_file_has_when_a_connection_is_made(
         ("redis://127.0.0.1", {"SHOAL_REDIS_PASSWORD_FILE": "none"}, "none cannot be read"),
         ("redis://h", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "plain text"),
         ("redis://:s3cret@127.0.0.1?db=s3cret", {}, r"with \?db="),
+        ("redis+sentinel://localhost/m", {"SHOAL_REDIS_CA": "ca"}, "rediss://"),
+        ("rediss+sentinel://h/m?ssl_cert_reqs=none", {}, "always checked"),
+        ("redis+sentinel://:s3cret@h/m", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "without a password"),
+        (
+            "redis+sentinel://localhost/m",
+            {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "none"},
+            "SENTINEL_PASSWORD_FILE: .*none cannot be read",
+        ),
+        ("redis+sentinel://localhost/m?sentinel_username=s3cret", {}, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE must be set"),
+        ("redis://localhost", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, r"redis\+sentinel://"),
+        ("redis+sentinel://h/m", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, "plain text"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from libs.environment import without_password
 from libs.errors import InvalidInput
 from libs.queue import connect
+from libs.queue.urls import SentinelUrl, without_password
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.settings import Settings as SchedulerSettings
 
@@ -25,16 +26,23 @@ PIECES = some.one_of(
     some.sampled_from(
         ["redis", "rediss", "unix", "://", "user", "localhost", "6379", "/0", "?db=", "&password=", "?host=", "?ssl_ca_certs="]
     ),
+    some.sampled_from(["+sentinel", "h:1,h:2", "/mymaster", "&sentinel_username=", ","]),
 )
 URLS = some.one_of(
     some.builds(
         lambda scheme, user, before, after, host, tail: f"{scheme}://{user}:{before}{SECRET}{after}@{host}{tail}",
-        some.sampled_from(["redis", "rediss", "unix", "http"]),
+        some.sampled_from(["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "http"]),
         BESIDE,
         BESIDE,
         BESIDE,
-        some.sampled_from(["localhost", "h:1", "[::1]:6379", "h:x", "", "127.0.0.1:99999", "["]),
-        some.one_of(BESIDE, some.sampled_from(["/0", "/x", "?db=1", "?db=x", "?foo=1", "?max_connections=2", "/run/redis.sock"])),
+        some.sampled_from(
+            ["localhost", "h:1", "[::1]:6379", "h:x", "", "127.0.0.1:99999", "[", "h:1,h:2", "a,[::1]:1,b", "h,,h", "h:x,h"]
+        ),
+        some.one_of(
+            BESIDE,
+            some.sampled_from(["/0", "/x", "?db=1", "?db=x", "?foo=1", "?max_connections=2", "/run/redis.sock"]),
+            some.sampled_from(["/mymaster", "/mymaster/0", "/mymaster/x", "/my master", "/m?host=h", "/m?sentinel_username=x"]),
+        ),
     ),
     some.builds(
         lambda parts, rest: "".join([*parts, SECRET, *rest]), some.lists(PIECES, max_size=6), some.lists(PIECES, max_size=6)
@@ -70,6 +78,12 @@ def tried(url: str) -> list[str]:
 @example(f"redis://:{SECRET}@h?max_connections=2")
 @example(f"redis://:{SECRET}@h/0?db={SECRET}")
 @example(f"redis://h?password={SECRET}")
+@example(f"redis+sentinel://:{SECRET}@h:1,h:2")
+@example(f"redis+sentinel://:{SECRET}/x@h:1,h:2/mymaster")
+@example(f"redis+sentinel://:{SECRET}@h:1,[h/mymaster/0")
+@example(f"rediss+sentinel://:{SECRET}@h:x/mymaster/0")
+@example(f"redis+sentinel://h:1,u:{SECRET}@h:2/mymaster/0")
+@example(f"redis+sentinel://h/mymaster?password={SECRET}&sentinel_username={SECRET}")
 def test_a_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
     seen: list[str] = []
     handler = logging.Handler()
@@ -87,7 +101,12 @@ def test_a_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> Non
 
 @given(some.text(some.characters(min_codepoint=0x21, max_codepoint=0x2FF), min_size=1, max_size=30))
 def test_a_password_that_is_escaped_is_the_password(password: str) -> None:
-    for url in (f"redis://user:{quote(password, safe='')}@localhost:1/2", f"unix://user:{quote(password, safe='')}@/run/r.sock"):
+    user = f"user:{quote(password, safe='')}@"
+    for url in (
+        f"redis://{user}localhost:1/2",
+        f"unix://{user}/run/r.sock",
+        f"redis+sentinel://{user}localhost:1,[::1]/mymaster/2",
+    ):
         made = connect(url)
         assert made.connection_pool.connection_kwargs["password"] == password
         assert RouterSettings.from_env({"SHOAL_REDIS_URL": url}).redis_url == url
@@ -99,7 +118,58 @@ def test_a_password_that_is_escaped_is_the_password(password: str) -> None:
         ("redis://u:p@h:1/2", "redis://h/2"),
         ("unix://u:p@/run/r.sock", "unix:///run/r.sock"),
         ("redis://[::1]:6379", "redis://::1"),
+        ("rediss+sentinel://u:p@h:1,[::1],k/mymaster/2", "rediss+sentinel://h:1,[::1]:26379,k:26379/mymaster/2"),
+        ("redis+sentinel://h/m?password=p", "redis+sentinel://h:26379/m"),
     ],
 )
 def test_what_a_log_says_of_a_url(url: str, told: str) -> None:
     assert without_password(url) == told
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://localhost",
+        "redis+sentinel://localhost/",
+        "redis+sentinel:///mymaster",
+        "redis+sentinel://localhost,/mymaster",
+        "redis+sentinel://localhost:/mymaster",
+        "redis+sentinel://localhost:70000/mymaster",
+        "redis+sentinel://localhost/mymaster/x",
+        "redis+sentinel://localhost/mymaster/0/1",
+        "redis+sentinel://localhost/mymaster?host=other",
+        "redis+sentinel://localhost/mymaster?service_name=other",
+        "redis+sentinel://localhost/my%20master",
+        f"redis+sentinel://{','.join(['localhost'] * 17)}/mymaster",
+        "unix+sentinel:///run/mymaster",
+        "redis+sentinel:localhost/mymaster",
+    ],
+)
+def test_a_url_of_sentinels_that_is_none_is_refused_in_words(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be redis.*\+sentinel://"):
+        RouterSettings.from_env({"SHOAL_REDIS_URL": url})
+
+
+@pytest.mark.parametrize(
+    "url", ["redis+sentinel://127.0.0.1:1,sentinel.example/m", "redis+sentinel://h/m", "redis+sentinel://u@h,localhost/m/1"]
+)
+def test_sentinels_elsewhere_need_tls_or_to_be_told(url: str) -> None:
+    for read in (RouterSettings.from_env, SchedulerSettings.from_env):
+        with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"):
+            read({"SHOAL_REDIS_URL": url})
+        for variables in (
+            {"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"},
+            {"SHOAL_REDIS_URL": url.replace("redis+", "rediss+")},
+        ):
+            assert read(variables).redis_url == variables["SHOAL_REDIS_URL"]
+
+
+def test_sentinels_of_this_machine_need_no_tls() -> None:
+    url = "redis+sentinel://localhost:1,127.0.0.1,[::1]:3/mymaster/2"
+    assert RouterSettings.from_env({"SHOAL_REDIS_URL": url}).redis_url == url
+    made: Any = connect(url).connection_pool
+    assert made.connection_kwargs["db"] == 2
+    assert made.service_name == "mymaster"
+    assert SentinelUrl.parse(url) is not None
+    asked = [client.connection_pool.connection_kwargs for client in made.sentinel_manager.sentinels]
+    assert [(one["host"], one["port"]) for one in asked] == [("localhost", 1), ("127.0.0.1", 26379), ("::1", 3)]

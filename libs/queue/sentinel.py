@@ -1,0 +1,160 @@
+"""Redis behind Sentinels: who the master is, and connections to it alone. Made of redis-py's own classes.
+
+Sentinels are asked before each connect, and the one that has heard of the latest failover is believed. A server that says of itself
+that it is no master is not talked to, and when the master is another one, every connection to the one before ends, also those that
+wait for something: bells would never ring there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from libs.environment import is_loopback_host
+from libs.queue.trust import PasswordFile
+from libs.queue.urls import SentinelUrl
+from libs.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+SENTINEL_SECONDS: Final = 1.0
+"""A Sentinel that takes longer is passed over."""
+_OURS: Final = ("connection_class", "context", "socket_keepalive", "protocol", "driver_info")
+"""What connections to Sentinels have in common with those to the master."""
+_DEMOTED: Final = ("READONLY", "UNBLOCKED")
+"""Said by a master that has become a replica, to writes (also of scripts) and to those that wait for a list."""
+_BEYOND: Final = (
+    "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
+)
+
+
+class NoMaster(MasterNotFoundError):
+    """No Sentinel names a master that may be used. Its text says why, without an address."""
+
+
+class _Sentinels(Sentinel):
+    """All of them are asked, and once for all connections that want to know at that moment; the newest answer counts.
+
+    redis-py's own takes the first answer, also of a Sentinel that has just started and knows the master of before. Two calls at
+    once may also lose it a Sentinel, since each puts the one that answered first (redis-py 8.1).
+    """
+
+    def __init__(self, clients: list[Redis]) -> None:
+        super().__init__([])  # type: ignore[no-untyped-call]
+        self.sentinels = clients
+        self._asking: asyncio.Task[tuple[str, int]] | None = None
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Host and port. Raises NoMaster."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._discover(service_name))
+        return await asyncio.shield(self._asking)
+
+    async def aclose(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        await super().aclose()
+
+    async def _discover(self, service: str) -> tuple[str, int]:
+        answers = await asyncio.gather(*(client.sentinel_masters() for client in self.sentinels), return_exceptions=True)
+        known = [answer[service] for answer in answers if isinstance(answer, dict) and service in answer]
+        named = [state for state in known if self.check_master_state(state, service)]
+        if not named:
+            raise NoMaster(_why([answer for answer in answers if isinstance(answer, BaseException)]))
+        newest = max(named, key=lambda state: int(state["config-epoch"]))
+        return str(newest["ip"]), int(newest["port"])
+
+
+def _why(errors: Sequence[BaseException]) -> str:
+    """Nothing of their own text, which has addresses."""
+    if any(isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError) for error in errors):
+        return "Sentinels do not take our user name and password"
+    if any("certificate" in str(error).lower() for error in errors):
+        return "the certificate of Sentinels or ours is not trusted"
+    if any(isinstance(error, ResponseError) for error in errors):
+        return "an address is of no Sentinel, or of one that does not let our user ask SENTINEL MASTERS"
+    return "no Sentinel that can be reached knows of a master"
+
+
+class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the master. `is_plain`: without TLS, and so to this machine only."""
+
+    def __init__(self, service: str, sentinels: _Sentinels, *, is_plain: bool, **options: Any) -> None:
+        super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]
+        self._is_plain = is_plain
+
+    async def get_master_address(self) -> tuple[str, int]:
+        address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
+        if self._is_plain and not is_loopback_host(address[0]):
+            raise NoMaster(_BEYOND)
+        # No other task runs between these two lines, so only one of them ends what is connected to the master before.
+        before, self.master_address = self.master_address, address
+        if before not in (None, address):
+            log.warning("redis has another master", extra=fields({"master": f"{address[0]}:{address[1]}"}))
+            await self.disconnect()
+        return address
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+class _MasterConnection(SentinelManagedConnection):
+    """A connection that ends when its server is no master, instead of reading from a replica or trying to write to it."""
+
+    async def connect_to(self, address: tuple[str, int]) -> None:
+        self.host, self.port = address
+        await super().connect_check_health(check_health=False, retry_socket_connect=False)
+
+    async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
+        """For a command that is repeated. redis-py's own goes to the server of before, without asking a Sentinel (redis-py 8.1)."""
+        await self.connect()  # type: ignore[no-untyped-call]
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        await super().on_connect_check_health(check_health)
+        # INFO rather than ROLE: users of an ACL made by an earlier version may say it.
+        await self.send_command("INFO", "replication", check_health=False)
+        if b"role:master" not in await self.read_response(disable_decoding=True):
+            raise RedisConnectionError("the server that Sentinels named is not a master")
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            if any(word in str(error) for word in _DEMOTED):
+                await self.disconnect()
+                raise RedisConnectionError("this Redis is not a master any more") from error
+            raise
+
+
+def master_pool(
+    url: SentinelUrl, options: Mapping[str, Any], *, password_file: Path | None, allow_insecure: bool
+) -> SentinelConnectionPool:
+    """A pool of connections to the master, whoever that is. `options`: of a BlockingConnectionPool, with `connection_class`;
+    `password_file`: Sentinels' own. Without `allow_insecure` only a master of this machine is spoken to in plain text."""
+    kind: type[Connection] = options["connection_class"]
+    own = {name: value for name, value in options.items() if name not in ("host", "port", "sentinel_username")}
+    own |= {
+        "connection_class": type(f"Master{kind.__name__}", (_MasterConnection, kind), {}),
+        "is_plain": "context" not in options and not allow_insecure,
+    }
+    return _MasterPool(url.service, _Sentinels(_clients(url, options, password_file)), **own)
+
+
+def _clients(url: SentinelUrl, options: Mapping[str, Any], password_file: Path | None) -> list[Redis]:
+    common = {name: options[name] for name in _OURS if name in options}
+    common |= {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS, "timeout": SENTINEL_SECONDS}
+    common |= {"retry": Retry(NoBackoff(), 0), "max_connections": 1}
+    if password_file is not None:
+        common["credential_provider"] = PasswordFile(url.user, password_file)
+    return [Redis.from_pool(BlockingConnectionPool(host=host, port=port, **common)) for host, port in url.addresses]

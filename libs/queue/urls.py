@@ -1,0 +1,136 @@
+"""Redis' URLs: what they may be, and what of them may be told.
+
+That of Sentinels is written as in the field (Celery, LangChain, redis-sentinel-url): several addresses, then the name by which they
+know the master, then the database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from libs.environment import check
+
+SENTINEL_PORT: Final = 26379
+_VISIBLE: Final = re.compile(r"[!-~]{1,4096}")
+_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+_DATABASE: Final = re.compile(r"(/\d{0,4})?", re.ASCII)
+_ARGUMENTS: Final = ("username", "password", "client_name")
+_SENTINEL: Final = re.compile(r"(rediss?)\+sentinel://([^/?#]*@)?([^/?#@]+)/([A-Za-z0-9._-]{1,128})(/\d{0,4})?(\?.*)?", re.ASCII)
+_MOST_SENTINELS: Final = 16
+_ESCAPES: Final = "what is none of A-Z a-z 0-9 . _ - in a password is written %XX, such as %2F for /"
+_FORM: Final = (
+    "redis://[user:password@]host[:port][/database], rediss:// likewise, or unix://[user:password@]/path, with ?db=, host=, "
+    f"username=, password= or client_name= and nothing else; {_ESCAPES}"
+)
+_SENTINEL_FORM: Final = (
+    "redis+sentinel://[user:password@]host[:port][,host[:port]…]/master[/database], or rediss+sentinel:// likewise, with 1 to "
+    f"{_MOST_SENTINELS} Sentinels and the name by which they know the master, and with ?db=, username=, password=, client_name= or "
+    f"sentinel_username= and nothing else; {_ESCAPES}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """Of Sentinels and the master that they know as `service`. `each`: one URL for each Sentinel, of the form `redis://`, with the
+    master's user, password and database."""
+
+    service: str
+    each: tuple[str, ...]
+
+    @staticmethod
+    def parse(url: str) -> SentinelUrl | None:
+        """Without regard to what each URL then says; None for a URL of another form."""
+        found = _SENTINEL.fullmatch(url)
+        if found is None:
+            return None
+        scheme, user, hosts, service, database, query = found.groups("")
+        return SentinelUrl(service, tuple(f"{scheme}://{user}{host}{database}{query}" for host in hosts.split(",")))
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each Sentinel."""
+        parts = [urlsplit(url) for url in self.each]
+        return [(part.hostname or "", part.port or SENTINEL_PORT) for part in parts]
+
+    @property
+    def user(self) -> str:
+        """By which name Sentinels know us; empty for their user `default`."""
+        return parse_qs(urlsplit(self.each[0]).query).get("sentinel_username", [""])[0]
+
+
+def check_redis_url(url: str) -> None:
+    """Raises InvalidInput, which repeats nothing of it: a password that is written wrongly may be read as any part."""
+    name = "SHOAL_REDIS_URL"
+    is_known = url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+    check(is_known, name, "redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://")
+    if _is_sentinel(url):
+        sentinels = SentinelUrl.parse(url)
+        check(sentinels is not None and _are_sentinels(sentinels), name, _SENTINEL_FORM)
+    else:
+        check(_is_redis_url(url), name, _FORM)
+
+
+def is_tls(url: str) -> bool:
+    """Whether it asks for TLS, and so for certificates that are checked."""
+    return url.startswith(("rediss:", "rediss+sentinel:"))
+
+
+def servers(url: str) -> tuple[str, ...]:
+    """Of a URL that `check_redis_url` takes: the URL of the server that it names, or of each Sentinel, all of a form that redis-py
+    reads."""
+    sentinels = SentinelUrl.parse(url)
+    return (url,) if sentinels is None else sentinels.each
+
+
+def without_password(url: str) -> str:
+    """A URL that `check_redis_url` takes, as it may stand in a log."""
+    sentinels = SentinelUrl.parse(url)
+    parts = urlsplit(servers(url)[0])
+    if sentinels is None:
+        return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    named = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.addresses)
+    return f"{parts.scheme}+sentinel://{named}/{sentinels.service}{parts.path}"
+
+
+def _is_sentinel(url: str) -> bool:
+    return url.partition("://")[0].endswith("+sentinel")
+
+
+def _are_sentinels(sentinels: SentinelUrl) -> bool:
+    is_each = all(_is_redis_url(url, ("sentinel_username",)) and urlsplit(url).hostname for url in sentinels.each)
+    return is_each and len(sentinels.each) <= _MOST_SENTINELS and "host" not in parse_qs(urlsplit(sentinels.each[0]).query)
+
+
+def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
+    """`more`: names of arguments that it may have besides."""
+    if not _VISIBLE.fullmatch(url) or "#" in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is not None
+        arguments = parse_qs(parts.query, strict_parsing=bool(parts.query), max_num_fields=10)
+    except ValueError:
+        return False
+    place = parts.netloc.rpartition("@")[2]
+    if parts.scheme == "unix":
+        is_place = not place and bool(parts.path.strip("/")) and not (parts.netloc and "@" in parts.path)
+    else:
+        # Without a host it is localhost, or the query's.
+        is_place = bool(_HOST.fullmatch(parts.hostname or "localhost")) and bool(_DATABASE.fullmatch(parts.path))
+        is_place = is_place and not (has_port and not parts.hostname) and not place.endswith(":")
+    return is_place and all(_is_argument(name, values, more) for name, values in arguments.items())
+
+
+def _is_argument(name: str, values: Sequence[str], more: Sequence[str]) -> bool:
+    if len(values) != 1:
+        return False
+    if name == "db":
+        return bool(_DATABASE.fullmatch(f"/{values[0]}"))
+    # Of `ssl_…` it is said elsewhere what to set instead.
+    is_host = name == "host" and bool(_HOST.fullmatch(values[0]))
+    return is_host or name in _ARGUMENTS or name in more or name.startswith("ssl_")

@@ -1,0 +1,272 @@
+"""Real Sentinels over a master and its replicas, and a fake one that names whatever a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from libs.queue.acl import ROUTER, acl_file
+from services.local.redis_server import find_redis_server, redis_arguments
+from services.local.settings import free_port
+from tests.support.redis import RedisServer
+from tests.support.waiting import wait_until
+
+SERVICE = "mymaster"
+DOWN_MS = 1500
+"""After so long without an answer a server is taken for down. On a busy machine 1,000 let one that was well be taken for it."""
+
+
+class SentinelSet:
+    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test may kill.
+
+    Runs while its context is open. `password`: of the servers' user `default`; `sentinel_password`: of the Sentinels'. `users`:
+    lines of the servers' ACL beside those of `shoal redis-acl`, with the same password: Sentinels come as `sentinel`, replicas as
+    `replica`, and the URL's user is the router's.
+    """
+
+    def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="shoal-sentinel-"))
+        self.servers = [free_port() for _ in range(3)]
+        self.sentinels = [free_port() for _ in range(3)]
+        self.password_file = self.directory / "sentinel.password"
+        self.password_file.write_text(sentinel_password)
+        self._password, self._sentinel_password = password, sentinel_password
+        self._users = self.directory / "users.acl" if users else None
+        if self._users is not None:
+            self._users.write_text(acl_file(router=password, scheduler=password, admin=password) + users)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        name = ROUTER.name if self._users else ""
+        user = f"{name}:{self._password}@" if self._password else ""
+        return f"redis+sentinel://{user}{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{SERVICE}/0"
+
+    def master(self) -> int:
+        """The port of the server that the Sentinels take for the master."""
+        with self.client(self.sentinels[0]) as sentinel:
+            return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
+
+    def role(self, port: int) -> str:
+        """What a server says of itself; empty if it does not answer."""
+        try:
+            with self.client(port) as server:
+                return str(server.info("replication")["role"])
+        except RedisError:
+            return ""
+
+    def refusals(self) -> list[Any]:
+        """What the servers' ACL did not let somebody do."""
+        told: list[Any] = []
+        for port in [port for port in self.servers if port in self._processes]:
+            with self.client(port) as server:
+                told += server.acl_log()
+        return told
+
+    def client(self, port: int) -> Redis:
+        password = self._sentinel_password if port in self.sentinels else self._password
+        return Redis(port=port, password=password or None, socket_timeout=5.0, protocol=2)
+
+    def replicated(self) -> int:
+        """How many replicas have everything that the master has by now."""
+        with self.client(self.master()) as master:
+            known = master.info("replication")
+        ends = [known[f"slave{number}"]["offset"] for number in range(known["connected_slaves"])]
+        return sum(end >= known["master_repl_offset"] for end in ends)
+
+    def fail_over(self) -> None:
+        """As an operator orders it. Returns once the Sentinels name another master."""
+        before = self.master()
+        with self.client(self.sentinels[0]) as sentinel:
+            wait_until(lambda: _is_taken(sentinel), 20, "the Sentinel to take the order")
+        self.wait_for_another(before)
+
+    def wait_for_another(self, before: int) -> None:
+        wait_until(lambda: self.master() != before and self.role(self.master()) == "master", 40, "another master")
+
+    def kill(self, port: int) -> None:
+        """SIGKILL."""
+        process = self._processes.pop(port)
+        process.kill()
+        process.wait()
+
+    def start(self, port: int, *more: str) -> None:
+        """Again, as it was started first: the Sentinels make a replica of it. `more` of its command line."""
+        directory = self.directory / str(port)
+        directory.mkdir(exist_ok=True)
+        command = redis_arguments(find_redis_server(), directory)
+        command[command.index("--port") + 1] = str(port)
+        command += ["--bind", "127.0.0.1", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
+        if self._users is not None:
+            command += ["--aclfile", str(self._users), "--masteruser", "replica", "--masterauth", self._password]
+        elif self._password:
+            command += ["--requirepass", self._password, "--masterauth", self._password]
+        if port != self.servers[0]:
+            command += ["--replicaof", "127.0.0.1", str(self.servers[0])]
+        self._run(port, [*command, *more])
+
+    def __enter__(self) -> SentinelSet:
+        try:
+            for port in self.servers:
+                self.start(port)
+            for port in self.sentinels:
+                self._start_sentinel(port)
+            wait_until(self._is_ready, 40, "the Sentinels to know each other and the replicas")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for port in list(self._processes):
+            self.kill(port)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _start_sentinel(self, port: int) -> None:
+        lines = [
+            f"port {port}",
+            "bind 127.0.0.1",
+            f"dir {self.directory}",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.servers[0]} 2",
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}",
+            f"sentinel failover-timeout {SERVICE} 3000",
+            f"sentinel parallel-syncs {SERVICE} 2",
+        ]
+        if self._password:
+            lines.append(f"sentinel auth-pass {SERVICE} {self._password}")
+        if self._users is not None:
+            lines.append(f"sentinel auth-user {SERVICE} sentinel")
+        if self._sentinel_password:
+            lines += [f"requirepass {self._sentinel_password}", f"sentinel sentinel-pass {self._sentinel_password}"]
+        config = self.directory / f"sentinel-{port}.conf"
+        config.write_text("\n".join(lines) + "\n")
+        self._run(port, [str(find_redis_server()), str(config), "--sentinel"])
+
+    def _run(self, port: int, command: Sequence[str]) -> None:
+        self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(lambda: self._answers(port), 10, "a server to answer")
+
+    def _answers(self, port: int) -> bool:
+        try:
+            with self.client(port) as client:
+                return bool(client.ping())
+        except RedisError:
+            return False
+
+    def _is_ready(self) -> bool:
+        for port in self.sentinels:
+            with self.client(port) as sentinel:
+                seen = sentinel.sentinel_master(SERVICE)
+                others = sentinel.sentinel_slaves(SERVICE)
+            if seen["num-other-sentinels"] < 2 or sum(one.get("master-link-status") == "ok" for one in others) < 2:
+                return False
+        return True
+
+
+def _is_taken(sentinel: Redis) -> bool:
+    """Whether a failover was begun: it is refused while another one is under way, or no replica is known to be good."""
+    try:
+        return bool(sentinel.execute_command("SENTINEL FAILOVER", SERVICE))
+    except RedisError:
+        return False
+
+
+class TcpServer(RedisServer):
+    """A redis-server that listens on a port of 127.0.0.1, too."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        super().__init__(arguments=["--port", str(self.port), "--bind", "127.0.0.1"])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    def blocked_clients(self) -> int:
+        with self.client() as client:
+            return int(client.info("clients")["blocked_clients"])
+
+    def client(self) -> Redis:
+        return Redis(port=self.port, protocol=2)
+
+
+class FakeSentinel:
+    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else, and counts them.
+
+    With `path` it listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the last failover that it has heard of.
+    `delay`: it thinks for so long. Runs in a thread of its own.
+    """
+
+    def __init__(
+        self, master: tuple[str, int], *, epoch: int = 1, path: Path | None = None, delay: float = 0.0, says: bytes | None = None
+    ) -> None:
+        self.master = master
+        self.epoch = epoch
+        self.asked = 0
+        self.port = 0
+        self._path, self._delay, self._says = path, delay, says
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def url(self, user: str = "") -> str:
+        return f"redis+sentinel://{user}127.0.0.1:{self.port}/{SERVICE}"
+
+    def __enter__(self) -> FakeSentinel:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        if self._path is not None:
+            self._server: asyncio.Server = await asyncio.start_unix_server(self._serve, self._path)
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while line := await reader.readline():
+                for _ in range(int(line[1:])):
+                    await reader.readline()
+                    await reader.readline()
+                self.asked += 1
+                await asyncio.sleep(self._delay)
+                writer.write(self._says or self._answer())
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    def _answer(self) -> bytes:
+        host, port = self.master
+        state = {"name": SERVICE, "ip": host, "port": str(port), "flags": "master", "num-other-sentinels": "2"}
+        state["config-epoch"] = str(self.epoch)
+        words = [word.encode() for pair in state.items() for word in pair]
+        return b"*1\r\n*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
