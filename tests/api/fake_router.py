@@ -31,6 +31,7 @@ from shoal.v1 import (
     tensor_pb2,
 )
 
+from services.router.chunks import split
 from tests.api import wire
 
 DIMENSIONS = 12
@@ -77,10 +78,13 @@ class Call:
 
 @dataclass
 class FakeRouter:
-    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut."""
+    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut. Streams have messages of about
+    `chunk_bytes`; the next ones end with `breaks`, in order, after their first."""
 
     calls: list[Call] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    breaks: list[Refusal] = field(default_factory=list)
+    chunk_bytes: int = 1 << 20
     gate: threading.Event = field(default_factory=threading.Event)
     revision: Callable[[int], str] = lambda number: "r1"
     active: int = 0
@@ -167,7 +171,10 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self._router = router
 
     def Encode(self, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
-        number = self._router.answer("Encode", request, context)
+        return self._encoded("Encode", request, context)
+
+    def _encoded(self, method: str, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
+        number = self._router.answer(method, request, context)
         texts = _texts("items", request, context)
         revision = self._router.revision(number)
         response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
@@ -182,6 +189,14 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             rows = [np.stack([vector_of(word) for word in text.split()]) for text in texts]
             response.multi_vector.CopyFrom(wire.ragged(rows, request.data_type))
         return response
+
+    def EncodeStream(self, request: inference_pb2.EncodeRequest, context: Any) -> Iterator[inference_pb2.EncodeResponse]:
+        whole = self._encoded("EncodeStream", request, context)
+        totals = inference_pb2.EncodeResponse(usage=whole.usage, timings=whole.timings)
+        for number, chunk in enumerate(split(whole, totals, self._router.chunk_bytes)):
+            if number and self._router.breaks:
+                refuse(context, self._router.breaks.pop(0))
+            yield chunk
 
     def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
         number = self._router.answer("Score", request, context)
