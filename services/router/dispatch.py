@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -157,23 +156,24 @@ class Dispatcher:
         request = _Request(jobs, on_answer)
         self._register(plan, request)
         try:
-            async with self._until(deadline, plan.lane):
-                await self._enqueue(plan)
-                await request.answered(jobs if whole else 1)
+            await self._by(deadline, plan.lane, self._begin(plan, request, jobs if whole else 1))
             for index in range(jobs):
                 if not whole:
-                    async with self._until(deadline, plan.lane):
-                        await request.answered(index + 1)
+                    await self._by(deadline, plan.lane, request.answered(index + 1))
                 yield request.take(index)
         finally:
             self._leave(plan, request)
 
-    @asynccontextmanager
-    async def _until(self, deadline: Deadline, lane: LaneKey) -> AsyncIterator[None]:
-        """Raises DeadlinePassed for what is waited for too long."""
+    async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
+        """Returns when the first `jobs` are answered."""
+        await self._enqueue(plan)
+        await request.answered(jobs)
+
+    async def _by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
+        """Raises DeadlinePassed if the work is not done by then."""
         try:
             async with asyncio.timeout_at(deadline.at):
-                yield
+                await work
         except TimeoutError:
             raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
 
