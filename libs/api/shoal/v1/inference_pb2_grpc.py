@@ -65,6 +65,8 @@ class InferenceServiceServicer(object):
 
     def Encode(self, request, context):
         """Turns texts into vectors.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,10 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """Turns texts into vectors."""
+    """Turns texts into vectors.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
     EncodeStream: grpc.UnaryStreamMultiCallable[
         shoal.v1.inference_pb2.EncodeRequest,
@@ -85,7 +88,10 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """Turns texts into vectors."""
+    """Turns texts into vectors.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
     EncodeStream: grpc.aio.UnaryStreamMultiCallable[
         shoal.v1.inference_pb2.EncodeRequest,
@@ -135,7 +141,10 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.EncodeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.EncodeResponse]]:
-        """Turns texts into vectors."""
+        """Turns texts into vectors.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
 
     @abc.abstractmethod
     def EncodeStream(
