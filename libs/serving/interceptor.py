@@ -12,8 +12,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing, asynccontextmanager
 from contextvars import Context as Variables
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -50,13 +50,17 @@ log = logging.getLogger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Message, Message]
 Unary: TypeAlias = Callable[[Message, Context], Awaitable[Message]]
-Streaming: TypeAlias = Callable[[Message, Context], AsyncIterator[Message]]
+Streaming: TypeAlias = Callable[[Message, Context], AsyncGenerator[Message]]
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 _FOREIGN: Final = "/grpc."
 _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
+
+ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream"})
+"""Streams that end with the answer to their request: they are in flight, take so long and have a span as other calls. All others
+have no end of their own: those do not hold up a drain, and are cut when the server stops."""
 
 REQUEST_SECONDS: Final = 60.0
 """How long a request may take to arrive; who sends a byte now and then holds a call no longer."""
@@ -139,9 +143,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
 
     @asynccontextmanager
-    async def in_flight(self, method: str) -> AsyncIterator[None]:
-        """One call in flight. Raises Draining."""
-        if self.is_internal(method):
+    async def in_flight(self, method: str, *, has_end: bool = True) -> AsyncIterator[None]:
+        """One call in flight, if it will end by itself. Raises Draining."""
+        if self.is_internal(method) or not has_end:
             yield
             return
         if self._is_draining:
@@ -183,6 +187,7 @@ class _Behaviour:
         # What requests in flight need is never refused for being too much.
         self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         self._is_internal = interceptor.is_internal(method)
+        self._has_end = not handler.response_streaming or method in ANSWERS
         self._level = logging.DEBUG if self._is_internal else logging.INFO
 
     async def unary(self, _: object, context: Context) -> Message:
@@ -192,12 +197,17 @@ class _Behaviour:
             async with self._interceptor.in_flight(self._method):
                 return await self._handler.unary_unary(request, context)
 
-    async def stream(self, _: object, context: Context) -> AsyncIterator[Message]:
-        # A stream has no end of its own: it does not hold up a drain, and is cut when the server stops.
+    async def stream(self, _: object, context: Context) -> None:
+        # It writes by itself: what gRPC iterates over is left to the garbage collector when the client leaves.
         async with self._answering(context) as admitted:
             request = await self._read(admitted, context)
-            async for response in self._handler.unary_stream(request, context):
-                yield response
+            trace.get_current_span().set_attribute("shoal.model", MODEL.get())
+            async with (
+                self._interceptor.in_flight(self._method, has_end=self._has_end),
+                aclosing(self._handler.unary_stream(request, context)) as responses,
+            ):
+                async for response in responses:
+                    await _write(context, response)
 
     def _identify(self, metadata: Metadata, context: Context) -> Identity:
         """Names the call, for logs, and says who asks. Raises Unauthenticated."""
@@ -277,15 +287,15 @@ class _Behaviour:
                 loop.call_soon(self._interceptor.audit.changed, Asked(caller, context.peer(), self._method, outcome))
 
     def _span(self, metadata: Metadata) -> trace.Span:
-        """Of a call that gets one: of clients, and of workers where it belongs to a request. A stream has no end to tell of."""
+        """Of a call that gets one: of clients, and of workers where it belongs to a request. Most streams have no end."""
         parent = {name: header(metadata, name) for name in (traces.TRACEPARENT, traces.TRACESTATE)}
-        if self._handler.response_streaming or (self._is_internal and not parent[traces.TRACEPARENT]):
+        if not self._has_end or (self._is_internal and not parent[traces.TRACEPARENT]):
             return traces.NONE
         return traces.rpc(self._method, parent, {"shoal.request_id": REQUEST_ID.get()})
 
     def _count(self, outcome: str, seconds: float, span: trace.Span) -> None:
         metrics.REQUESTS.labels(self._method, outcome).inc()
-        if not self._handler.response_streaming:
+        if self._has_end:
             metrics.REQUEST_SECONDS.labels(self._method).observe(seconds, traces.exemplar(span))
 
     def _log(self, outcome: str, seconds: float, span: trace.Span) -> None:
@@ -298,6 +308,14 @@ class _Behaviour:
 def service_of(method: str) -> str:
     """`package.Service` of `/package.Service/Method`."""
     return method[1 : method.rfind("/")]
+
+
+async def _write(context: Context, response: Message) -> None:
+    """Returns when it has left as far as the client's windows let it. Raises CancelledError if the client is gone."""
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError:  # gRPC hears of it here first, and cancels the call's task a little later
+        raise asyncio.CancelledError from None
 
 
 async def _abort(context: Context, error: ShoalError) -> None:

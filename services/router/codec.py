@@ -201,6 +201,16 @@ def merge_encode(parts: Sequence[Response]) -> pb.EncodeResponse:
     return merged
 
 
+def encode_answer(part: Response) -> pb.EncodeResponse:
+    """The answer to one job of an encode request. Raises InternalError for one to something else."""
+    return _all_of(pb.EncodeResponse, [part])[0]
+
+
+def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeResponse:
+    """The usage and timings of answers whose own are `totals`, and of one more."""
+    return pb.EncodeResponse(usage=_usage([totals, part]), timings=_timings([totals, part]))
+
+
 def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
     """As merge_encode; the ranking is over all documents."""
     answers = _all_of(pb.ScoreResponse, parts)

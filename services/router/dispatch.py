@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -50,31 +50,56 @@ class Plan:
         return sum(job.tokens for job in self.jobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to one job, the bytes that it came in, and whether it is that to the last job of its request."""
+
+    response: Response
+    size: int
+    is_last: bool
+
+
 class _Request:
-    """One waiting request: the answers that came, and the future that ends with the last of them or with the first failure."""
+    """One waiting request: the answers that came, and what wakes who waits for the next of them or for the first failure."""
 
     def __init__(self, jobs: int, on_answer: Callable[[int], None]) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.answers: list[Response | None] = [None] * jobs
-        self._open = jobs
         self._on_answer = on_answer
+        # The state: answers that were not taken yet; so many of the first jobs are answered, and so many are waited for.
+        self._answers: list[Answered | None] = [None] * jobs
+        self._failure: ShoalError | None = None
+        self._ready = 0
+        self._wanted = 0
+        self._news = asyncio.Event()
 
     def accept(self, index: int, outcome: Response | ShoalError, size: int) -> None:
-        if self.done.done():
+        if self._failure is not None:
             return
         if isinstance(outcome, ShoalError):
-            self.done.set_exception(outcome)
+            self._failure = outcome
+            self._news.set()
             return
         self._on_answer(size)
-        self.answers[index] = outcome
-        self._open -= 1
-        if not self._open:
-            self.done.set_result(None)
+        self._answers[index] = Answered(outcome, size, index == len(self._answers) - 1)
+        while self._ready < len(self._answers) and self._answers[self._ready] is not None:
+            self._ready += 1
+        if self._ready >= self._wanted:
+            self._news.set()
 
-    def close(self) -> None:
-        """Nobody waits any more; an error that nobody saw must not be reported as forgotten."""
-        if not self.done.cancel() and not self.done.cancelled():
-            self.done.exception()
+    async def answered(self, jobs: int) -> None:
+        """Returns once the first `jobs` are answered. Raises the error of the first one that failed, whichever that is."""
+        self._wanted = jobs
+        while self._failure is None and self._ready < jobs:
+            self._news.clear()
+            await self._news.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def take(self, index: int) -> Answered:
+        """The answer to a job that is answered; it is not kept."""
+        answer, self._answers[index] = self._answers[index], None
+        if answer is None:
+            raise InternalError("an answer was asked for that is not there")
+        return answer
 
 
 @dataclass(slots=True, eq=False)
@@ -116,26 +141,41 @@ class Dispatcher:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._background.finished()
 
-    async def run(self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None) -> list[Response]:
-        """The answers to the plan's jobs, in order; `on_answer` is told the bytes of each when it comes. Raises QueueFull,
-        NoCapacity, DeadlinePassed, Draining, or the first failing job's error.
+    async def run(
+        self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None, *, whole: bool = True
+    ) -> AsyncGenerator[Answered]:
+        """The answers to the plan's jobs, in order: the first when all are here, or if not `whole`, each as soon as it and those
+        before it are. `on_answer` is told the bytes of each when it comes. Raises QueueFull, NoCapacity, DeadlinePassed, Draining,
+        or the first failing job's error.
 
         However it ends, no job is left behind: those without an answer are cancelled, unless another request waits for them too.
         """
         if self._is_leaving:
             raise Draining(LEAVING)
-        request = _Request(len(plan.jobs), on_answer)
+        jobs = len(plan.jobs)
+        request = _Request(jobs, on_answer)
         self._register(plan, request)
         try:
-            async with asyncio.timeout_at(deadline.at):
-                await self._enqueue(plan)
-                await request.done
-        except TimeoutError:
-            raise DeadlinePassed(why_late(plan.lane, self._view.snapshot)) from None
+            await self._by(deadline, plan.lane, self._begin(plan, request, jobs if whole else 1))
+            for index in range(jobs):
+                if not whole:
+                    await self._by(deadline, plan.lane, request.answered(index + 1))
+                yield request.take(index)
         finally:
-            request.close()
             self._leave(plan, request)
-        return [answer for answer in request.answers if answer is not None]
+
+    async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
+        """Returns when the first `jobs` are answered."""
+        await self._enqueue(plan)
+        await request.answered(jobs)
+
+    async def _by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
+        """Raises DeadlinePassed if the work is not done by then."""
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                await work
+        except TimeoutError:
+            raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
 
     def hand_over(self) -> None:
         """The router's time is over: whoever still waits is told to ask another one (Draining). Their jobs stay in the lanes, where

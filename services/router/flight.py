@@ -16,6 +16,8 @@ from libs.errors import QueueFull
 COPIES: Final = 5
 """Of a request or of an answer that live at a time: as bytes, parsed, in jobs, and on its way in or out. Measured are 4.0 to 5.2,
 and 4.6 where jobs repeat a long query as often as they may."""
+STREAMED_COPIES: Final = 3
+"""Of an answer that is sent in parts: parsed; and of the job that is being sent its numbers as bytes, and a part on its way out."""
 PART_BYTES: Final = 256
 """What each item takes beside its bytes: its message, price and size. Measured are 210."""
 LEAST_BYTES: Final = 16 * 1024
@@ -76,6 +78,14 @@ class Held:
     def answered(self, size: int) -> None:
         """A part of its answer is here."""
         self.take(COPIES * size)
+
+    def kept(self, size: int) -> None:
+        """A part of its answer is here, to be sent by itself."""
+        self.take(STREAMED_COPIES * size)
+
+    def sent(self, size: int) -> None:
+        """That part has been written, and is here no more."""
+        self.take(-STREAMED_COPIES * size)
 
     def sending(self, size: int) -> None:
         """All that is left is the answer of `size` bytes, on its way out."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -22,8 +23,9 @@ from libs.serving.watched import Watched
 from libs.telemetry import traces
 from services.router import admission, codec, validation
 from services.router.appointments import Appointments
+from services.router.chunks import Parts
 from services.router.codec import Request, Response, Stamp
-from services.router.dispatch import Dispatcher, Plan
+from services.router.dispatch import Answered, Dispatcher, Plan
 from services.router.flight import Flight, Held, Rpc
 from services.router.pace import Pace
 from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
@@ -119,6 +121,24 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         held.sending(response.ByteSize())
         return response
 
+    async def EncodeStream(
+        self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
+    ) -> AsyncIterator[pb.EncodeResponse]:
+        begin = time.perf_counter()
+        held = self._hold(request, context)
+        answers = self._answers(request, validation.check_encode, context.time_remaining(), held, whole=False)
+        parts = Parts()
+        async with aclosing(answers):
+            async for answer in answers:
+                total_seconds = time.perf_counter() - begin if answer.is_last else None
+                messages = parts.of(codec.encode_answer(answer.response), total_seconds=total_seconds)
+                size = answer.size
+                del answer  # Neither it nor its messages are kept while the next one is waited for.
+                while (message := await _maybe_in_thread(size, partial(next, messages, None))) is not None:
+                    yield message
+                del messages
+                held.sent(size)
+
     async def Score(
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
     ) -> pb.ScoreResponse:
@@ -146,11 +166,19 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return self._flight.enter(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
     async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
+        """The answers to all jobs of a request, in order."""
+        return [answer.response async for answer in self._answers(request, check, client_seconds, held)]
+
+    async def _answers(
+        self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held, *, whole: bool = True
+    ) -> AsyncGenerator[Answered]:
+        """The same one after another; see `Dispatcher.run`. Another pool is asked only as long as nothing was given out."""
         call = current_call()
         seconds = _patience(client_seconds, self._default_deadline_seconds)
         deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
         wanted = Wanted(request.model, request.adapter, request.pool)
         failed: list[str] = []
+        has_begun = False
         while True:
             remaining = deadline.remaining(asyncio.get_running_loop().time())
             moment = await self._moment(wanted, request, call, remaining, failed)
@@ -158,10 +186,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             self._refuse(moment, call.tenant, price.tokens)
             charge = None if failed else await self._charge(call.tenant, moment.tenant, price.tokens)
             try:
-                return await self._send(request, call, moment, price, deadline, held)
+                async with aclosing(self._send(request, call, moment, price, deadline, held, whole)) as answers:
+                    async for answer in answers:
+                        has_begun = True
+                        yield answer
+                        del answer  # Before the next one is waited for.
+                return
             except (ModelBroken, ModelNotFound):
                 failed.append(moment.lane.pool)
-                if not has_other_pool(wanted, self._routes.content, self._view.snapshot, failed):
+                if has_begun or not has_other_pool(wanted, self._routes.content, self._view.snapshot, failed):
                     raise
             except QueueFull:
                 if charge is not None:
@@ -169,14 +202,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 raise
 
     async def _send(
-        self, request: _Request, call: Call, moment: _Moment, price: _Price, deadline: Deadline, held: Held
-    ) -> list[Response]:
+        self, request: _Request, call: Call, moment: _Moment, price: _Price, deadline: Deadline, held: Held, whole: bool
+    ) -> AsyncGenerator[Answered]:
         lane = moment.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
             traceparent = traces.traceparent_of(span)
             plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent))
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
-            return await self._dispatcher.run(plan, deadline, held.answered)
+            on_answer = held.answered if whole else held.kept
+            async with aclosing(self._dispatcher.run(plan, deadline, on_answer, whole=whole)) as answers:
+                async for answer in answers:
+                    yield answer
+                    del answer  # Before the next one is waited for.
 
     def _refuse(self, moment: _Moment, tenant: str, tokens: int) -> None:
         """Raises QueueFull for a request that is better not begun now."""

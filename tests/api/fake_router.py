@@ -31,6 +31,7 @@ from shoal.v1 import (
     tensor_pb2,
 )
 
+from services.router.chunks import split
 from tests.api import wire
 
 DIMENSIONS = 12
@@ -77,10 +78,15 @@ class Call:
 
 @dataclass
 class FakeRouter:
-    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut."""
+    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut. Streams have messages of about
+    `chunk_bytes`; after the first, the next ones fail with `breaks` (None: go on), and are held while `middle` is shut."""
 
     calls: list[Call] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    breaks: list[Refusal | None] = field(default_factory=list)
+    chunk_bytes: int = 1 << 20
+    middle: threading.Event = field(default_factory=threading.Event)
+    halves: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
     revision: Callable[[int], str] = lambda number: "r1"
     active: int = 0
@@ -90,6 +96,7 @@ class FakeRouter:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self.gate.set()
+        self.middle.set()
 
     def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
         """What every call begins with; the call's number."""
@@ -111,6 +118,24 @@ class FakeRouter:
         if refusal is not None:
             refuse(context, refusal)
         return number
+
+    def halfway(self, context: grpc.ServicerContext) -> None:
+        """What every stream does after its first message; `halves` are there."""
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()
+        with self._lock:
+            self.halves += 1
+        refusal = None
+        while refusal is None and not ended.is_set():
+            with self._lock:
+                refusal = self.breaks.pop(0) if self.breaks else None
+            if self.middle.wait(0.01):
+                break
+        with self._lock:
+            self.halves -= 1
+        if refusal is not None:
+            refuse(context, refusal)
 
 
 def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
@@ -167,7 +192,10 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self._router = router
 
     def Encode(self, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
-        number = self._router.answer("Encode", request, context)
+        return self._encoded("Encode", request, context)
+
+    def _encoded(self, method: str, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
+        number = self._router.answer(method, request, context)
         texts = _texts("items", request, context)
         revision = self._router.revision(number)
         response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
@@ -182,6 +210,14 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             rows = [np.stack([vector_of(word) for word in text.split()]) for text in texts]
             response.multi_vector.CopyFrom(wire.ragged(rows, request.data_type))
         return response
+
+    def EncodeStream(self, request: inference_pb2.EncodeRequest, context: Any) -> Iterator[inference_pb2.EncodeResponse]:
+        whole = self._encoded("EncodeStream", request, context)
+        totals = inference_pb2.EncodeResponse(usage=whole.usage, timings=whole.timings)
+        for number, chunk in enumerate(split(whole, totals, self._router.chunk_bytes)):
+            if number == 1:
+                self._router.halfway(context)
+            yield chunk
 
     def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
         number = self._router.answer("Score", request, context)
@@ -370,6 +406,7 @@ def serving(
             yield router
         finally:
             router.gate.set()
+            router.middle.set()
             server.stop(None).wait()
 
 

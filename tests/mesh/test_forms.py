@@ -10,6 +10,7 @@ import pytest
 import shoal
 from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
+from shoal.streams import is_large
 
 from services.local.settings import MINILM
 from tests.mesh.test_families import relative_error
@@ -84,3 +85,11 @@ def test_binary_is_the_sign(client: shoal.Client, vectors: NDArray[np.number]) -
     # a number nearer to 0 than the rounding of two forward passes may fall on either side
     certain = np.abs(vectors) > 1e-6
     np.testing.assert_array_equal(stored.bits()[certain], (vectors > 0)[certain])
+
+
+def test_a_large_answer_comes_in_parts_and_is_the_same(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+    count = 1100
+    assert is_large([1] * count, (), "float32", 0)
+    with shoal.Client(client.address, request_items=10_000) as other:
+        dense = other.encode(MINILM, [TEXTS[index % len(TEXTS)] for index in range(count)], timeout=300.0).dense
+    np.testing.assert_allclose(dense, [vectors[index % len(TEXTS)] for index in range(count)], atol=1e-5)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
@@ -38,11 +39,20 @@ class AsyncTransport:
                 await channel.close()
         return reply
 
-    async def stream(self, address: str, method: Method[Q, R], request: Q, *, metadata: Metadata) -> AsyncIterator[R]:
+    async def receive(
+        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+    ) -> None:
+        async with aclosing(self.stream(address, method, request, timeout=timeout, metadata=metadata)) as replies:
+            async for reply in replies:
+                take(reply)
+
+    async def stream(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata
+    ) -> AsyncGenerator[R]:
         """The replies to a request, one after another, until somebody ends that. Raises ShoalError."""
         self._check()
         line = self._channels.take(address)
-        call = line.stream(method)(request, metadata=metadata)
+        call = line.stream(method)(request, timeout=timeout, metadata=metadata)
         try:
             async for reply in call:
                 yield reply

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -63,10 +64,19 @@ class BlockingTransport:
             self.give_back(line)
         return reply
 
-    def stream(self, address: str, method: Method[Q, R], request: Q, *, metadata: Metadata) -> Iterator[R]:
+    async def receive(
+        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+    ) -> None:
+        with closing(self.stream(address, method, request, timeout=timeout, metadata=metadata)) as replies:
+            for reply in replies:
+                take(reply)
+
+    def stream(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata
+    ) -> Generator[R]:
         """The replies to a request, one after another, until somebody ends that. Raises ShoalError."""
         line = self.take(address)
-        call = line.stream(method)(request, metadata=metadata)
+        call = line.stream(method)(request, timeout=timeout, metadata=metadata)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -144,28 +154,47 @@ class _Group:
         self._calls: set[grpc.Future[Any]] = set()
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+        with (
+            self._line(address) as line,
+            self._begun(lambda: line.method(method).future(request, timeout=timeout, metadata=metadata)) as call,
+        ):
+            reply: R = call.result()
+        return reply
+
+    async def receive(
+        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+    ) -> None:
+        with (
+            self._line(address) as line,
+            self._begun(lambda: line.stream(method)(request, timeout=timeout, metadata=metadata)) as call,
+        ):
+            for reply in call:
+                take(reply)
+
+    @contextmanager
+    def _line(self, address: str) -> Iterator[Line[grpc.Channel]]:
         line = self._transport.take(address)
         try:
-            call = self._start(line, method, request, timeout, metadata)
-            try:
-                reply: R = call.result()
-            finally:
-                with self._lock:
-                    self._calls.discard(call)
+            yield line
         except grpc.RpcError as error:
+            self._check()  # a stream that `stop` has ended says so by an error of the call
             raise self._transport.failed(line, error, address) from None
         finally:
             self._transport.give_back(line)
-        return reply
 
-    def _start(
-        self, line: Line[grpc.Channel], method: Method[Q, R], request: Q, timeout: float, metadata: Metadata
-    ) -> grpc.Future[Any]:
+    @contextmanager
+    def _begun(self, begin: Callable[[], Any]) -> Iterator[Any]:
+        """A call that `stop` ends."""
         with self._lock:
             self._check()
-            call: grpc.Future[Any] = line.method(method).future(request, timeout=timeout, metadata=metadata)
+            call = begin()
             self._calls.add(call)
-        return call
+        try:
+            yield call
+        finally:
+            call.cancel()  # one that has ended does not mind
+            with self._lock:
+                self._calls.discard(call)
 
     async def sleep(self, seconds: float) -> None:
         self._stopped.wait(seconds)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from shoal.addresses import Addresses
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, InvalidInput, ShoalError
@@ -25,7 +25,11 @@ from shoal.transport import Metadata, Method, Transport, Wire
 Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
+A = TypeVar("A", contravariant=True)
+B = TypeVar("B", covariant=True)
 Progress = Callable[[int, int], None]
+# One try of a request: over this wire, to this address, within so many seconds.
+Send = Callable[[Wire, str, float, Metadata], Awaitable[T]]
 
 MOST_REPEATED: Final = 192 << 20
 """Bytes: routers let a request make a worker read 256 MiB, of which its items are 64 MiB at most."""
@@ -33,26 +37,53 @@ MOST_ANSWERED: Final = 8 << 20
 """Bytes: routers let an answer repeat so much of the labels of its request, each with its score."""
 
 
+class Sink(Protocol[A, B]):
+    """Takes the replies to one try of a request, in order: one, or those of a stream."""
+
+    def take(self, reply: A) -> None: ...
+
+    def finish(self) -> B:
+        """The answer, after the last of them."""
+
+
+class One(Generic[R, T]):
+    """Of a request with one reply."""
+
+    def __init__(self, decode: Callable[[R], T]) -> None:
+        self._decode = decode
+        self._answers: list[T] = []
+
+    def take(self, reply: R) -> None:
+        self._answers.append(self._decode(reply))
+
+    def finish(self) -> T:
+        return self._answers[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Q, R, T]):
     """A verb with its arguments, ready to be sent in parts of `lengths` (characters of each item of the list called `name`).
 
-    `build`: the request for the items at these places of the list. `merge`: the answers of the parts in order; there may be none.
-    `left_out` None: an invalid item fails the call; else those that are known to be invalid already, and others will be left out,
-    too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model may read with each item, the query
-    and labels; `answered`: those that its answer may repeat for each item, labels with their scores.
+    `build`: the request for the items at these places of the list; `sink`: what takes their answer. `merge`: the answers of the
+    parts in order; there may be none. `left_out` None: an invalid item fails the call; else those that are known to be invalid
+    already, and others will be left out, too: `spread` makes the answer to the kept ones one to all. `repeated`: bytes that a model
+    may read with each item, the query and labels; `answered`: those that its answer may repeat for each item, labels with their
+    scores. `stream`: the method for an answer that is expected to be large, as `is_large` says of items of such lengths; a router
+    without it is asked by `method`.
     """
 
     method: Method[Q, R]
     name: str
     lengths: Sequence[int]
     build: Callable[[Sequence[int]], Q]
-    decode: Callable[[R], T]
+    sink: Callable[[Sequence[int]], Sink[R, T]]
     merge: Callable[[Sequence[T]], T]
     spread: Callable[[T, Sequence[int], Sequence[Skipped]], T]
     left_out: Sequence[Skipped] | None = None
     repeated: int = 0
     answered: int = 0
+    stream: Method[Q, R] | None = None
+    is_large: Callable[[Sequence[int]], bool] = lambda lengths: False
 
     @property
     def most_items(self) -> int:
@@ -140,7 +171,11 @@ class Caller:
 
     async def ask(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
         """The reply to one request. Raises ShoalError."""
-        return await self._send(self._transport, method, request, timeout)
+
+        async def send(wire: Wire, address: str, timeout: float, metadata: Metadata) -> R:
+            return await wire.send(address, method, request, timeout=timeout, metadata=metadata)
+
+        return await self._send(self._transport, method.path, send, timeout)
 
     @contextmanager
     def following(self) -> Iterator[tuple[str, Metadata]]:
@@ -156,7 +191,9 @@ class Caller:
 
     async def _part(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Answered[T]:
         try:
-            answer = plan.decode(await self._send(wire, plan.method, plan.build(part), timeout))
+            stream = plan.stream if plan.is_large([plan.lengths[index] for index in part]) else None
+            send = partial(_ask, plan, part, plan.build(part), stream)
+            answer = await self._send(wire, (stream or plan.method).path, send, timeout)
         except ShoalError as error:
             error.move(plan.name, part)
             raise
@@ -181,15 +218,13 @@ class Caller:
         halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         return _together([refused, *[await self._part_of_valid(plan, timeout, half, wire) for half in halves]])
 
-    async def _send(self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None) -> R:
+    async def _send(self, wire: Wire, path: str, send: Send[T], timeout: float | None) -> T:
         request_id = uuid.uuid4().hex  # The same over all tries: the mesh then knows the work again.
-        with calling(method.path, request_id) as span:
+        with calling(path, request_id) as span:
             metadata = (("x-request-id", request_id), *span.metadata, *self._metadata())
-            return await self._try(wire, method, request, timeout, metadata, span)
+            return await self._try(wire, send, timeout, metadata, span)
 
-    async def _try(
-        self, wire: Wire, method: Method[Q, R], request: Q, timeout: float | None, metadata: Metadata, span: CallSpan
-    ) -> R:
+    async def _try(self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan) -> T:
         deadline = time.monotonic() + _positive(self._limits.timeout if timeout is None else timeout)
         attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
         last: ShoalError | None = None
@@ -197,7 +232,7 @@ class Caller:
             address = self._addresses.current
             remaining = max(0.0, attempts.remaining(time.monotonic()))
             try:
-                reply = await wire.send(address, method, request, timeout=remaining, metadata=metadata)
+                answer = await send(wire, address, remaining, metadata)
             except ShoalError as error:
                 error.request_id = metadata[0][1]
                 span.failed(error, address)
@@ -205,7 +240,7 @@ class Caller:
                 await wire.sleep(self._delay(last, address, attempts))
             else:
                 self._budgets.succeeded()
-                return reply
+                return answer
 
     def _delay(self, error: ShoalError, address: str, attempts: Attempts) -> float:
         """Seconds until the next try; raises `error` if there is none."""
@@ -221,6 +256,29 @@ class Caller:
             raise error  # What went wrong says more than a deadline that would pass while waiting.
         budget.take()
         return delay
+
+
+async def _ask(
+    plan: Plan[Q, R, T],
+    part: Sequence[int],
+    request: Q,
+    stream: Method[Q, R] | None,
+    wire: Wire,
+    address: str,
+    timeout: float,
+    metadata: Metadata,
+) -> T:
+    """One try: what came of a stream that broke is dropped with it."""
+    sink = plan.sink(part)
+    try:
+        if stream is not None:
+            await wire.receive(address, stream, request, sink.take, timeout=timeout, metadata=metadata)
+            return sink.finish()
+    except ShoalError as error:
+        if error.code != "UNIMPLEMENTED":  # as a router says that is older than the method
+            raise
+    sink.take(await wire.send(address, plan.method, request, timeout=timeout, metadata=metadata))
+    return sink.finish()
 
 
 def _whole(plan: Plan[Q, R, T], answered: _Answered[T]) -> T:

@@ -67,12 +67,27 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
 
 
 def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
+    joined = _of_one(arrays)
     try:
-        joined = np.concatenate(arrays)
+        joined = np.concatenate(arrays) if joined is None else joined
     except (TypeError, ValueError) as error:
         raise InternalError(f"the mesh answered the parts of this call in different shapes: {error}") from error
     joined.flags.writeable = False  # As the arrays of an answer that came in one part are.
     return joined
+
+
+def _of_one(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N] | None:
+    """The array whose rows these are, one after another, as far as they go; None if they are not, and have to be copied."""
+    whole = arrays[0].base
+    if not isinstance(whole, np.ndarray) or not whole.nbytes or whole.shape[1:] != arrays[0].shape[1:]:
+        return None
+    begin = at = arrays[0].ctypes.data
+    for array in arrays:
+        if array.base is not whole or array.dtype != whole.dtype or array.ctypes.data != at or not array.flags.c_contiguous:
+            return None
+        at += array.nbytes
+    first, end = ((address - whole.ctypes.data) // whole.strides[0] for address in (begin, at))
+    return whole if end - first == len(whole) else whole[first:end]
 
 
 def _vectors(parts: Sequence[Vectors]) -> Vectors | None:

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from shoal import codec, gaps, parts
-from shoal.call import Plan
+from shoal.call import One, Plan
 from shoal.errors import InvalidInput
 from shoal.results import DataType, EncodeResult, Entity, ExtractResult, Form, ScoreResult, Skipped
-from shoal.transport import ENCODE, EXTRACT, SCORE
+from shoal.streams import EncodeSink, Rows, is_large
+from shoal.transport import ENCODE, ENCODE_STREAM, EXTRACT, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
@@ -162,10 +163,25 @@ def encode(
         request.items.extend(_items("items", listed, places))
         return request
 
-    merge = partial(parts.merge_encode, nothing=gaps.no_vectors(forms, data_type or "float32", dimensions))
-    left_out = _left_out("items", listed, on_invalid)
-    repeated = frame.ByteSize()
-    return Plan(ENCODE, "items", _lengths(listed), build, codec.encode_result, merge, gaps.spread_encode, left_out, repeated)
+    stored, rows = data_type or "float32", Rows(len(listed))
+
+    def sink(places: Sequence[int]) -> EncodeSink:
+        is_block = isinstance(places, range)  # else some are left out, and rows have other places than items
+        return EncodeSink(rows, places[0], len(places)) if is_block else EncodeSink(Rows(len(places)), 0, len(places))
+
+    return Plan(
+        ENCODE,
+        "items",
+        _lengths(listed),
+        build,
+        sink,
+        partial(parts.merge_encode, nothing=gaps.no_vectors(forms, stored, dimensions)),
+        gaps.spread_encode,
+        _left_out("items", listed, on_invalid),
+        repeated=frame.ByteSize(),
+        stream=ENCODE_STREAM,
+        is_large=partial(is_large, forms=forms, data_type=stored, dimensions=dimensions),
+    )
 
 
 def score(
@@ -204,7 +220,7 @@ def score(
 
     merge = partial(parts.merge_score, top_n=top_n)
     left_out, repeated = _left_out("documents", listed, on_invalid), frame.ByteSize()
-    return Plan(SCORE, "documents", _lengths(listed), build, codec.score_result, merge, gaps.spread_score, left_out, repeated)
+    return Plan(SCORE, "documents", _lengths(listed), build, _score, merge, gaps.spread_score, left_out, repeated)
 
 
 def extract(
@@ -247,7 +263,7 @@ def extract(
         "items",
         _lengths(listed),
         build,
-        codec.extract_result,
+        _extracted,
         parts.merge_extract,
         gaps.spread_extract,
         _left_out("items", listed, on_invalid),
@@ -266,6 +282,14 @@ def _labels(frame: pb.ExtractRequest) -> int:
         frame.regions.labels,
     )
     return sum(map(len, named))
+
+
+def _score(places: Sequence[int]) -> One[pb.ScoreResponse, ScoreResult]:
+    return One(codec.score_result)
+
+
+def _extracted(places: Sequence[int]) -> One[pb.ExtractResponse, ExtractResult]:
+    return One(codec.extract_result)
 
 
 def _task(task: Task) -> dict[str, object]:

@@ -47,6 +47,7 @@ def _health_query(service: str) -> bytes:
 
 
 ENCODE = _method("InferenceService/Encode", inference_pb2.EncodeRequest, inference_pb2.EncodeResponse)
+ENCODE_STREAM = _method("InferenceService/EncodeStream", inference_pb2.EncodeRequest, inference_pb2.EncodeResponse)  # many replies
 SCORE = _method("InferenceService/Score", inference_pb2.ScoreRequest, inference_pb2.ScoreResponse)
 EXTRACT = _method("InferenceService/Extract", inference_pb2.ExtractRequest, inference_pb2.ExtractResponse)
 LIST_MODELS = _method("ModelService/ListModels", models_pb2.ListModelsRequest, models_pb2.ListModelsResponse)
@@ -62,10 +63,15 @@ HEALTH = Method("/grpc.health.v1.Health/Check", _health_query, lambda reply: rep
 
 
 class Wire(Protocol):
-    """Sends one request, or lets time pass."""
+    """Sends one request, for one reply or for many, or lets time pass."""
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
         """The reply. Raises ShoalError."""
+
+    async def receive(
+        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+    ) -> None:
+        """Gives the replies to `take`, one after another, up to the last. Raises ShoalError."""
 
     async def sleep(self, seconds: float) -> None: ...
 

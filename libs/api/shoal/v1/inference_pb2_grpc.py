@@ -16,7 +16,8 @@ class InferenceServiceStub(object):
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     def __init__(self, channel):
@@ -27,6 +28,11 @@ class InferenceServiceStub(object):
         """
         self.Encode = channel.unary_unary(
                 '/shoal.v1.InferenceService/Encode',
+                request_serializer=shoal_dot_v1_dot_inference__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_inference__pb2.EncodeResponse.FromString,
+                )
+        self.EncodeStream = channel.unary_stream(
+                '/shoal.v1.InferenceService/EncodeStream',
                 request_serializer=shoal_dot_v1_dot_inference__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_inference__pb2.EncodeResponse.FromString,
                 )
@@ -53,11 +59,29 @@ class InferenceServiceServicer(object):
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     def Encode(self, request, context):
         """Turns texts into vectors.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodeStream(self, request, context):
+        """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
+        many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+        `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
+        1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
+        An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +106,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
+                    request_deserializer=shoal_dot_v1_dot_inference__pb2.EncodeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_inference__pb2.EncodeResponse.SerializeToString,
+            ),
+            'EncodeStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.EncodeStream,
                     request_deserializer=shoal_dot_v1_dot_inference__pb2.EncodeRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_inference__pb2.EncodeResponse.SerializeToString,
             ),
@@ -113,7 +142,8 @@ class InferenceService(object):
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     @staticmethod
@@ -128,6 +158,23 @@ class InferenceService(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/shoal.v1.InferenceService/Encode',
+            shoal_dot_v1_dot_inference__pb2.EncodeRequest.SerializeToString,
+            shoal_dot_v1_dot_inference__pb2.EncodeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def EncodeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/shoal.v1.InferenceService/EncodeStream',
             shoal_dot_v1_dot_inference__pb2.EncodeRequest.SerializeToString,
             shoal_dot_v1_dot_inference__pb2.EncodeResponse.FromString,
             options, channel_credentials,

@@ -28,7 +28,8 @@ class InferenceServiceStub:
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -36,7 +37,25 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """Turns texts into vectors."""
+    """Turns texts into vectors.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+
+    EncodeStream: grpc.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.EncodeRequest,
+        shoal.v1.inference_pb2.EncodeResponse,
+    ]
+    """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
+    many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+    `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
+    1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
+    An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
 
     Score: grpc.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.ScoreRequest,
@@ -61,14 +80,33 @@ class InferenceServiceAsyncStub:
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     Encode: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """Turns texts into vectors."""
+    """Turns texts into vectors.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+
+    EncodeStream: grpc.aio.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.EncodeRequest,
+        shoal.v1.inference_pb2.EncodeResponse,
+    ]
+    """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
+    many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+    `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
+    1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
+    An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
 
     Score: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.ScoreRequest,
@@ -93,7 +131,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
     Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096.
+    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
+    EncodeStream, whose messages are below that.
     """
 
     @abc.abstractmethod
@@ -102,7 +141,27 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.EncodeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.EncodeResponse]]:
-        """Turns texts into vectors."""
+        """Turns texts into vectors.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
+    @abc.abstractmethod
+    def EncodeStream(
+        self,
+        request: shoal.v1.inference_pb2.EncodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.inference_pb2.EncodeResponse], collections.abc.AsyncIterator[shoal.v1.inference_pb2.EncodeResponse]]:
+        """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
+        many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+        `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
+        1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
+        An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        """
 
     @abc.abstractmethod
     def Score(

@@ -1,0 +1,156 @@
+"""The answers to jobs as messages of EncodeStream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2
+
+from libs.errors import InternalError
+from services.router import codec
+
+CHUNK_BYTES: Final = 1 << 20
+"""Of a message: a quarter of what clients of gRPC take by default, and written without holding up the event loop for long."""
+
+_SCALE_BYTES: Final = 4
+_INDEX_BYTES: Final = 4
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Looks: TypeAlias = tuple[object, object, int]
+
+
+def split(
+    answer: pb.EncodeResponse, totals: pb.EncodeResponse | None = None, most_bytes: int = CHUNK_BYTES
+) -> Iterator[pb.EncodeResponse]:
+    """Messages for its items in order, each of one item or of as many as have at most `most_bytes`.
+
+    They have its revision; the last one has the usage and the timings of `totals`, if that is given. Raises InternalError if there
+    is nothing in it, or if its forms have different numbers of items.
+    """
+    rows = _Rows(answer)
+    ends = np.cumsum(rows.sizes)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        end = max(first + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+        chunk = rows.between(first, end)
+        if totals is not None and end == len(ends):
+            chunk.MergeFrom(totals)
+        yield chunk
+        first = end
+
+
+class Parts:
+    """The messages of one call, whose jobs are answered in order."""
+
+    def __init__(self) -> None:
+        # The state: what has been used so far, and what the first answer looked like.
+        self._totals = pb.EncodeResponse()
+        self._looks: Looks | None = None
+
+    def of(self, answer: pb.EncodeResponse, *, total_seconds: float | None = None) -> Iterator[pb.EncodeResponse]:
+        """Those of the next answer; `total_seconds`: of the whole call, with its last one. Raises InternalError if it does not fit
+        to those before it, and as `split`."""
+        self._looks = self._looks or _looks(answer)
+        if _looks(answer) != self._looks:
+            raise InternalError("the jobs of a request were answered in different forms or shapes")
+        self._totals = codec.add_totals(self._totals, answer)
+        if total_seconds is None:
+            return split(answer)
+        self._totals.timings.total_seconds = total_seconds
+        return split(answer, self._totals)
+
+
+def _looks(answer: pb.EncodeResponse) -> Looks:
+    tensors = (answer.dense, answer.sparse.values, answer.multi_vector.values)
+    forms = tuple((name, answer.HasField(name)) for name in ("dense", "sparse", "multi_vector"))
+    return forms, tuple((one.data_type, tuple(one.shape[1:])) for one in tensors), answer.sparse.columns
+
+
+class _Rows:
+    """An answer's items. Its numbers are taken from it once: each look at a field of bytes copies them."""
+
+    def __init__(self, answer: pb.EncodeResponse) -> None:
+        self._revision = answer.model_revision
+        parts: list[_Dense | _Sparse | _Ragged] = []
+        if answer.HasField("dense"):
+            parts.append(_Dense(answer.dense))
+        if answer.HasField("sparse"):
+            parts.append(_Sparse(answer.sparse))
+        if answer.HasField("multi_vector"):
+            parts.append(_Ragged(answer.multi_vector))
+        sizes = [part.sizes for part in parts]
+        if not sizes or not len(sizes[0]) or len({len(of_part) for of_part in sizes}) != 1:
+            raise InternalError("a worker's answer has no rows, or not as many in each of its forms")
+        self._parts = parts
+        self.sizes: Offsets = np.sum(sizes, axis=0)
+
+    def between(self, first: int, end: int) -> pb.EncodeResponse:
+        chunk = pb.EncodeResponse(model_revision=self._revision)
+        for part in self._parts:
+            part.put(chunk, first, end)
+        return chunk
+
+
+class _Tensor:
+    """A tensor whose rows can be cut out. BINARY pads rows, not tensors, so it has whole bytes for each, too."""
+
+    def __init__(self, tensor: tensor_pb2.Tensor) -> None:
+        self._data_type = tensor.data_type
+        self._shape = list(tensor.shape)
+        self._data, self._scale, self._offset = (memoryview(part) for part in (tensor.data, tensor.scale, tensor.offset))
+        self.rows = self._shape[0]
+        self._width = len(self._data) // self.rows if self.rows else 0
+        self.row_bytes = self._width + _SCALE_BYTES * (bool(self._scale) + bool(self._offset))
+
+    def between(self, first: int, end: int) -> tensor_pb2.Tensor:
+        scales = slice(_SCALE_BYTES * first, _SCALE_BYTES * end)
+        return tensor_pb2.Tensor(
+            data_type=self._data_type,
+            shape=[end - first, *self._shape[1:]],
+            data=bytes(self._data[self._width * first : self._width * end]),
+            scale=bytes(self._scale[scales]),
+            offset=bytes(self._offset[scales]),
+        )
+
+
+class _Dense:
+    def __init__(self, dense: tensor_pb2.Tensor) -> None:
+        self._tensor = _Tensor(dense)
+        self.sizes: Offsets = np.full(self._tensor.rows, self._tensor.row_bytes, np.int64)
+
+    def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
+        chunk.dense.CopyFrom(self._tensor.between(first, end))
+
+
+class _Ragged:
+    def __init__(self, ragged: tensor_pb2.Ragged) -> None:
+        self._values = _Tensor(ragged.values)
+        self._offsets: Offsets = np.array(ragged.offsets, np.int64)
+        self.sizes: Offsets = np.diff(self._offsets) * self._values.row_bytes
+
+    def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
+        offsets = self._offsets[first : end + 1]
+        chunk.multi_vector.values.CopyFrom(self._values.between(int(offsets[0]), int(offsets[-1])))
+        chunk.multi_vector.offsets.extend((offsets - offsets[0]).tolist())
+
+
+class _Sparse:
+    def __init__(self, sparse: tensor_pb2.SparseMatrix) -> None:
+        self._columns = sparse.columns
+        self._values = _Tensor(sparse.values)
+        self._indices = memoryview(sparse.indices)
+        self._offsets: Offsets = np.array(sparse.offsets, np.int64)
+        self.sizes: Offsets = np.diff(self._offsets) * (self._values.row_bytes + _INDEX_BYTES)
+
+    def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
+        offsets = self._offsets[first : end + 1]
+        begin, stop = int(offsets[0]), int(offsets[-1])
+        chunk.sparse.columns = self._columns
+        chunk.sparse.offsets.extend((offsets - begin).tolist())
+        chunk.sparse.indices = bytes(self._indices[_INDEX_BYTES * begin : _INDEX_BYTES * stop])
+        chunk.sparse.values.CopyFrom(self._values.between(begin, stop))
