@@ -81,8 +81,9 @@ sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtim
 k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and test it: schemas, policies, images, the overlay kind-cpu as processes
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
 
-k8s-tools: ## Fetch kubectl into .cache/, if none is on the PATH that is new enough
+k8s-tools: ## Fetch kubectl and helm into .cache/, if none are on the PATH that are new enough
 	@tools/kubectl.sh .cache/kubectl
+	@PYTHON=$(PYTHON) tools/helm.sh .cache/helm
 
 terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ as far as there are providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
 	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
