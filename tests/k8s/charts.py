@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import yaml
 
-from tests.k8s.manifests import NAMESPACE, ROOT, Object
+from tests.k8s.manifests import NAMESPACE, ROOT, Object, rendered
 
 CHART: Final = ROOT / "charts/shoal"
 FETCHED: Final = ROOT / ".cache/helm"
 """Where `make k8s-tools` puts helm where there is none."""
 AS_KUSTOMIZE: Final[Mapping[str, Any]] = {"namespace": {"create": True}, "redis": {"auth": {"generate": False}}}
-"""Values for what Helm and Kustomize leave to their users otherwise: `helm install` needs the namespace before it makes anything, and
-Kustomize can make no passwords."""
+"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before it makes anything, and Kustomize
+can make no passwords."""
 LABELS: Final = frozenset(
     {
         "app.kubernetes.io/part-of",
@@ -35,10 +35,14 @@ LABELS: Final = frozenset(
     }
 )
 """Labels of objects (not of pods, nor in selectors) that are not compared: nothing selects by them."""
+CHARTS: Final = ("charts/values", "charts/everything", "charts/external-redis")
+"""Renderings of the chart that no overlay has: its own values, and those of ci/."""
 HASHED: Final = re.compile(r"((?:router|scheduler|worker)-env(?:-[a-z0-9-]+?)?|redis(?:-users|-router|-scheduler)?)-[a-z0-9]{10}")
-"""Names of ConfigMaps and Secrets that end in a hash of their content, which Kustomize computes in its own way, and of Secrets only it."""
+"""Names of ConfigMaps and Secrets to which Kustomize gives a hash of their content, so that a change replaces pods."""
+CHECKSUM: Final = "checksum/config"
+"""The annotation of pods by which the chart does that."""
 KEYS: Final[Mapping[str, str]] = {"volumes": "name", "volumeMounts": "mountPath"}
-"""Lists whose order means nothing, and the keys by which Kubernetes tells their items apart. Variables refer to those before them."""
+"""Lists whose order means nothing, and the keys by which Kubernetes tells their items apart. (Variables refer to those before them.)"""
 
 
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
@@ -49,6 +53,14 @@ def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProces
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     done.stderr = "".join(line for line in done.stderr.splitlines(True) if "found symbolic link in path" not in line)
     return done
+
+
+def made(name: str) -> tuple[Object, ...]:
+    """One of EVERY or of CHARTS."""
+    kind, _, which = name.partition("/")
+    if kind != "charts":
+        return rendered(name)
+    return template({"namespace": {"create": True}}, *([] if which == "values" else [f"ci/{which}.yaml"]))
 
 
 def template(values: Mapping[str, Any], *files: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
@@ -79,12 +91,13 @@ def _run(values: str, files: Sequence[str], namespace: str) -> subprocess.Comple
 
 
 def comparable(objects: Sequence[Object]) -> dict[str, Object]:
-    """Objects by kind and name, without what Helm and Kustomize write differently by their nature: see LABELS, HASHED, KEYS and
-    `_content`. Raises AssertionError if one is there twice."""
+    """Objects by kind and name, without what Helm and Kustomize write differently by their nature: see LABELS, HASHED, CHECKSUM,
+    KEYS and `_content`. Raises AssertionError if one is there twice."""
     found: dict[str, Object] = {}
     for one in objects:
         plain: Object = _alike(json.loads(json.dumps(one)))
         _drop_labels(plain["metadata"])
+        _drop_checksum(plain)
         if plain["kind"] in ("ConfigMap", "Secret"):
             plain["data"] = {key: _content(plain["kind"], key, text) for key, text in (plain.get("data") or {}).items()}
         key = f"{plain['kind']} {plain['metadata']['name']}"
@@ -108,6 +121,12 @@ def _drop_labels(metadata: Object) -> None:
     kept = {key: value for key, value in metadata.pop("labels", {}).items() if key not in LABELS}
     if kept:
         metadata["labels"] = kept
+
+
+def _drop_checksum(plain: Object) -> None:
+    metadata = plain.get("spec", {}).get("template", {}).get("metadata", {})
+    if set(metadata.get("annotations", ())) == {CHECKSUM}:
+        del metadata["annotations"]
 
 
 def _content(kind: str, key: str, text: str) -> Any:

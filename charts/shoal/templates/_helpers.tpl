@@ -132,21 +132,20 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{/* A setting as a variable. Processes read texts; a number of YAML would be written as 4.29e+09. */}}
+{{/* A ConfigMap that is read when processes start: (list $ NAME DATA). */}}
 {{- define "shoal.configMap" -}}
-{{- $root := index . 0 }}
-{{- $data := index . 2 }}
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  {{- include "shoal.metadata" (list $root (include "shoal.hashed" (list (index . 1) $data))) | nindent 2 }}
+  {{- include "shoal.metadata" (list (index . 0) (index . 1)) | nindent 2 }}
 data:
-  {{- $data | nindent 2 }}
+  {{- index . 2 | nindent 2 }}
 {{- end }}
 
-{{/* A ConfigMap's name with a hash of what is in it, so that a change replaces pods: (list NAME YAML). */}}
-{{- define "shoal.hashed" -}}
-{{ index . 0 }}-{{ sha256sum (index . 1) | trunc 10 }}
+{{/* annotations of pods, so that a change of such a ConfigMap replaces them. Its name stays: pods of before may have to start again. */}}
+{{- define "shoal.checksum" -}}
+annotations:
+  checksum/config: {{ sha256sum . }}
 {{- end }}
 
 {{/* Variables with which traces are told where they come from. */}}

@@ -20,3 +20,13 @@
 {{- include "shoal.image" (list (index . 0) "worker-cpu" $images.workerCpu) }}
 {{- end }}
 {{- end }}
+
+{{/* What a pool's workers run on: (list $ POOL). */}}
+{{- define "shoal.accelerator" -}}
+{{- $all := (index . 0).Values.accelerators }}
+{{- $pool := index . 1 }}
+{{- if not (hasKey $all $pool.accelerator) }}
+{{- fail (printf "pools: %s has the accelerator %q; accelerators has %s" $pool.name $pool.accelerator (keys $all | sortAlpha | join ", ")) }}
+{{- end }}
+{{- get $all $pool.accelerator | toYaml }}
+{{- end }}

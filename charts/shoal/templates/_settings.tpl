@@ -46,7 +46,7 @@ OTEL_TRACES_SAMPLER_ARG: {{ (index . 0).Values.otel.ratio | quote }}
 {{- define "shoal.workerSettings" -}}
 {{- $root := index . 0 }}
 {{- $pool := index . 1 }}
-{{- $accelerator := get $root.Values.accelerators $pool.accelerator }}
+{{- $accelerator := include "shoal.accelerator" . | fromYaml }}
 {{- $env := dict "SHOAL_ROUTERS" "router-headless:50051" "SHOAL_POOL" $pool.name "SHOAL_DEVICE" $accelerator.device }}
 {{- $_ := set $env "SHOAL_STORE_BYTES" (include "shoal.storeBytes" (list $root $accelerator)) }}
 {{- with $pool.spot }}
