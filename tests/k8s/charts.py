@@ -23,8 +23,8 @@ CHART: Final = ROOT / "charts/shoal"
 FETCHED: Final = ROOT / ".cache/helm"
 """Where `make k8s-tools` puts helm where there is none."""
 AS_KUSTOMIZE: Final[Mapping[str, Any]] = {"namespace": {"create": True}, "redis": {"auth": {"generate": False}}}
-"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before it makes anything, and Kustomize
-can make no passwords."""
+"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before it makes anything, and
+Kustomize can make no passwords."""
 LABELS: Final = frozenset(
     {
         "app.kubernetes.io/part-of",
@@ -42,7 +42,7 @@ HASHED: Final = re.compile(r"((?:router|scheduler|worker)-env(?:-[a-z0-9-]+?)?|r
 CHECKSUM: Final = "checksum/config"
 """The annotation of pods by which the chart does that."""
 KEYS: Final[Mapping[str, str]] = {"volumes": "name", "volumeMounts": "mountPath"}
-"""Lists whose order means nothing, and the keys by which Kubernetes tells their items apart. (Variables refer to those before them.)"""
+"""Lists whose order means nothing, by the keys that tell their items apart. Not so `env`: variables refer to those before them."""
 
 
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:

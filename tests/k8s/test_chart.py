@@ -14,6 +14,7 @@ import yaml
 
 from libs.queue.acl import acl_file
 from tests.k8s.charts import AS_KUSTOMIZE, CHART, comparable, differences, helm, refusal, template
+from tests.k8s.fake_api_server import FakeApiServer
 from tests.k8s.manifests import (
     COMPONENTS,
     K8S,
@@ -241,6 +242,27 @@ def test_passwords_are_made_once_and_redis_sees_digests() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9]{48}", one) for one in passwords)
     assert len(set(passwords)) == 2
     assert secrets["redis-users"] == {"users.acl": acl_file(router=passwords[0], scheduler=passwords[1], admin=None).strip()}
+
+
+def test_an_upgrade_keeps_the_passwords_that_are_there() -> None:
+    """The cluster is asked for them; whoever may not ask is told so, rather than given others."""
+    there = {"redis-router": "before", "redis-scheduler": "as before"}
+    with FakeApiServer(template({}), there, namespace=NAMESPACE) as address:
+        words = ("--is-upgrade", "--dry-run=server", "--disable-openapi-validation", "--kube-apiserver", address)
+        done = helm("template", "shoal", str(CHART), "--namespace", NAMESPACE, "--show-only", "templates/secrets.yaml", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    secrets = {one["metadata"]["name"]: _decoded(one) for one in yaml.safe_load_all(done.stdout) if one is not None}
+    assert secrets == {
+        **{name: {"password": password} for name, password in there.items()},
+        "redis-users": {"users.acl": acl_file(router="before", scheduler="as before", admin=None).strip()},
+    }
+
+
+def test_who_may_not_read_passwords_cannot_upgrade() -> None:
+    with FakeApiServer(template({}), {}, namespace=NAMESPACE, status=403) as address:
+        done = helm("template", "shoal", str(CHART), "--namespace", NAMESPACE, "--dry-run=server", "--kube-apiserver", address)
+    assert done.returncode != 0
+    assert 'secrets "redis-router" is forbidden' in done.stderr
 
 
 def _decoded(secret: Object) -> dict[str, str]:

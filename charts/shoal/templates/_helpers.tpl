@@ -8,7 +8,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* metadata of an object in the namespace: (list $ NAME). Further labels and annotations: (list $ NAME LABELS ANNOTATIONS). */}}
 {{- define "shoal.metadata" -}}
-{{- $root := index . 0 }}
+{{- $root := index . 0 -}}
 name: {{ index . 1 }}
 namespace: {{ $root.Release.Namespace }}
 labels:
