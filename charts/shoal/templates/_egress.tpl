@@ -5,6 +5,11 @@
     - ipBlock:
         cidr: 0.0.0.0/0
         except: [169.254.0.0/16]
+    {{- range .Values.redis.external.namespaces }}
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ . }}
+    {{- end }}
   ports:
     {{- range .Values.redis.external.ports }}
     - port: {{ . }}
