@@ -225,6 +225,16 @@ def test_lint_finds_nothing(file: str) -> None:
         ({"pools": [POOL | {"accelerator": "l4x"}]}, 'pools: l4 has the accelerator "l4x"; accelerators has a100, cpu, h100, l4'),
         ({"pools": [POOL, POOL]}, "pools: two have the name l4"),
         ({"pools": [POOL, POOL | {"name": "other", "nameSuffix": "-l4"}]}, 'pools: two have the nameSuffix "-l4"'),
+        ({"pools": [POOL | {"scaling": {"max_workers": 1, "min_workers": 2}}]}, "pools: l4 has more min_workers than max_workers"),
+        (
+            {"pools": [POOL | {"scaling": {"max_workers": 1, "keep_warm_seconds": 601}}]},
+            "last worker of l4 before keep_warm_seconds",
+        ),
+        (
+            {"pools": [POOL | {"scaling": {"max_workers": 1, "fallback_for": "h100"}}]},
+            "fallback_for names h100, which is none of them",
+        ),
+        ({"tls": {"issuer": {"kind": "ClusterIssuer"}}}, "tls.issuer: the one that is made is an Issuer"),
         ({"defaultPool": "l4"}, "defaultPool: l4 is none of pools"),
         ({"modelCache": {"type": "disk"}}, r"modelCache.type\W.*hostPath"),
         ({"keda": {"fallback": {"replicas": 0}}}, r"keda.fallback.replicas\W"),
@@ -321,6 +331,13 @@ def test_certificates_may_be_those_of_somebody_else() -> None:
     issued = chart({"tls": {"enabled": True, "issuer": {"create": False, "name": "corporate", "kind": "ClusterIssuer"}}})
     assert of_kind(issued, "Issuer") == []
     assert {one["spec"]["issuerRef"]["name"] for one in of_kind(issued, "Certificate")} == {"corporate"}
+
+
+def test_callers_may_trust_another_issuer_than_the_mesh() -> None:
+    issuer = {"name": "public", "kind": "ClusterIssuer"}
+    objects = chart(ALONE["tls"], ALONE["tokens"], {"gateway": {**ON, "issuer": issuer, "names": ["mesh.example"]}})
+    issuers = {one["metadata"]["name"]: one["spec"]["issuerRef"] for one in of_kind(objects, "Certificate")}
+    assert [name for name, one in issuers.items() if one == issuer] == ["gateway"]
 
 
 @pytest.mark.parametrize("file", ["", *(f"values/{name}.yaml" for name in OVERLAYS)])
