@@ -19,6 +19,9 @@ import yaml
 
 from tests.k8s.manifests import NAMESPACE, ROOT, Object, rendered
 
+Values = dict[str, Any]
+
+ON: Final[Values] = {"enabled": True}
 CHART: Final = ROOT / "charts/shoal"
 FETCHED: Final = ROOT / ".cache/helm"
 """Where `make k8s-tools` puts helm where there is none."""
@@ -43,6 +46,21 @@ CHECKSUM: Final = "checksum/config"
 """The annotation of pods by which the chart does that."""
 KEYS: Final[Mapping[str, str]] = {"volumes": "name", "volumeMounts": "mountPath"}
 """Lists whose order means nothing, by the keys that tell their items apart. Not so `env`: variables refer to those before them."""
+
+
+def merged(*all_values: Mapping[str, Any]) -> Values:
+    """As Helm merges values: mappings by key, anything else as a whole."""
+    found: Values = {}
+    for values in all_values:
+        for key, value in values.items():
+            both = isinstance(value, dict) and isinstance(found.get(key), dict)
+            found[key] = merged(found[key], value) if both else value
+    return found
+
+
+def chart(*all_values: Mapping[str, Any], file: str = "") -> tuple[Object, ...]:
+    """The chart with these values, comparable with k8s/."""
+    return template(merged(AS_KUSTOMIZE, *all_values), *([file] if file else []))
 
 
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
@@ -157,3 +175,8 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
             yield from differences(one, other, f"{path}[{place}]")
     elif ours != theirs or type(ours) is not type(theirs):
         yield f"{path}: {ours!r} in the chart, {theirs!r} in k8s/"
+
+
+def unlike(ours: Sequence[Object], theirs: Sequence[Object]) -> list[str]:
+    """All differences of two renderings."""
+    return list(differences(comparable(ours), comparable(theirs)))

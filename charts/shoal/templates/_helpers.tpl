@@ -175,3 +175,26 @@ annotations:
   mountPath: {{ index . 1 }}
   readOnly: true
 {{- end }}
+
+{{/* Names of the Secrets that neither the chart nor cert-manager makes, with commas. */}}
+{{- define "shoal.supplied" -}}
+{{- $names := list }}
+{{- with .Values.redis }}
+{{- if .external.enabled }}
+{{- $names = concat $names (list "redis-router" "redis-scheduler" .external.secret) }}
+{{- else if not (or .auth.generate .auth.passwords.router) }}
+{{- $names = concat $names (list "redis-users" "redis-router" "redis-scheduler") }}
+{{- end }}
+{{- end }}
+{{- if and .Values.tls.enabled (not .Values.tls.certManager) }}
+{{- $names = concat $names (list "router-tls" "scheduler-tls" "worker-tls") }}
+{{- $names = append $names (ternary "" "redis-tls" .Values.redis.external.enabled) }}
+{{- $names = append $names (ternary "scaler-tls" "" .Values.keda.enabled) }}
+{{- if .Values.gateway.enabled }}
+{{- $names = concat $names (list "gateway-tls" "gateway-client-tls") }}
+{{- end }}
+{{- end }}
+{{- $names = append $names (ternary .Values.auth.tokens.secret "" .Values.auth.tokens.enabled) }}
+{{- $names = append $names (ternary .Values.auth.jwt.secret "" .Values.auth.jwt.enabled) }}
+{{- compact $names | join ", " }}
+{{- end }}
