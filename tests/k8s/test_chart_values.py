@@ -18,6 +18,7 @@ from tests.k8s.fake_api_server import FakeApiServer
 from tests.k8s.manifests import K8S, NAMESPACE, OVERLAYS, ROOT, Object, containers, environment, named, of_kind, rendered
 from tools.chart import rows
 
+VERSION: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 POOL: Final[Values] = {"name": "l4", "accelerator": "l4", "scaling": {"max_workers": 1}}
 
 
@@ -87,8 +88,7 @@ def test_each_value_has_words_for_the_table() -> None:
 
 def test_its_version_is_that_of_everything() -> None:
     document = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert (document["version"], document["appVersion"]) == (version, version)
+    assert (document["version"], document["appVersion"]) == (VERSION, VERSION)
 
 
 def test_passwords_are_made_once_and_redis_sees_digests() -> None:
@@ -136,6 +136,24 @@ def test_another_namespace_is_named_everywhere() -> None:
     assert re.findall(r"[\w.-]*\.shoal(?:\.svc[\w.]*)?(?![\w.])|.{8}\"shoal/[^\"]*|namespace=\W*shoal\W", text) == []
     assert "scheduler-headless.elsewhere.svc.cluster.local:50053" in text
     assert "router-headless.elsewhere.svc" in text
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        ({}, f"shoal-router:{VERSION}"),
+        ({"registry": "ghcr.io/somebody/shoal"}, f"ghcr.io/somebody/shoal/shoal-router:{VERSION}"),
+        ({"registry": "registry.example/shoal", "prefix": "", "tag": "0123456"}, "registry.example/shoal/router:0123456"),
+        ({"registry": "registry.example", "tag": "a", "router": {"tag": "b"}}, "registry.example/shoal-router:b"),
+        ({"registry": "registry.example", "router": {"repository": "mirror/router"}}, f"mirror/router:{VERSION}"),
+        ({"tag": "a", "router": {"digest": f"sha256:{'0' * 64}"}}, f"shoal-router@sha256:{'0' * 64}"),
+    ],
+    ids=str,
+)
+def test_names_of_images(images: Values, expected: str) -> None:
+    """As laptops have them, releases push them, and the guides do."""
+    (container,) = containers(named(template({"images": images}), "Deployment", "router"))
+    assert container["image"] == expected
 
 
 def test_where_redis_is_may_be_a_secret() -> None:

@@ -30,12 +30,12 @@ app.kubernetes.io/name: shoal
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 
-{{/* An image of ours: (list $ NAME VALUES). Without a registry as docker/Dockerfile's guides tag it: shoal-router. */}}
+{{/* An image of ours: (list $ NAME VALUES). */}}
 {{- define "shoal.image" -}}
 {{- $images := (index . 0).Values.images }}
 {{- $name := index . 1 }}
 {{- $own := index . 2 }}
-{{- $repository := $own.repository | default (ternary (printf "%s/%s" $images.registry $name) (printf "shoal-%s" $name) (ne $images.registry "")) }}
+{{- $repository := $own.repository | default (list $images.registry (printf "%s%s" $images.prefix $name) | compact | join "/") }}
 {{- if $own.digest -}}
 {{ $repository }}@{{ $own.digest }}
 {{- else -}}
