@@ -186,7 +186,7 @@ def installed(values: Mapping[str, Any], *files: str) -> tuple[tuple[Object, ...
     objects = template(values, *files)
     with FakeApiServer(objects, {}, namespace=NAMESPACE) as address:  # Helm 3 looks whether there is one
         words = ("--namespace", NAMESPACE, "--dry-run=client", "--disable-openapi-validation", "--kube-apiserver", address)
-        more = ("--set-json", json.dumps(values)) if values else ()
+        more = [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
         done = helm("install", "shoal", str(CHART), *words, *more, values=[CHART / file for file in files])
     assert (done.returncode, done.stderr) == (0, "")
     return objects, done.stdout.partition("\nNOTES:\n")[2]
