@@ -20,7 +20,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards demo test chaos wheel-check check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -43,6 +43,7 @@ check-types:
 
 check-lint:
 	$(BIN)/python -m tools.dashboards --check
+	$(BIN)/python -m tools.chart --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -78,11 +79,12 @@ licences: $(VENV)/.dev ## List the licence of everything that is installed; fail
 sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtime to build/
 	$(BIN)/python -m tools.sbom
 
-k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and test it: schemas, policies, images, the overlay kind-cpu as processes
+k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and charts/ and test them: equality, schemas, policies, images, the overlay kind-cpu as processes
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
 
-k8s-tools: ## Fetch kubectl into .cache/, if none is on the PATH that is new enough
+k8s-tools: ## Fetch kubectl and helm into .cache/, if none are on the PATH that are new enough
 	@tools/kubectl.sh .cache/kubectl
+	@PYTHON=$(PYTHON) tools/helm.sh .cache/helm
 
 terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ as far as there are providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
 	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
@@ -97,6 +99,9 @@ telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Let a real Prometheus s
 
 dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/dashboards.py
 	$(BIN)/python -m tools.dashboards
+
+chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table of values, pools' keys, Redis' users
+	$(BIN)/python -m tools.chart
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage

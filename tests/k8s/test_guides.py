@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.k8s.manifests import K8S, ROOT, TOGETHER, Object, build, matches, named, of_kind, rendered, title
+from tests.k8s.charts import CHART, template
+from tests.k8s.manifests import K8S, ROOT, TOGETHER, Object, build, containers, matches, named, of_kind, rendered, title, workloads
 
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "deploy-aws": ("overlays/eks-g6-spot", "overlays/eks-p5"),
@@ -111,3 +112,39 @@ def test_prometheus_hears_of_certificates(guide: str) -> None:
     (certificates,) = (one for one in found if one.chart == "cert-manager")
     assert certificates.values["prometheus.podmonitor.enabled"] == "true"
     assert charts.index("kube-prometheus-stack") < charts.index("cert-manager")
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(guide: str, tmp_path: Path) -> None:
+    text = _as_a_shell_would((ROOT / f"docs/{guide}.md").read_text())
+    (values,) = re.findall(r"cat > mesh.yaml <<END\n(.*?)END\n", text, re.DOTALL)
+    (overlay,) = re.findall(r"cat > mesh/kustomization.yaml <<END\n(.*?)END\n", text, re.DOTALL)
+    (release,) = (one for one in text.splitlines() if one.startswith("helm upgrade --install shoal "))
+    words = shlex.split(release)
+    assert (ROOT / words[4]).samefile(CHART)
+    files = [words[place + 1] for place, word in enumerate(words) if word == "--values"]
+    assert files[1:] == ["mesh.yaml"]
+    ours = template(yaml.safe_load(values), str(Path(files[0]).relative_to("charts/shoal")))
+    document = yaml.safe_load(overlay)
+    theirs = build(tmp_path, **{**document, "resources": [one.removeprefix("../k8s/") for one in document["resources"]]})
+    assert _images(ours) == _images(theirs)
+    settings = [one["data"] for one in of_kind(theirs, "ConfigMap") if one["metadata"]["name"].startswith("worker-env-")]
+    assert [named(ours, "ConfigMap", "worker-env")["data"]] == settings
+    assert of_kind(ours, "Secret") == [], "they are those that the guide has made before"
+
+
+def _as_a_shell_would(text: str) -> str:
+    for name, value in {"REGISTRY": "registry.mine/shoal", "STORE": "s3://models", "TAG": "0123456"}.items():
+        text = text.replace(f"${name}", value)
+    return text
+
+
+def _images(objects: tuple[Object, ...]) -> set[str]:
+    return {container["image"] for workload in workloads(objects) for container in containers(workload)}
+
+
+def test_the_values_of_the_page_are_taken() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (written,) = re.findall(r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## How pods")], re.DOTALL)
+    objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
+    assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == ["worker", "worker-h100"]

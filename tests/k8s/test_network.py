@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.k8s.charts import CHARTS, made
 from tests.k8s.manifests import (
     EVERY,
     Object,
@@ -123,10 +124,10 @@ def test_sentinels_are_reached_where_redis_is() -> None:
     assert let_out == inside | OUT | outside
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_what_is_not_let_through_is_held_up(name: str) -> None:
     """Or nothing is: a component must not isolate pods of a mesh that has no policies."""
-    policies = of_kind(rendered(name), "NetworkPolicy")
+    policies = of_kind(made(name), "NetworkPolicy")
     if not policies:
         return
     deny = named(policies, "NetworkPolicy", "deny-all")

@@ -18,6 +18,7 @@ from services.scheduler.app import READINESS
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.app import HEALTH_NAME
 from services.worker.settings import Settings as WorkerSettings
+from tests.k8s.charts import CHARTS, made
 from tests.k8s.manifests import (
     CLUSTER_WIDE,
     EVERY,
@@ -63,15 +64,15 @@ OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "M
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-@pytest.fixture(params=EVERY)
+@pytest.fixture(params=[*EVERY, *CHARTS])
 def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
-    return rendered(request.param)
+    return made(request.param)
 
 
-@pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS)])
+@pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS), *CHARTS])
 def deployable(request: pytest.FixtureRequest) -> tuple[Object, ...]:
     """What is complete, where components alone on the base may lack what they need of an overlay."""
-    return rendered(request.param)
+    return made(request.param)
 
 
 def pods(objects: tuple[Object, ...]) -> Iterator[tuple[Object, Object]]:
@@ -235,6 +236,12 @@ def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[
 def test_files_that_are_read_again_are_mounted_as_folders_under_fixed_names(objects: tuple[Object, ...]) -> None:
     for name in ("catalog", "pools", "tenants"):
         named(objects, "ConfigMap", name)
+
+
+@pytest.mark.parametrize("rendering", EVERY)
+def test_settings_have_names_of_their_content(rendering: str) -> None:
+    """Of Kustomize; what the chart does instead is in test_chart.py."""
+    objects = rendered(rendering)
     for name in ("router-env", "scheduler-env", "worker-env"):
         with pytest.raises(ValueError, match="not enough values"):
             named(objects, "ConfigMap", name)  # a change of these replaces pods

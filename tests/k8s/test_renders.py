@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.k8s.charts import CHARTS, made
 from tests.k8s.manifests import CLUSTER_WIDE, COMPONENTS, EVERY, K8S, NAMESPACE, Object, build, named, of_kind, rendered, title
 
 KUBERNETES = "1.32"
@@ -41,9 +42,9 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": CUSTOM["$defs"]})
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_every_object_is_what_its_schema_says(name: str) -> None:
-    for one in rendered(name):
+    for one in made(name):
         check(one)
 
 
@@ -74,9 +75,9 @@ def test_what_is_wrong_is_found(kind: str, path: tuple[str | int, ...], value: o
         check(one)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_everything_is_in_the_namespace_and_there_once(name: str) -> None:
-    objects = rendered(name)
+    objects = made(name)
     astray = [title(one) for one in objects if one["kind"] not in CLUSTER_WIDE and one["metadata"].get("namespace") != NAMESPACE]
     assert astray == []
     titles = [title(one) for one in objects]

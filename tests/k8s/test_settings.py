@@ -13,6 +13,7 @@ from services.router.settings import Settings as RouterSettings
 from services.router.tenants import parse_tenants
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.settings import Settings as WorkerSettings
+from tests.k8s.charts import CHARTS, made
 from tests.k8s.manifests import (
     EVERY,
     K8S,
@@ -132,8 +133,8 @@ def told(objects: tuple[Object, ...], service: str) -> set[str]:
 def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
     known = asked(service)
     assert len(known) > 10
-    for name in EVERY:
-        unknown = {one for one in told(rendered(name), service) - known if not one.startswith(OTHERS)}
+    for name in (*EVERY, *CHARTS):
+        unknown = {one for one in told(made(name), service) - known if not one.startswith(OTHERS)}
         assert unknown == set(), f"in {name}"
 
 
@@ -154,11 +155,12 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(s
         "components/external-redis",
         "components/redis-sentinel",
         *(f"overlays/{name}" for name in OVERLAYS),
+        *CHARTS,
     ],
 )
 def test_services_take_the_settings_of_their_pods(name: str, tmp_path: Path) -> None:
     """The services' own reading of them, with the volumes' files in folders of this machine."""
-    objects = rendered(name)
+    objects = made(name)
     node = Node(tmp_path, objects)
     for workload in workloads(objects):
         if component(workload) == "redis":

@@ -1,0 +1,6 @@
+{{/* A file of queries that k8s/ has for the namespace shoal, for the release's: (list $ PATH). */}}
+{{- define "shoal.inNamespace" -}}
+{{- $namespace := (index . 0).Release.Namespace }}
+{{- $text := (index . 0).Files.Get (index . 1) }}
+{{- $text | trim | replace "\"shoal/" (printf "\"%s/" $namespace) | replace "\\\"shoal/" (printf "\\\"%s/" $namespace) | replace "namespace=\"shoal\"" (printf "namespace=%q" $namespace) }}
+{{- end }}

@@ -1,0 +1,78 @@
+{{/* What routers and schedulers have in common. */}}
+
+{{/* Variables of a role that no ConfigMap can have: (list $ ROLE). */}}
+{{- define "shoal.serverEnv" -}}
+{{- $values := (index . 0).Values }}
+{{- if not $values.tls.enabled }}
+# Everybody in the cluster may call everything, in plain text: for a look, or where a service mesh protects it. tls.enabled takes this away.
+- name: SHOAL_ALLOW_INSECURE
+  value: "1"
+{{- end }}
+{{- if and $values.redis.external.enabled $values.redis.external.secret }}
+- name: SHOAL_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $values.redis.external.secret }}
+      key: {{ index . 1 }}
+{{- end }}
+- name: SHOAL_REDIS_PASSWORD_FILE
+  value: /etc/shoal/redis/password
+{{- end }}
+
+{{/* startupProbe to lifecycle, given the service whose health says that it may be called. */}}
+{{- define "shoal.serverProbes" -}}
+startupProbe:
+  {{- include "shoal.health" "liveness" | nindent 2 }}
+  periodSeconds: 1
+  failureThreshold: 60
+livenessProbe:
+  {{- include "shoal.health" "liveness" | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  {{- include "shoal.health" . | nindent 2 }}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+lifecycle:
+  preStop:
+    # Until nobody is sent here any more.
+    sleep:
+      seconds: 5
+{{- end }}
+
+{{/* A Service for gRPC: (list $ NAME COMPONENT PORT IS-HEADLESS). */}}
+{{- define "shoal.grpcService" -}}
+{{- $root := index . 0 }}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "shoal.metadata" (list $root (index . 1)) | nindent 2 }}
+spec:
+  {{- if index . 4 }}
+  clusterIP: None
+  publishNotReadyAddresses: false
+  {{- end }}
+  selector:
+    {{- include "shoal.selector" (index . 2) | nindent 4 }}
+  ports:
+    - name: grpc
+      port: {{ index . 3 }}
+      targetPort: grpc
+      {{- if not $root.Values.tls.enabled }}
+      appProtocol: kubernetes.io/h2c
+      {{- end }}
+{{- end }}
+
+{{- define "shoal.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "shoal.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "shoal.selector" (index . 1) | nindent 6 }}
+{{- end }}
