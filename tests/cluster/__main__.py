@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,10 +24,15 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave kind's cluster, and the folder with logs")] = False,
 ) -> None:
-    """Applies every overlay and the chart with strict validation, runs kind-cpu, and drives its workers 0 → 1 → N → 0. Exit status 1
-    if anything failed, 2 if nothing can be run here."""
+    """Applies every overlay and the chart with strict validation, runs kind-cpu, and drives its workers 0 → 1 → N → 0. Exit
+    status 1 if anything failed, 2 if nothing can be run here."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # processes that were started are ended, a cluster is deleted
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    there = found.look()
+    try:
+        there = found.look()
+    except FileNotFoundError as error:
+        console.print(str(error), markup=False)
+        sys.exit(2)
     show(there, console)
     chosen = ways(there, only)
     done = _run(there, chosen, console, keep) if chosen else []

@@ -41,7 +41,7 @@ class ApiServer:
     def __init__(self, found: Found, folder: Path) -> None:
         self._found = found
         self._folder = folder
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = secrets.token_hex(16)
         self._port, self._client_port, self._peer_port = (lasting_port() for _ in range(3))
         self._context: ssl.SSLContext | None = None
@@ -59,7 +59,7 @@ class ApiServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for process in reversed(self._processes.values()):
+        for process in reversed(self.processes.values()):
             process.kill()
             process.wait()
 
@@ -90,7 +90,7 @@ class ApiServer:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes[name] = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
 
     def _etcd_command(self) -> list[str]:
         client, peer = (f"http://127.0.0.1:{port}" for port in (self._client_port, self._peer_port))
@@ -133,16 +133,14 @@ class ApiServer:
 
     def still_runs(self) -> None:
         """Raises Refused with the last words of a process that has ended."""
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             if process.poll() is not None:
                 words = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
                 raise Refused(f"{name} ended with status {process.returncode}: {words}")
 
     def _is_ready(self) -> bool:
         self.still_runs()
-        asked = urllib.request.Request(
-            f"https://127.0.0.1:{self._port}/readyz", headers={"Authorization": f"Bearer {self._token}"}
-        )
+        asked = urllib.request.Request(f"https://127.0.0.1:{self._port}/readyz", headers={"Authorization": f"Bearer {self._token}"})
         try:
             with urllib.request.urlopen(asked, timeout=5, context=self._context) as answer:
                 return bool(answer.status == 200)

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions for the API server: those that are given, and stand-ins for the rest, so that whole overlays can be applied."""
+"""CustomResourceDefinitions for the API server: those that are given, and stand-ins for the rest, so that overlays apply whole."""
 
 from __future__ import annotations
 

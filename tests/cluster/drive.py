@@ -11,16 +11,19 @@ from typing import Any, Final
 import shoal
 
 from services.local.settings import MINILM
+from services.scheduler.demand import FIND_SECONDS
 from tests.cluster.kubelet import FakeKubelet, Scale
 from tests.k8s.manifests import Object
 from tests.support.clock import FastClock
 from tests.support.keda import Change, FakeKeda, Fallback, ScaledObject
 from tests.support.texts import texts
 
-CONCURRENT: Final = 16
-TEXTS: Final = texts(64, shortest=60, longest=120, seed=15)
+CONCURRENT: Final = 6
+TEXTS: Final = texts(32, shortest=30, longest=60, seed=15)
 MANY: Final = 2
 STEP_SECONDS: Final = 180.0
+SLACK_SECONDS: Final = 2.0
+"""Beside FIND_SECONDS: a worker that comes earlier is one that the scheduler found, and keeps for five minutes."""
 
 
 @dataclass
@@ -28,16 +31,25 @@ class Traffic:
     """Requests through the real client, and what became of them."""
 
     client: shoal.AsyncClient
+    asked: int = 0
     answered: int = 0
     errors: list[str] = field(default_factory=list)
+    deserted: list[str] = field(default_factory=list)
+    """Changes to zero while somebody waited for an answer."""
 
     async def ask(self) -> None:
+        self.asked += 1
         try:
             dense = (await self.client.encode(MINILM, TEXTS, timeout=STEP_SECONDS)).dense
         except shoal.ShoalError as error:
             self.errors.append(str(error))
             return
         self.answered += dense is not None and dense.shape == (len(TEXTS), 384)
+
+    def about_to(self, change: Change) -> None:
+        waiting = self.asked - self.answered - len(self.errors)
+        if change.after == 0 and waiting:
+            self.deserted.append(f"{change.before} → 0 at {change.at:.0f} s while {waiting} requests were unanswered")
 
     async def keep_asking(self, is_over: Callable[[], bool], seconds: float) -> None:
         """So many requests are always in flight, until it is over or time is; returns when all are answered."""
@@ -99,16 +111,21 @@ def wrong(story: Story) -> list[str]:
 
 
 async def drive(kubelet: FakeKubelet, scale: Scale, scaled: ScaledObject) -> Story:
-    """Raises AssertionError if a step takes longer than STEP_SECONDS or a request fails."""
+    """Raises AssertionError if a step takes longer than STEP_SECONDS, a request fails, or the last worker goes while one waits."""
+    settled = kubelet.started_at + FIND_SECONDS + SLACK_SECONDS
+    await _until(lambda: time.monotonic() > settled, kubelet, "the scheduler to have found all workers")
     async with shoal.AsyncClient(kubelet.address("router-headless", 50051)) as client:
         traffic = Traffic(client)
-        async with FakeKeda(kubelet.address("scheduler-headless", 50053), scaled, scale, FastClock(1.0)) as keda:
+        async with FakeKeda(
+            kubelet.address("scheduler-headless", 50053), scaled, scale, FastClock(1.0), about_to=traffic.about_to
+        ) as keda:
             began = time.monotonic()
             await traffic.ask()
             first = time.monotonic() - began
-            await traffic.keep_asking(lambda: kubelet.failure is not None or kubelet.ready >= MANY, STEP_SECONDS)
+            await traffic.keep_asking(lambda: kubelet.failure is not None or kubelet.most_ready >= MANY, STEP_SECONDS)
             assert traffic.errors == [], traffic.errors
             await _until(lambda: scale.replicas == 0 and kubelet.running == 0, kubelet, "no worker")
+            assert traffic.deserted == [], traffic.deserted
             return Story(tuple(keda.changes), first, traffic.answered)
 
 

@@ -33,7 +33,8 @@ def check(found: Found, steps: Sequence[Step], folder: Path, progress: Progress)
                 done.said = _define(server, found)
         except Exception:
             return False
-        return all([_tried(found, server, step, folder, progress) for step in mine.values()])
+        tried = [_tried(found, server, step, folder, progress) for step in mine.values()]
+        return all(tried)
 
 
 def _tried(found: Found, server: ApiServer, step: Step, folder: Path, progress: Progress) -> bool:
@@ -49,7 +50,8 @@ def _tried(found: Found, server: ApiServer, step: Step, folder: Path, progress: 
 
 
 def _rendered(found: Found, name: str) -> Sequence[Object]:
-    return objects.chart(found.helm, found.chart) if name == "chart" else objects.overlay(name)
+    which, _, values = name.partition(" ")
+    return objects.chart(found.helm, found.chart, values) if which == "chart" else objects.overlay(name)
 
 
 def _define(server: ApiServer, found: Found) -> str:

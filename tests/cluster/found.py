@@ -26,13 +26,13 @@ def look(environment: Mapping[str, str] = os.environ) -> Found:
         etcd=_program("etcd", assets),
         api_server=_program("kube-apiserver", assets),
         crds=tuple(map(str, _files(environment.get("SHOAL_CRDS", "")))),
-        keda=_program(environment.get("KEDA_OPERATOR", ""), path),
         docker=docker,
         docker_daemon=_daemon(docker),
         kind=_program("kind", path),
         keda_manifest=environment.get("KEDA_MANIFEST", ""),
         helm=_program("helm", os.pathsep.join([str(HELM_FETCHED), path])),
         chart=str(CHART) if (CHART / "Chart.yaml").exists() else "",
+        values=tuple(sorted(path.stem for path in CHART.glob("values/*.yaml"))),
     )
 
 

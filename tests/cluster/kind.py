@@ -1,4 +1,4 @@
-"""The way with containers: a cluster of kind, our images in it, KEDA if there is a manifest of it, and real nodes, probes and policies."""
+"""The way with containers: a cluster of kind, our images in it, KEDA if it is given, and real nodes, probes and policies."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def scale(cluster: Cluster) -> str:
             seen.append(now)
         return now == replicas
 
-    wait_until(lambda: reached(0), 5 * MINUTES, "no worker")
+    # A scheduler that has just started keeps the workers that it finds for five minutes.
+    wait_until(lambda: reached(0), 10 * MINUTES, "no worker")
     with cluster.router() as address, shoal.Client(address) as client:
         end = time.monotonic() + 5 * MINUTES
         while not reached(MANY) and time.monotonic() < end:

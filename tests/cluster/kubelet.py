@@ -7,6 +7,7 @@ what the API server answers, with the server's defaults.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -60,9 +61,11 @@ class FakeKubelet:
         self._pods: list[Pod] = []
         self.statuses: list[int] = []
         """With which the pods ended that were scaled in."""
-        self.ready = 0
-        """Pods of the scaled Deployment whose readiness probe succeeds."""
-        self.failure: BaseException | None = None
+        self.started_at = 0.0
+        """When those of BEFORE were ready, by the monotonic clock."""
+        self.most_ready = 0
+        """Most pods of the scaled Deployment whose readiness probes succeeded at once."""
+        self.failure: Exception | None = None
 
     def __enter__(self) -> FakeKubelet:
         self.node.__enter__()
@@ -73,6 +76,7 @@ class FakeKubelet:
         except BaseException as error:
             self.node.__exit__(type(error), error, None)
             raise
+        self.started_at = time.monotonic()
         self._keeper.start()
         return self
 
@@ -102,7 +106,7 @@ class FakeKubelet:
         try:
             while not self._stop.wait(LOOK_SECONDS):
                 self._reconcile(self._server.request("GET", path_of(self._scaled)))
-        except BaseException as failure:  # the main thread looks at it
+        except Exception as failure:  # the main thread looks at it
             self.failure = failure
 
     def _reconcile(self, deployment: Mapping[str, Any]) -> None:
@@ -113,11 +117,15 @@ class FakeKubelet:
         while len(self._pods) > wanted:
             self._leaving.append(threading.Thread(target=self._end, args=(self._pods.pop(0),)))
             self._leaving[-1].start()
-        self.ready = sum(pod.probe("readinessProbe") for pod in self._pods)
-        status = {"replicas": len(self._pods), "readyReplicas": self.ready, "observedGeneration": deployment["metadata"]["generation"]}
+        ready = sum(pod.probe("readinessProbe") for pod in self._pods)
+        self.most_ready = max(self.most_ready, ready)
+        status = {
+            "replicas": len(self._pods),
+            "readyReplicas": ready,
+            "observedGeneration": deployment["metadata"]["generation"],
+        }
         if {key: deployment.get("status", {}).get(key, 0) for key in status} != status:
             self._server.request("PATCH", f"{path_of(self._scaled)}/status", {"status": status}, MERGE)
 
     def _end(self, pod: Pod) -> None:
         self.statuses.append(pod.stop())
-

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.cluster.api_server import ApiServer
+from tests.cluster.api_server import ApiServer, Refused
 from tests.k8s.manifests import NAMESPACE, Object, build, rendered, template, workloads
 from tests.support.waiting import wait_until
 
@@ -44,10 +44,12 @@ def scaled_overlay(folder: Path) -> tuple[Object, ...]:
     )
 
 
-def chart(helm: str, folder: str) -> list[Object]:
-    """What helm renders of the chart with its own values. Raises CalledProcessError with what helm says."""
-    command = [helm, "template", "shoal", folder, "--namespace", NAMESPACE, "--include-crds"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+def chart(helm: str, folder: str, values: str) -> list[Object]:
+    """What helm renders of the chart with the file `values`/<name>.yaml. Raises Refused with what helm says."""
+    command = [helm, "template", "shoal", folder, "--namespace", NAMESPACE, "--values", f"{folder}/values/{values}.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise Refused(f"{' '.join(command)}: {done.stderr.strip()}")
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 

@@ -1,4 +1,4 @@
-"""What there is to check k8s/ with, what is missing, and so what will be done: decided from a `Found`, and nothing else is done here."""
+"""What there is to check k8s/ with, what is missing, and so what will be done: decided from a `Found`. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OLDEST: Final = (1, 30)
 class Found:
     """What this machine has. Paths and versions as texts, "" for what there is not.
 
-    crds: files of CustomResourceDefinitions. keda: an operator's binary. keda_manifest: what installs KEDA in a cluster. chart: the
-    folder of the Helm chart.
+    crds: files of CustomResourceDefinitions. keda_manifest: what installs KEDA in a cluster. chart: the
+    folder of the Helm chart; values: names of its files of values, one for each overlay.
     """
 
     kubectl: str = ""
     etcd: str = ""
     api_server: str = ""
     crds: tuple[str, ...] = ()
-    keda: str = ""
     docker: str = ""
     docker_daemon: str = ""
     kind: str = ""
     keda_manifest: str = ""
     helm: str = ""
     chart: str = ""
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,12 @@ def table(found: Found) -> list[Row]:
         Row("etcd", found.etcd, "envtest", "KUBEBUILDER_ASSETS"),
         Row("kube-apiserver", found.api_server, "envtest", "KUBEBUILDER_ASSETS"),
         Row("CRDs", crds, "schemas of custom resources (envtest)", "SHOAL_CRDS=FILE:FOLDER:…"),
-        Row("keda-operator", found.keda, "scales in place of FakeKeda (envtest)", "KEDA_OPERATOR=FILE, with SHOAL_CRDS"),
         Row("docker", found.docker, "kind", "https://docs.docker.com/engine/install"),
         Row("docker daemon", found.docker_daemon, "kind", "start it"),
         Row("kind", found.kind, "kind", "https://kind.sigs.k8s.io"),
         Row("KEDA manifest", found.keda_manifest, "scales to zero (kind)", "KEDA_MANIFEST=FILE or URL of keda-2.20.2.yaml"),
-        Row("helm", found.helm, "renders the chart", "make helm-tools, or https://helm.sh"),
-        Row("chart", found.chart, "charts/shoal", "a checkout that has it"),
+        Row("helm", found.helm, "renders the chart", "make k8s-tools, or https://helm.sh"),
+        Row("charts/shoal", found.chart, "the chart itself", "a checkout that has it"),
     ]
 
 
@@ -89,26 +88,25 @@ def ways(found: Found, only: Way | None = None) -> list[Way]:
 
 def steps(found: Found, overlays: Sequence[str], chosen: Sequence[Way]) -> list[Step]:
     """In order. A chart is checked only where there is one and a helm that renders it."""
-    has_chart = bool(found.helm and found.chart)
-    planned: list[Step] = []
-    if "envtest" in chosen:
-        names = ["start", "definitions", *(f"apply {name}" for name in overlays), *(["apply chart"] if has_chart else []), "scale"]
-        planned += [Step("envtest", name) for name in names]
-    if "kind" in chosen:
-        scaled = ["keda", "scale"] if found.keda_manifest else []
-        planned += [Step("kind", name) for name in ("create", "images", *scaled[:1], "apply kind-cpu", "request", *scaled[1:], "delete")]
-    return planned
+    charts = [f"apply chart {name}" for name in found.values] if found.helm and found.chart else []
+    scaled = bool(found.keda_manifest)
+    names: dict[Way, list[str]] = {
+        "envtest": ["start", "definitions", *(f"apply {name}" for name in overlays), *charts, "scale"],
+        "kind": ["create", "images", *["keda"] * scaled, "apply kind-cpu", "request", *["scale"] * scaled, "delete"],
+    }
+    return [Step(way, name) for way in chosen for name in names[way]]
 
 
 def left_out(found: Found, chosen: Sequence[Way]) -> list[str]:
     """What a run that goes these ways does not show, a sentence each."""
-    said = [f"{way}: not run, without {', '.join(lacking(found, way))}" for way in WAYS if way not in chosen and lacking(found, way)]
-    if not (found.helm and found.chart):
-        said.append(f"the chart: not applied, without {' and '.join(n for n in ('helm', 'chart') if not getattr(found, n))}")
+    absent = {way: lacking(found, way) for way in WAYS if way not in chosen}
+    said = [f"{way}: not run, without {', '.join(names)}" for way, names in absent.items() if names]
+    if without := [name for name, where in (("helm", found.helm), ("charts/shoal", found.chart)) if not where]:
+        said.append(f"the chart: not applied, without {' and '.join(without)}")
     if "envtest" in chosen and not found.crds:
         said.append("envtest: custom resources are applied without a schema (SHOAL_CRDS)")
-    if "envtest" in chosen and not found.keda:
-        said.append("envtest: FakeKeda scales, not KEDA's operator (KEDA_OPERATOR)")
+    if "envtest" in chosen:
+        said.append("envtest: FakeKeda scales; KEDA itself does in kind")
     if "kind" in chosen and not found.keda_manifest:
         said.append("kind: nothing is scaled (KEDA_MANIFEST)")
     return said
