@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from services.local.settings import MINILM, packaged_minilm
@@ -64,27 +64,27 @@ def _define(server: ApiServer, found: Found) -> str:
 
 
 def _apply(server: ApiServer, made: Sequence[Object], done: Done) -> None:
-    with _applied(server, made) as count:
+    with applied(server, made) as count:
         done.said = f"{count} objects, {objects.admit(server, made)} kinds of pods admitted"
 
 
 @contextmanager
-def _applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
-    """Gone again after it, so that the next ones meet none of theirs."""
-    with ExitStack() as stack:
-        stack.callback(_removed, server, made)
+def applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
+    """How many; gone again after it, so that the next ones meet none of theirs. What failed first is what is raised."""
+    try:
         yield objects.apply(server.kubectl, made)
-
-
-def _removed(server: ApiServer, made: Sequence[Object]) -> None:
-    server.still_runs()
+    except Exception:
+        server.still_runs()
+        with suppress(Refused):
+            objects.remove(server.kubectl, made)
+        raise
     objects.remove(server.kubectl, made)
 
 
 def _scale(server: ApiServer, folder: Path, done: Done) -> None:
     """kind-cpu with KEDA's ScaledObject: its pods as the API server says, 0 → 1 → 2 → 0."""
     (folder / "overlay").mkdir()
-    with _applied(server, objects.scaled_overlay(folder / "overlay")):
+    with applied(server, objects.scaled_overlay(folder / "overlay")):
         scale = Scale(server, WORKER)
         scale.scale(0)
         # With a model on its disk, because no hub may be in reach.

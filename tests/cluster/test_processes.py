@@ -78,3 +78,11 @@ def test_what_kubectl_says_is_the_error(programs: FakePrograms) -> None:
     program = programs.make("kubectl", "cat > /dev/null; echo 'strict decoding error: unknown field' >&2; exit 1")
     with pytest.raises(Refused, match="kubectl apply: strict decoding error: unknown field"):
         kubectl(program, None, "apply", documents="{}")
+
+
+def test_what_is_said_is_why_it_was_not_applied_and_not_why_it_could_not_be_removed(programs: FakePrograms, tmp_path: Path) -> None:
+    says = 'case "$*" in *apply*) echo "no matches for kind PodDisruptionBudget";; *) echo "not to be deleted";; esac >&2; exit 1'
+    server = ApiServer(Found(kubectl=programs.make("kubectl", f"cat > /dev/null; {says}")), tmp_path)
+    with pytest.raises(Refused, match="no matches for kind PodDisruptionBudget"), envtest.applied(server, [{"kind": "Namespace"}]):
+        pass
+    assert [" apply " in f" {call} " for call in programs.calls] == [True, False]
