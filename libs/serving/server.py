@@ -47,8 +47,9 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # The default of 300 s turns every client with a shorter keepalive away with `too_many_pings`.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # The defaults, 300 s and two hours while no call is open, turn every client with a shorter keepalive away (`too_many_pings`).
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
     # A connection that has not said what HTTP/2 and TLS begin with is closed; the default waits for two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),

@@ -27,6 +27,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 GOAWAY = 7
+PING_TYPE = 6
+PING = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
 
 
 @contextmanager
@@ -109,6 +111,20 @@ async def test_connections_that_say_nothing_are_closed(monkeypatch: pytest.Monke
             with opened(server.address, 20, said) as silent:
                 await until(lambda silent=silent: not any(is_open(connection) for connection in silent))  # type: ignore[misc]
         await caller.call(GET_MESH)
+
+
+async def test_an_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep idle connections alive; gRPC's default turns them away after the third ping in two hours."""
+    shorter = [(name, 10 if "min_ping_interval" in name else value) for name, value in serving_module.OPTIONS]
+    monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
+    async with server_of(Calls()) as server:
+        with opened(server.address, 1, PREFACE) as [connection]:
+            said = bytearray()
+            for count in range(1, 7):
+                await asyncio.sleep(0.05)  # longer than the server asks for
+                connection.sendall(PING)
+                await until(lambda count=count: frames(said, connection).count(PING_TYPE) == count)  # type: ignore[misc]
+            assert GOAWAY not in frames(said, connection)
 
 
 async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
