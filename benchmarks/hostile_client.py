@@ -56,7 +56,7 @@ def attacks() -> list[Attack]:
         return pb.ScoreRequest(model=model, query=pb.Item(text=query), documents=documents)
 
     def classify(hypothesis: str, names: list[str]) -> pb.ExtractRequest:
-        return pb.ExtractRequest(model=MINILM_ID, items=rows[:64], classify=pb.ClassifyTask(labels=names, hypothesis=hypothesis))
+        return pb.ExtractRequest(model=MINILM_ID, items=rows[:31], classify=pb.ClassifyTask(labels=names, hypothesis=hypothesis))
 
     def entities(items: list[pb.Item], names: list[str]) -> pb.ExtractRequest:
         return pb.ExtractRequest(model=LABELS, items=items, entities=pb.EntitiesTask(labels=names))
