@@ -32,7 +32,7 @@ from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.meter import whole_texts
 from services.worker.models import GoOn, Prepared
-from services.worker.preparing import HELD_SECONDS, GiveWay, Preparation, Preparers, estimated_tokens
+from services.worker.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
@@ -166,13 +166,16 @@ class Intake:
         return lanes
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
-        """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread."""
+        """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread.
+
+        Not so if that takes long: whoever comes meanwhile would lie in the lane for as long.
+        """
         del self._flying[task]
         if task.cancelled() or task.exception() or not task.result():
             self._wake.set()
 
     async def _pull(self, pull: Pull, lanes: list[LaneName], of: int) -> bool:
-        """Whether it brought jobs to prepare. `lanes`: its own in order, out of so many."""
+        """Whether it brought jobs that are soon prepared. `lanes`: its own in order, out of so many."""
         wait_seconds = self._pull_wait_seconds
         if len(lanes) < of:
             wait_seconds = min(wait_seconds, _PARTIAL_WAIT_SECONDS)
@@ -257,7 +260,7 @@ class Intake:
         if jobs:
             self._preparation.add(jobs)
             self._relieve_in_time()
-        return bool(jobs)
+        return bool(jobs) and sum(held.payload_bytes for held in jobs) <= SMALL_BYTES
 
     def _relieve_in_time(self) -> None:
         """Of preparing threads, those that are held by one text, while others wait."""
