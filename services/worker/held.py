@@ -140,9 +140,10 @@ class HeldJob:
     resident: Resident
     received_at: float
     queue_seconds: float
-    payload_bytes: int = 0
+    read_bytes: int = 0
+    """That preparing it reads."""
     estimated_tokens: int = 0
-    """Of its payload, before it is tokenised."""
+    """Of these, before it is tokenised."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0

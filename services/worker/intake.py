@@ -32,7 +32,7 @@ from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.meter import whole_texts
 from services.worker.models import GoOn, Prepared
-from services.worker.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
+from services.worker.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens, read_bytes
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency
 from services.worker.runner import Runner
@@ -260,7 +260,7 @@ class Intake:
         if jobs:
             self._preparation.add(jobs)
             self._relieve_in_time()
-        return bool(jobs) and sum(held.payload_bytes for held in jobs) <= SMALL_BYTES
+        return bool(jobs) and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
 
     def _relieve_in_time(self) -> None:
         """Of preparing threads, those that are held by one text, while others wait."""
@@ -283,8 +283,8 @@ class Intake:
                 continue
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
-            held.payload_bytes = len(payload)
-            held.estimated_tokens = estimated_tokens(job, len(payload), resident.model.card.max_tokens)
+            held.read_bytes = read_bytes(job, len(payload))
+            held.estimated_tokens = estimated_tokens(job, held.read_bytes, resident.model.card.max_tokens)
             held.span = spans.begin(job, lease.lane, self._identity.worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
             lease.jobs[held.number] = held

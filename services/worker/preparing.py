@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import sleep
 from typing import Final
 
 from shoal.v1 import worker_pb2
@@ -37,6 +38,13 @@ HELD_SECONDS: Final = 0.05
 
 MOST_AWAY: Final = 4
 """Threads that may be away at once, each of another caller."""
+
+BREATH_SECONDS: Final = 0.005
+"""So long a preparing thread keeps the interpreter before it sleeps NAP_SECONDS. CPython makes a thread let go after 5 ms only
+if it has not let go by itself meanwhile, which NumPy does for microseconds all the time: else the event loop waits for the whole
+job (86 ms seen for 666 items)."""
+
+NAP_SECONDS: Final = 1e-4
 
 GiveWay = Callable[[], None]
 """To be called often; returns when those who are to be served first have been."""
@@ -174,11 +182,14 @@ class Preparation:
 
     def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
         run = _Run(caller, self._clock())
-        charged = run.since
+        charged = breathed = run.since
 
         def give_way() -> None:
-            nonlocal charged
+            nonlocal charged, breathed
             self._between_steps(run)
+            if run.since - breathed >= BREATH_SECONDS:
+                sleep(NAP_SECONDS)
+                breathed = run.since
             if not self._lines or len(begun) + 1 >= DEEPEST:
                 return
             self._charge(portion, run.since - charged)
@@ -220,8 +231,22 @@ class Preparation:
                     del self._waiting[_lane(held)]
 
 
-def estimated_tokens(job: worker_pb2.Job, payload_bytes: int, max_tokens: int) -> int:
-    """Of a job that was not tokenised: by its bytes, but no more than the model takes of each of its sequences."""
+def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
+    """What preparing the job reads: its bytes, and for each further item what all have in common."""
+    items, shared = 1, 0
+    match job.WhichOneof("operation"):
+        case "encode":
+            items, shared = len(job.encode.items), len(job.encode.instruction)
+        case "score":
+            items, shared = len(job.score.documents), len(job.score.query.text) + len(job.score.instruction)
+        case "extract":
+            task = job.extract.classify
+            items, shared = len(job.extract.items), sum(map(len, task.labels)) + len(task.hypothesis) * len(task.labels)
+    return payload_bytes + max(0, items - 1) * shared
+
+
+def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
+    """Of a job that was not tokenised: by `read_bytes`, but no more than the model takes of each of its sequences."""
     sequences = 0
     match job.WhichOneof("operation"):
         case "encode":
@@ -230,7 +255,7 @@ def estimated_tokens(job: worker_pb2.Job, payload_bytes: int, max_tokens: int) -
             sequences = len(job.score.documents) + 1
         case "extract":
             sequences = len(job.extract.items) * max(1, len(job.extract.classify.labels))
-    return min(payload_bytes // BYTES_A_TOKEN, sequences * max_tokens) + 1
+    return min(read // BYTES_A_TOKEN, sequences * max_tokens) + 1
 
 
 def _lane(held: HeldJob) -> LaneName:
@@ -242,13 +267,13 @@ def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
     callers: dict[Caller, list[HeldJob]] = {}
     for held in jobs:
         callers.setdefault(held.flow.caller, []).append(held)
-    total = sum(held.payload_bytes for held in jobs)
+    total = sum(held.read_bytes for held in jobs)
     if total <= SMALL_BYTES:
         return [_Portion(list(jobs), {caller: _weighed(own, total) for caller, own in callers.items()})]
-    return [_Portion(own, {caller: _weighed(own, sum(held.payload_bytes for held in own))}) for caller, own in callers.items()]
+    return [_Portion(own, {caller: _weighed(own, sum(held.read_bytes for held in own))}) for caller, own in callers.items()]
 
 
 def _weighed(jobs: list[HeldJob], total: int) -> float:
     """The part of `total` bytes that these jobs are, for their caller's weight."""
     weight = jobs[0].weight * (BULK_SHARE if jobs[0].flow.is_bulk else 1.0)
-    return sum(held.payload_bytes for held in jobs) / max(total, 1) / weight
+    return sum(held.read_bytes for held in jobs) / max(total, 1) / weight

@@ -12,8 +12,18 @@ from typing import Final
 import pytest
 from shoal.v1 import inference_pb2, worker_pb2
 
+from services.worker import preparing
 from services.worker.held import HeldJob, Lease, Resident
-from services.worker.preparing import HELD_SECONDS, MOST_AWAY, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens
+from services.worker.preparing import (
+    HELD_SECONDS,
+    MOST_AWAY,
+    SMALL_BYTES,
+    GiveWay,
+    Preparation,
+    Preparers,
+    estimated_tokens,
+    read_bytes,
+)
 from tests.support.waiting import wait_until
 from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, Bay, worker
@@ -34,11 +44,11 @@ class Bench:
         self.preparation = Preparation(Preparers(threads, count), self._prepare, clock=lambda: self.now)
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 
-    def held(self, name: str, tenant: str, payload_bytes: int = 100) -> HeldJob:
+    def held(self, name: str, tenant: str, read_bytes: int = 100) -> HeldJob:
         job = encode_job(name, "a")
         job.tenant = tenant
         held = HeldJob(id(job), job, Lease(LANE, "1", 15.0), self._resident, received_at=0.0, queue_seconds=0.0)
-        held.payload_bytes, held.estimated_tokens = payload_bytes, payload_bytes
+        held.read_bytes, held.estimated_tokens = read_bytes, read_bytes
         self.begun[name] = threading.Event()
         return held
 
@@ -174,6 +184,32 @@ def test_what_waits_is_told_by_tenant() -> None:
         assert {flow.tenant: tokens for flow, tokens in waiting["org/fake", ""].items()} == {"heavy": LARGE, "light": 100}
         one.held_up["large"].set()
         wait_until(lambda: not one.preparation.waiting())
+
+
+def test_what_all_items_have_in_common_is_read_with_each() -> None:
+    """24 KB with an instruction of 16 KiB and 600 items are 10 MB: no small job, whose preparation others may wait for."""
+    encode = encode_job("j", *["a"] * 600)
+    encode.encode.instruction = "i" * 16_384
+    assert read_bytes(encode, encode.ByteSize()) == encode.ByteSize() + 599 * 16_384
+    pairs = worker_pb2.Job(score=inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q" * 1000)))
+    pairs.score.documents.extend([inference_pb2.Item(text="d")] * 5)
+    assert read_bytes(pairs, pairs.ByteSize()) == pairs.ByteSize() + 4 * 1000
+    task = inference_pb2.ClassifyTask(labels=["ab", "cd"], hypothesis="it is {}")
+    classify = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, classify=task))
+    assert read_bytes(classify, 100) == 100 + 2 * (4 + 2 * 8)
+    assert read_bytes(worker_pb2.Job(), 7) == 7
+
+
+def test_a_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy lets go of it for microseconds, so CPython never makes the thread let go: the loop waited for the whole job."""
+    naps: list[float] = []
+    monkeypatch.setattr(preparing, "sleep", naps.append)
+    with bench(1) as one:
+        large = one.large("large", "heavy", slices=10)
+        one.held_up["large"].set()
+        one.preparation.add([large])
+        wait_until(lambda: one.done == ["large"])
+    assert naps == [preparing.NAP_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
 
 
 def test_a_job_is_not_estimated_above_what_its_model_takes() -> None:
