@@ -63,8 +63,15 @@ class TextProcessor:
     ) -> list[Sequence]:
         """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the model's."""
         limit = limit or self.limit
-        found = self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)
-        return [self._sequence(part.encoding, self._rows(part, limit, truncation, where(i))) for i, part in enumerate(found)]
+        before: Part | None = None
+        sequences: list[Sequence] = []
+        for number, part in enumerate(self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)):
+            if part is before:  # cut to nothing but the same prompt: numbers are made of its tokens once
+                sequences.append(sequences[-1])
+            else:
+                sequences.append(self._sequence(part.encoding, self._rows(part, limit, truncation, where(number))))
+                before = part
+        return sequences
 
     def encode_spans(
         self, texts: list[str], truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
