@@ -27,6 +27,8 @@ from services.worker.models.work import GoOn, Truncation, go_on_anyway
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
 _WORD_CHARACTERS: Final = 16
+_CHARACTERS_A_TOKEN: Final = 16
+"""Tokens of a word have fewer, nearly all; a normaliser may make eighteen characters of one, and a text may be one endless word."""
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
@@ -118,7 +120,14 @@ class WordFrame:
                 )
             kept = kept[: self._max_words]
         places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
-        return [match.group() for match in kept], Words(places[:, 0], places[:, 1])
+        return [self._shortened(match.group(), truncation) for match in kept], Words(places[:, 0], places[:, 1])
+
+    def _shortened(self, word: str, truncation: Truncation) -> str:
+        """What can matter of a word: one that is longer has more tokens than the model takes, or is none of its words."""
+        most = _CHARACTERS_A_TOKEN * self._limit
+        if len(word) <= most:
+            return word
+        return word[-most:] if truncation == "start" else word[:most]
 
     def _last_words(self, text: str) -> int:
         """A place from which on there are as many words as are kept, or 0. It is at a space, which no word goes across."""
