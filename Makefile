@@ -22,7 +22,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz clean
+.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -163,6 +163,9 @@ bench-soak: $(VENV)/.dev ## Run a mesh at 80 % of its capacity and watch memory,
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
+
+properties: $(VENV)/.dev ## Try 2,000 new examples of every property that the tests state: make properties ARGS="-k urls"
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile search $(WITHOUT) $(ARGS)
 
 fuzz: $(VENV)/.dev ## Try generated hostile input on all that reads: make fuzz SECONDS=480 SEED=7 TARGET=calls
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),480) --seed $(or $(SEED),0) $(addprefix --target ,$(TARGET)) $(ARGS)

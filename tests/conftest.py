@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc.aio
 import pytest
 import torch
+from hypothesis import settings
 from redis.asyncio import Redis
 from shoal import trust
 
@@ -23,6 +24,10 @@ LONG = (
     "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py", "test_sentinel.py",
 )  # fmt: skip
 
+# What is tested of a commit is the same each time; `make properties` tries other examples (docs/fuzzing.md).
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("search", max_examples=2000, deadline=None)
+settings.load_profile("same")
 torch.set_num_threads(1)
 # gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process that is whenever the collector
 # finds one that an earlier test left, and it may wait for ever. One more user, and there is no last one.

@@ -118,7 +118,8 @@ def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
         return False
     place = parts.netloc.rpartition("@")[2]
     if parts.scheme == "unix":
-        is_place = not place and bool(parts.path.strip("/")) and not (parts.netloc and "@" in parts.path)
+        # An @ in the path is most likely the end of a password that was written after a slash too many.
+        is_place = not place and bool(parts.path.strip("/")) and "@" not in parts.path
     else:
         # Without a host it is localhost, or the query's.
         is_place = bool(_HOST.fullmatch(parts.hostname or "localhost")) and bool(_DATABASE.fullmatch(parts.path))

@@ -74,6 +74,7 @@ def tried(url: str) -> list[str]:
 @example(f"redis://:a/{SECRET}@h")
 @example(f"redis:{SECRET}@h")
 @example(f"unix://:a/{SECRET}@/run/redis.sock")
+@example(f"unix:///:{SECRET}@localhost")
 @example(f"redis://:{SECRET}#@h")
 @example(f"redis://:{SECRET}@h?max_connections=2")
 @example(f"redis://:{SECRET}@h/0?db={SECRET}")

@@ -188,7 +188,7 @@ def test_more_backlog_never_needs_fewer_workers(seen: PoolInput, goals: Goals, t
     assert need_of(more, goals).workers >= need_of(seen, goals).workers - 1e-9
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.5, 100), st.floats(0, 20)), min_size=1, max_size=60))
 def test_answers_rise_at_once_and_fall_late(steps: list[tuple[float, float]]) -> None:
     track, at, past = Track(), 0.0, []

@@ -70,7 +70,7 @@ def some_input(seed: int) -> PlanInput:
 
 
 inputs = st.integers(0, 2**32).map(some_input)
-many = settings(max_examples=400, derandomize=True, deadline=None)
+many = settings(max_examples=400, deadline=None)
 
 
 @many
@@ -187,7 +187,7 @@ def some_world(seed: int) -> World:
 
 
 worlds = st.integers(0, 2**32).map(some_world)
-few = settings(max_examples=30, derandomize=True, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 @few
