@@ -131,6 +131,12 @@ class _Share:
         if not turns.anybody:
             self.models.leave(line.group.model, now)
 
+    def first(self) -> tuple[Group, Flow]:
+        """Whose turn it is."""
+        model = self.models.first()
+        head, flow = self.lines[model].first()
+        return Group(model, head), flow
+
     def next(self) -> tuple[Group, Flow]:
         """Whose turn it is; it begins."""
         model = self.models.next()
@@ -238,6 +244,24 @@ class WaitingRoom:
             weighed[line.flow] = weighed.get(line.flow, 0.0) + one.tokens / line.weight
             self._take_out(line, one)
         return Batch(group, chosen, sum(one.tokens for one in chosen), weighed)
+
+    def overtakes(self, running: Batch, limits: Limits) -> bool:
+        """Whether the next batch should run between two layers of the one that runs.
+
+        It should for an interactive caller that has had less than each of those in the running one, by more than `limits.seconds`:
+        by what a batch takes, so that callers that keep pace do not interrupt each other. Both together must keep within
+        `limits.tokens`, since the activations of both are in memory.
+        """
+        if not self._callers.anybody:
+            return False
+        caller = self._callers.first()
+        _, is_bulk = caller
+        tag = self._callers.tag(caller) + limits.seconds
+        if is_bulk or not all(tag < self._callers.tag(flow.caller) for flow in running.weighed):
+            return False
+        group, flow = self._shares[caller].first()
+        first = next(iter(self._lines[group][flow].waiting.values()))
+        return running.tokens + first.tokens <= limits.tokens
 
     def ran(self, batch: Batch, seconds: float, now: float) -> None:
         """The batch has taken so long: who was in it is charged for it."""

@@ -18,7 +18,7 @@ from libs.catalog.card import Card
 from services.worker.adapters import AdapterCache
 from services.worker.batcher import Flow
 from services.worker.meter import Meter
-from services.worker.models import GoOn, Head, Output, Prepared, Result, Sequence, Work
+from services.worker.models import Between, GoOn, Head, Output, Prepared, Result, Sequence, Work, nothing_between
 from services.worker.spans import UNTRACED, JobSpan
 
 WEIGHTS: Final = (1e-3, 1e3)
@@ -45,7 +45,8 @@ class Model(Protocol):
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         """`go_on` is called every few milliseconds; what it raises ends the preparation."""
 
-    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]: ...
+    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+        """`between` may be called between two layers; a forward of this model or of another may run within."""
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
 

@@ -3,6 +3,9 @@
 On the way of a request between `intake.py` (prepared jobs come in, finished jobs go out) and the model's forward pass. Prepared
 sequences wait in the batcher's room, one batch ahead; the device thread itself cuts the next batch the moment it is free, so that
 what arrived during the last forward pass is in it and no event-loop turn stands between two batches.
+
+A forward pass cannot be taken back, but on a CPU it can be interrupted between two layers: a batch of a caller that has had less of
+the device overtakes it there. So that caller waits for a layer of somebody else's batch, not for all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -22,7 +26,7 @@ from services.worker.batcher import Batch, Flow, Group, Limits, Waiting, Waiting
 from services.worker.held import HeldJob
 from services.worker.ladder import Caps, Ladder, Outcome
 from services.worker.meter import Meter
-from services.worker.models import EncodeWork, Prepared, ScoreWork
+from services.worker.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
 from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)
@@ -159,14 +163,39 @@ class Runner:
                 self._drop_stale()
                 batch = self._room.take(self._limits, self._clock(), self._cap)
                 if batch is not None:
-                    meter = self._jobs[batch.chosen[0].job].resident.meter
-                    self._free_at = self._clock() + meter.least_seconds(batch.tokens)
+                    self._free_at = self._clock() + self._least_seconds(batch)
                     self._outcomes.device_changed()
                     return batch
                 self._free_at = 0.0
                 self._outcomes.device_changed()
                 self._condition.wait()
         return None
+
+    def _overtaking(self, running: Batch) -> float:
+        """Between two layers of the running batch: runs what is to be done before the rest of it. Returns the seconds this took."""
+        if not self._room.tokens:  # Read without the lock: what comes in this moment is seen after the next layer.
+            return 0.0
+        started = self._clock()
+        while (batch := self._next_overtaking(running)) is not None:
+            metrics.OVERTAKEN.labels(batch.group.model).inc()
+            self._serve(batch, is_overtaking=True)
+        return self._clock() - started
+
+    def _next_overtaking(self, running: Batch) -> Batch | None:
+        with self._condition:
+            if self._stopping or not self._room.overtakes(running, self._limits):
+                return None
+            self._drop_stale(running)
+            if not self._room.overtakes(running, self._limits):
+                return None
+            batch = self._room.take(replace(self._limits, tokens=self._limits.tokens - running.tokens), self._clock(), self._cap)
+            if batch is not None:
+                self._free_at += self._least_seconds(batch)
+                self._outcomes.device_changed()
+        return batch
+
+    def _least_seconds(self, batch: Batch) -> float:
+        return self._jobs[batch.chosen[0].job].resident.meter.least_seconds(batch.tokens)
 
     def _cap(self, group: Group) -> int:
         return min(self._caps.of(group), self._most_tokens(group.model))
@@ -183,11 +212,13 @@ class Runner:
             most = meter.most_tokens(ALONE * seconds)
         return max(1, min(most, self._limits.tokens))
 
-    def _drop_stale(self) -> None:
-        """Before the forward pass: jobs that nobody waits for any more."""
+    def _drop_stale(self, running: Batch | None = None) -> None:
+        """Before the forward pass: jobs that nobody waits for any more, but for those in the running batch."""
         now = self._unix_time()
-        expired = [held for held in self._jobs.values() if held.deadline_unix <= now and not held.unwanted]
-        unwanted = [held for held in self._jobs.values() if held.unwanted]
+        kept = set() if running is None else {one.job for one in running.chosen}
+        jobs = [held for number, held in self._jobs.items() if number not in kept]
+        expired = [held for held in jobs if held.deadline_unix <= now and not held.unwanted]
+        unwanted = [held for held in jobs if held.unwanted]
         self._forget([*expired, *unwanted])
         for held in expired:
             self._waste.dropped(held)
@@ -199,15 +230,22 @@ class Runner:
             for held in jobs:
                 del self._jobs[held.number]
 
-    def _serve(self, batch: Batch) -> None:
+    def _serve(self, batch: Batch, *, is_overtaking: bool = False) -> None:
+        overtaken = 0.0
+
+        def between() -> None:
+            nonlocal overtaken
+            overtaken += self._overtaking(batch)
+
+        called: Between = nothing_between if is_overtaking else between
         jobs = [self._jobs[one.job] for one in batch.chosen]
         sequences = [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
         resident = jobs[0].resident
         head = jobs[0].ready.head
         started = self._clock()
-        climbed = self._ladder.run(resident.name, partial(resident.model.forward, head), sequences)
+        climbed = self._ladder.run(resident.name, partial(resident.model.forward, head, between=called), sequences)
         ended = self._clock()
-        seconds = ended - started
+        seconds = ended - started - overtaken
         self._waste.computed(jobs, [one.tokens for one in batch.chosen], seconds)
         with self._condition:
             self._room.ran(batch, seconds, ended)
@@ -229,7 +267,7 @@ class Runner:
         self._measure(batch, jobs, seconds)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
-        self._hand_on(batch, jobs, climbed.outcomes)
+        self._hand_on(batch, jobs, climbed.outcomes, is_overtaking=is_overtaking)
 
     def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:
         model = jobs[0].resident.name
@@ -239,7 +277,7 @@ class Runner:
         for held, one in zip(jobs, batch.chosen, strict=True):
             metrics.TENANT_TOKENS.labels(metrics.TENANTS.of(held.job.tenant)).inc(one.tokens)
 
-    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome]) -> None:
+    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome], *, is_overtaking: bool) -> None:
         broken: dict[HeldJob, ShoalError] = {}
         for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
             if not isinstance(outcome, ShoalError):
@@ -253,7 +291,7 @@ class Runner:
             if self._stopping:
                 return
             self._forget([*broken, *finished])
-            is_idle = not self._room.tokens
+            is_idle = not is_overtaking and not self._room.tokens
         for held, error in broken.items():
             self._outcomes.failed(held, error)
         if finished:

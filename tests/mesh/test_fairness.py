@@ -20,8 +20,8 @@ from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc,
 from services.worker.app import serve
 from services.worker.device import Device
 from services.worker.disk import Shelf
-from services.worker.models import GoOn, Head, Output, Prepared, Sequence, Work
-from services.worker.models.work import go_on_anyway
+from services.worker.models import Between, GoOn, Head, Output, Prepared, Sequence, Work
+from services.worker.models.work import go_on_anyway, nothing_between
 from services.worker.settings import Settings
 from tests.support.cluster import Cluster
 from tests.worker.fakes import FakeModel, checkpoint, until
@@ -47,7 +47,7 @@ class SteppedModel(FakeModel):
         self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
         return prepared
 
-    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]:
+    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
         self._device.begun.append([sequence.tokens for sequence in sequences])
         self._device.leave.acquire()
         time.sleep(SLOW_SECONDS)

@@ -189,6 +189,19 @@ def test_a_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> 
         np.testing.assert_array_equal(got, cast("npt.NDArray[np.float32]", wanted))
 
 
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_a_forward_between_the_layers_of_another_has_its_own_adapters(has_adapters: bool, tmp_path: Path) -> None:
+    a = adapted(tmp_path, "bert", BERT_ADAPTERS[:3])
+    batch = a.batch()
+    other = [one for one in batch if bool(one.adapter) is has_adapters][::-2]
+    within: list[Vectors] = []
+    got = cast("Vectors", a.model.forward("dense", batch, lambda: within.append(a.forward(other))))
+    assert len(within) == 2
+    assert worst(got, a.wanted(batch)) <= 1e-5
+    for vectors in within:
+        assert worst(vectors, a.wanted(other)) <= 1e-5
+
+
 def test_an_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = a.batch()

@@ -22,7 +22,7 @@ from libs.errors import ModelBroken
 from services.worker.__main__ import main
 from services.worker.device import Device, open_device
 from services.worker.held import Load, Model
-from services.worker.models import Output, Sequence
+from services.worker.models import Between, Output, Sequence, nothing_between
 from services.worker.settings import Settings
 
 VARIABLE = "FAULTS"
@@ -58,10 +58,10 @@ class FaultyModel:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, head: str, sequences: list[Sequence]) -> list[Output]:
+    def forward(self, head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
         if threading.current_thread().name == "device" and self._is_out_of_memory(sequences):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)")
-        return self._model.forward(head, sequences)
+        return self._model.forward(head, sequences, between)
 
     def _is_out_of_memory(self, sequences: list[Sequence]) -> bool:
         self._left -= 1

@@ -19,12 +19,13 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from services.worker.models import EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
-from services.worker.models.work import go_on_anyway
+from services.worker.models import Between, EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
+from services.worker.models.work import go_on_anyway, nothing_between
 
 POISON = "\N{SKULL}"
 ENDLESS = "\N{INFINITY}"
 SLOW = "\N{TURTLE}"
+LAYERED = "\N{ONION}"
 CREEPING = "\N{SNAIL}"
 MAX_TOKENS = 1000
 
@@ -32,8 +33,8 @@ MAX_TOKENS = 1000
 class FakeModel:
     """A token is a character; a text's vector is (number of tokens, sum of their code points).
 
-    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set. A text
-    with CREEPING is prepared until somebody ends it.
+    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set, as does
+    LAYERED, between two layers. A text with CREEPING is prepared until somebody ends it.
     """
 
     def __init__(self, name: str = "org/fake", size: int = 100) -> None:
@@ -79,12 +80,14 @@ class FakeModel:
         sequences = [Sequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]
         return Prepared(work, "dense", sequences)
 
-    def forward(self, head: Head, sequences: list[Sequence]) -> list[Output]:
+    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
         self.batches.append([sequence.tokens for sequence in sequences])
         self.started.set()
         letters = {chr(token) for sequence in sequences for token in sequence.ids}
         if SLOW in letters:
             self.gate.wait(30)
+        while LAYERED in letters and not self.gate.wait(0.001):
+            between()
         if POISON in letters:
             raise RuntimeError("poisoned")
         return [self._vector(sequence) for sequence in sequences]

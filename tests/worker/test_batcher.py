@@ -386,3 +386,53 @@ def test_the_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant(
     room.add(A, [Waiting(number, 0, 10, 5.0) for number in range(100, 110)], X)
     room.add(A, [Waiting(1000, 0, 1, 5.0)], Y)
     assert [one.job for one in serve(room, WIDE, 5.0).chosen] == [1000]
+
+
+def running(room: WaitingRoom, first: Flow = X, had: float = 1.0) -> Batch:
+    """A batch of 50 tokens of a caller that has had so many seconds before."""
+    room.add(A, [Waiting(0, 0, 50, 0.0)], first)
+    serve(room, WIDE, 0.0, had)
+    room.add(A, [Waiting(1, 0, 50, 0.0)], first)
+    batch = room.take(WIDE, 0.0)
+    assert batch is not None
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("other", "tokens", "had", "is_overtaken"),
+    [
+        (Y, 50, 1.0, True),
+        (Y, 51, 1.0, False),  # both together are too many
+        (Y, 50, WIDE.seconds, False),  # it has had hardly more
+        (Y, 50, WIDE.seconds + 0.001, True),
+        (X, 50, 1.0, False),  # its own work
+        (Flow(tenant="x", adapter="org/adapter"), 50, 1.0, False),
+        (Flow(tenant="y", is_bulk=True), 50, 1.0, False),
+        (Flow(tenant="x", is_bulk=True), 50, 1.0, False),
+    ],
+)
+def test_whom_a_batch_overtakes_between_two_layers(other: Flow, tokens: int, had: float, is_overtaken: bool) -> None:
+    room = WaitingRoom()
+    batch = running(room, had=had)
+    assert not room.overtakes(batch, WIDE)
+    room.add(B, [Waiting(2, 0, tokens, 0.0)], other)
+    assert room.overtakes(batch, WIDE) is is_overtaken
+
+
+def test_interactive_work_overtakes_bulk_work_of_the_same_tenant() -> None:
+    room = WaitingRoom()
+    batch = running(room, Flow(tenant="x", is_bulk=True))
+    room.add(A, [Waiting(2, 0, 1, 0.0)], X)
+    assert room.overtakes(batch, WIDE)
+
+
+def test_who_overtakes_has_a_burst_and_then_waits_for_its_turn() -> None:
+    room, overtaking, now = WaitingRoom(), 0, 0.0
+    batch = running(room)
+    for number in range(2, 100):
+        room.add(B, [Waiting(number, 0, 1, now)], Y)
+    while room.overtakes(batch, WIDE):
+        overtaking, now = overtaking + 1, now + 0.04
+        serve(room, Limits(tokens=50, items=1, max_age=1.0), now, 0.04)
+    assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)
+    room.ran(batch, 0.1, now)

@@ -14,13 +14,13 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from services.worker import codec
-from services.worker.batcher import NOBODY, Flow, Limits
+from services.worker.batcher import NOBODY, Batch, Flow, Group, Limits
 from services.worker.held import HeldJob, Lease, Resident
-from services.worker.models import Output, Sequence
+from services.worker.models import Between, Output, Sequence, nothing_between
 from services.worker.runner import Runner
 from services.worker.waste import Waste
 from tests.support.waiting import wait_until
-from tests.worker.fakes import POISON, SLOW, FakeModel, encode_job, vector
+from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
 
 
 class Told:
@@ -57,8 +57,8 @@ class Bench:
         """Tokens of a forward pass from which on it is out of memory."""
         run = self.model.forward
 
-        def forward(head: str, sequences: list[Sequence]) -> list[Output]:
-            outputs = run(head, sequences)
+        def forward(head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+            outputs = run(head, sequences, between)
             if sum(sequence.tokens for sequence in sequences) > self.capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return outputs
@@ -107,6 +107,11 @@ def bench(**options: int) -> Iterator[Bench]:
         made.model.gate.set()
         made.runner.stop()
         wait_until(made.ended)
+
+
+def charge(b: Bench, tenant: str, seconds: float) -> None:
+    """The tenant has had so much of the device already."""
+    b.runner._room.ran(Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}), seconds, time.monotonic())
 
 
 def outputs(held: HeldJob) -> list[list[float]]:
@@ -199,11 +204,11 @@ def test_no_forward_pass_overlaps_another() -> None:
         real = b.model.forward
         overlaps: list[int] = []
 
-        def watched(head: str, sequences: list[object]) -> list[Output]:
+        def watched(head: str, sequences: list[object], between: Between) -> list[Output]:
             if not running.acquire(blocking=False):
                 overlaps.append(1)
             try:
-                return real(head, sequences)  # type: ignore[arg-type]
+                return real(head, sequences, between)  # type: ignore[arg-type]
             finally:
                 running.release()
 
@@ -282,3 +287,66 @@ def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_
         assert b.model.batches[1] == [2]
         assert b.told.done == [light, heavy]
         assert b.resident.turn > 0
+
+
+def test_a_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() -> None:
+    with bench(batch_tokens=100) as b:
+        heavy, rest = b.held(LAYERED, tenant="heavy"), b.held("y" * 50, tenant="heavy")
+        charge(b, "heavy", 1.0)
+        b.runner.add([heavy])
+        wait_until(lambda: b.runner.is_running)
+        light, unwanted, late = (b.held(text, tenant="light") for text in ("abc", "bcd", "cde"))
+        unwanted.unwanted = True
+        late.job.deadline_unix_ms = 1
+        b.runner.add([rest, unwanted, late, light])
+        wait_until(lambda: b.told.done == [light])
+        assert b.runner.is_running
+        time.sleep(0.05)
+        assert b.told.done == [light]
+        b.model.gate.set()
+        wait_until(lambda: len(b.told.done) == 3)
+        assert b.told.done == [light, heavy, rest]
+        assert list(b.told.broken) == [late]
+        assert outputs(light) == [vector("abc")]
+        assert outputs(heavy) == [vector(LAYERED)]
+        assert b.model.batches == [[1], [3], [50]]
+
+
+def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
+    with bench(batch_tokens=100) as b:
+        heavy, light = b.held(LAYERED, tenant="heavy"), b.held(SLOW, tenant="light")
+        run = b.model.forward
+
+        def slowly(head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+            if chr(sequences[0].ids[0]) == SLOW:
+                time.sleep(0.3)
+                b.model.gate.set()
+            return run(head, sequences, between)
+
+        b.model.forward = slowly  # type: ignore[method-assign]
+        charge(b, "heavy", 1.0)
+        b.runner.add([heavy])
+        wait_until(lambda: b.runner.is_running)
+        began = time.monotonic()
+        b.runner.add([light])
+        wait_until(lambda: len(b.told.done) == 2)
+        assert b.told.done == [light, heavy]
+        assert light.forward_seconds >= 0.3
+        # The rest of what passed, at most.
+        assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
+        assert b.waste.device_seconds == pytest.approx(light.forward_seconds + heavy.forward_seconds)
+
+
+@pytest.mark.parametrize("text", [POISON, "a" * 30])
+def test_a_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
+    with bench(batch_tokens=100) as b:
+        b.capacity = 20
+        heavy, light = b.held(LAYERED, tenant="heavy"), b.held(text, tenant="light")
+        charge(b, "heavy", 1.0)
+        b.runner.add([heavy])
+        wait_until(lambda: b.runner.is_running)
+        b.runner.add([light])
+        wait_until(lambda: light in b.told.broken)
+        b.model.gate.set()
+        wait_until(lambda: b.told.done == [heavy])
+        assert outputs(heavy) == [vector(LAYERED)]

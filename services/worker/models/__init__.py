@@ -19,6 +19,7 @@ from services.worker.models.results import (
 from services.worker.models.text_model import TextModel
 from services.worker.models.work import (
     Aggregation,
+    Between,
     ClassifyWork,
     DataType,
     EncodeWork,
@@ -38,10 +39,12 @@ from services.worker.models.work import (
     Truncation,
     Work,
     is_finite,
+    nothing_between,
 )
 
 __all__ = [
     "Aggregation",
+    "Between",
     "ClassifyWork",
     "DataType",
     "EncodeResult",
@@ -73,4 +76,5 @@ __all__ = [
     "Truncation",
     "Work",
     "is_finite",
+    "nothing_between",
 ]

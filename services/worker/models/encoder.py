@@ -24,6 +24,7 @@ from services.worker.models.embeddings import TokenEmbedding
 from services.worker.models.experts import Experts
 from services.worker.models.packed import Packed, Rows
 from services.worker.models.spec import EncoderSpec, LayerSpec, Rope
+from services.worker.models.work import Between, nothing_between
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, [tokens, pairs] float32."""
@@ -269,7 +270,7 @@ class TextEncoder(nn.Module):
         return resident_bytes(self)
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, rows: Rows | None = None) -> Tensor:
+    def forward(self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between) -> Tensor:
         """Hidden states [tokens, hidden] in the encoder's type.
 
         With `rows`, one row of each sequence in their order: only those, [sequences, hidden], for which most of the last layer is
@@ -282,8 +283,10 @@ class TextEncoder(nn.Module):
         short = rows in self._short
         x = self.embed.forward(batch)
         for layer in self.stack[:-1] if short else self.stack:
+            between()
             x = layer.forward(x, batch, shared)
         if rows is not None:
+            between()
             chosen = batch.rows(rows)
             x = self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout()) if short else x.index_select(0, chosen)
         return x if self.norm is None else self.norm.forward(x)

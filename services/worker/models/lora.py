@@ -80,6 +80,9 @@ class _Bindable(Protocol):
     delta: Any
 
 
+_Binding = tuple[_Bindable, "Delta | Learned[Any]"]
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Where a family's checkpoints have which tensor: its table, what may stand before its names, and what its head has."""
@@ -158,6 +161,7 @@ class Adapters:
         self._loaded: Mapping[str, Loaded] = {}
         self._replacing = Lock()
         self._followed: Adapters | None = None
+        self._bound: list[_Binding] = []
 
     @property
     def bytes(self) -> int:
@@ -186,23 +190,31 @@ class Adapters:
 
     @contextmanager
     def bound(self, names: Sequence[str], lengths: Sequence[int]) -> Iterator[None]:
-        """Let the layers add the adapters of a batch. `names`: of each sequence, empty for none; `lengths`: tokens of each.
+        """Let the layers add the adapters of a batch. `names`: of each sequence, empty for none; `lengths`: tokens of each. Within
+        another batch, its adapters rest meanwhile.
 
         Raises KeyError for one that is not loaded, ModelBroken for one that is to be had from another model and cannot be read.
         """
         used = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
-        if not used:
+        before = self._bound
+        if not used and not before:
             yield
             return
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
         bindings = self._bindings([known[name] for name in used], Rows.of([used.get(name) for name in names], lengths))
         try:
-            for module, delta in bindings:
-                module.delta = delta
+            self._bind(bindings)
             yield
         finally:
-            for module, _ in bindings:
-                module.delta = None
+            self._bind(before)
+
+    def _bind(self, bindings: list[_Binding]) -> None:
+        """In place of those that are bound."""
+        for module, _ in self._bound:
+            module.delta = None
+        for module, delta in bindings:
+            module.delta = delta
+        self._bound = bindings
 
     def follow(self, other: Adapters) -> None:
         """What a batch needs and is not here is read from where the other one, of the same model in another type, read it."""
@@ -215,7 +227,7 @@ class Adapters:
                 self.add(name, directories[name])
         return self._loaded
 
-    def _bindings(self, used: Sequence[Loaded], rows: Rows) -> list[tuple[_Bindable, Delta | Learned[Made]]]:
+    def _bindings(self, used: Sequence[Loaded], rows: Rows) -> list[_Binding]:
         parts: dict[str, dict[int, LowRank]] = {}
         learned: dict[str, dict[int, Made]] = {}
         for number, adapter in enumerate(used):

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 
 import numpy as np
 import torch
@@ -31,7 +31,17 @@ from services.worker.models.registry import build_encoder, names_of
 from services.worker.models.results import Result
 from services.worker.models.tiers import Arena, ParkedText, copying, tensors_of
 from services.worker.models.weights import TensorFile
-from services.worker.models.work import GoOn, Head, Output, Prepared, Sequence, Work, go_on_anyway
+from services.worker.models.work import (
+    Between,
+    GoOn,
+    Head,
+    Output,
+    Prepared,
+    Sequence,
+    Work,
+    go_on_anyway,
+    nothing_between,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,7 +56,8 @@ class TextModel:
         self.max_tokens = card.max_tokens
         self._encoder, self._heads, self._processor, self._device = encoder, built.heads, built.processor, device
         self._adapters = Adapters(encoder, names, encoder.token_weight.dtype, device)
-        self._computing = Lock()  # a batch's adapters are bound to the encoder's layers
+        # A batch's adapters are bound to the encoder's layers. A forward within another, between two of its layers, binds its own.
+        self._computing = RLock()
         self._widen: Callable[[], TextModel] | None = None
         self._arena: Arena | None = None
 
@@ -115,14 +126,18 @@ class TextModel:
             raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
 
     @torch.inference_mode()
-    def forward(self, head: Head, sequences: Many[Sequence]) -> list[Output]:
-        """Runs sequences of any number of jobs that want the same head, packed in one batch: one output each, in their order."""
+    def forward(self, head: Head, sequences: Many[Sequence], between: Between = nothing_between) -> list[Output]:
+        """Runs sequences of any number of jobs that want the same head, packed in one batch: one output each, in their order.
+
+        `between` is called on a CPU only: an accelerator computes behind the host, which is through with all layers at once.
+        """
         # Neighbours of one adapter share a product, and those of equal length a kernel call on CPU.
         order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
-            rows = self._run(head.split("+"), [sequences[i] for i in order])
+            called = between if self._device.type == "cpu" else nothing_between
+            rows = self._run(head.split("+"), [sequences[i] for i in order], called)
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
 
@@ -141,7 +156,7 @@ class TextModel:
         """Forgets an adapter, if it is there. Any thread; not while sequences that name it wait."""
         self._adapters.remove(name)
 
-    def _run(self, names: Many[str], sequences: Many[Sequence]) -> list[Output]:
+    def _run(self, names: Many[str], sequences: Many[Sequence], between: Between) -> list[Output]:
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
@@ -155,7 +170,7 @@ class TextModel:
         )
         heads = [self._heads[name] for name in names]
         with self._adapters.bound([item.adapter for item in packed], batch.lengths):
-            hidden = self._encoder.forward(batch, rows=heads[0].rows if len(heads) == 1 else None)
+            hidden = self._encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
         # All launches first: the first copy waits for the device.
         results = [head.forward(hidden, batch, packed) for head in heads]
         outputs = [self._outputs(head, result, packed)[len(shared) :] for head, result in zip(heads, results, strict=True)]

@@ -30,6 +30,14 @@ def go_on_anyway() -> None:
     """A GoOn for work that nobody takes back."""
 
 
+Between = Callable[[], None]
+"""Called by a forward between two of its layers, on its thread. A forward of the same model or of another may run within."""
+
+
+def nothing_between() -> None:
+    """A Between for a forward that is not interrupted."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
     """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says."""
