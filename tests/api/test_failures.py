@@ -10,6 +10,7 @@ import grpc
 import pytest
 import shoal
 from shoal import errors
+from shoal.retry import RetryBudget, RetryBudgets
 
 from tests.api.conftest import Connect
 from tests.api.fake_router import MODEL, FakeRouter, Refusal, serving
@@ -133,6 +134,27 @@ async def test_a_router_that_comes_back_is_found_again(connect: Connect) -> None
     with serving(FakeRouter(), port=port) as second:
         await asyncio.wait_for(work, 20)
         assert len(second.calls) == 1
+
+
+class Spent(RetryBudgets):
+    """One retry, and never another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failover = RetryBudget(capacity=1, per_second=1e-6, per_success=0)
+
+
+async def test_all_that_waits_for_a_router_goes_on_when_it_is_back(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No budget of retries holds it up: no router has heard of any of it."""
+    monkeypatch.setattr("shoal.call.RetryBudgets", Spent)
+    with serving(FakeRouter()) as first:
+        port = int(first.address.rpartition(":")[2])
+    client = connect(first.address, retry=QUICK)
+    work = [asyncio.create_task(client.do("encode", MODEL, "x")) for _ in range(30)]
+    await asyncio.sleep(0.3)
+    with serving(FakeRouter(), port=port) as second:
+        await asyncio.wait_for(asyncio.gather(*work), 20)
+        assert len(second.calls) == 30
 
 
 async def test_leaving_cancels_the_calls(router: FakeRouter) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 from shoal.addresses import Addresses, is_local, parse
-from shoal.errors import CannotConnect, InvalidInput, QueueFull, WorkerLost
-from shoal.retry import Attempts, RetryBudget, RetryPolicy
+from shoal.errors import CannotConnect, InvalidInput, QueueFull, TlsFailed, WorkerLost
+from shoal.retry import Attempts, RetryBudget, RetryBudgets, RetryPolicy
 
 POLICY = RetryPolicy(attempts=5, first_delay=0.1, longest_delay=1.0)
 LOST = CannotConnect("lost")
@@ -30,6 +30,17 @@ def test_delays_double_up_to_the_longest_and_tries_end() -> None:
     one = attempts(policy=RetryPolicy(attempts=7, first_delay=0.1, longest_delay=1.0))
     delays = [one.delay(LOST, jitter=0) for _ in range(7)]
     assert delays == [pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.4), pytest.approx(0.8), 1.0, 1.0, None]
+
+
+def test_without_a_connection_delays_stay_short_and_no_budget_pays() -> None:
+    unsent = CannotConnect("nobody listens")
+    unsent.was_sent = False
+    one = attempts(policy=RetryPolicy(attempts=7, first_delay=0.5, longest_delay=5.0))
+    assert [one.delay(unsent, jitter=0) for _ in range(7)] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, None]
+    budgets = RetryBudgets()
+    assert budgets.of(unsent) is None
+    assert budgets.of(TlsFailed("no TLS")) is None
+    assert budgets.of(LOST) is not None
 
 
 def test_the_next_address_is_asked_at_once_and_a_round_of_them_waits() -> None:

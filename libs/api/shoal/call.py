@@ -251,10 +251,12 @@ class Caller:
         if delay is None:
             raise error
         budget = self._budgets.of(error)
-        delay = max(delay, budget.wait(now))
+        if budget is not None:
+            delay = max(delay, budget.wait(now))
         if delay >= attempts.remaining(now):
             raise error  # What went wrong says more than a deadline that would pass while waiting.
-        budget.take()
+        if budget is not None:
+            budget.take()
         return delay
 
 

@@ -142,9 +142,13 @@ class Unavailable(ShoalError):
 
 
 class CannotConnect(Unavailable):
-    """No router answered: refused, lost, or not found. Retried, at the next address if there is one."""
+    """No router answered: refused, lost, or not found. Retried, at the next address if there is one.
+
+    `was_sent` is False where there was no connection at all: the next try is the first that a router hears of the request.
+    """
 
     reason = "CANNOT_CONNECT"
+    was_sent = True
 
 
 class TlsFailed(CannotConnect):
@@ -152,6 +156,7 @@ class TlsFailed(CannotConnect):
     not tell: it hangs up, which is CannotConnect."""
 
     reason = "TLS_FAILED"
+    was_sent = False
 
 
 class NoCapacity(Unavailable):
@@ -202,6 +207,9 @@ _HANDSHAKES = (
     ("handshake failed", "cannot agree with us on TLS"),
 )
 
+_NOT_SENT = ("last error: ", "DNS resolution failed")
+"""What gRPC says of a call for which it found no connection; of one whose connection broke it says nothing of the kind."""
+
 
 def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
     """The error that a failed call means.
@@ -237,7 +245,9 @@ def _cannot_connect(address: str, text: str) -> CannotConnect:
             return TlsFailed(f"the router at {address} {meaning}")
     if "Socket closed" in why:
         why = "it hung up; it may want TLS, or a certificate of ours that it trusts and that has not expired"
-    return CannotConnect(f"cannot reach a router at {address}: {why}")
+    error = CannotConnect(f"cannot reach a router at {address}: {why}")
+    error.was_sent = not any(sign in text for sign in _NOT_SENT)
+    return error
 
 
 def _details(

@@ -2,28 +2,37 @@
 
 Three bounds hold together: what may be retried at all (a RetryInfo, or no router reached), how often and how long one request is
 tried (attempts, its deadline), and how many retries the whole client sends (budgets), so that an overloaded mesh is not given more
-work by its callers' impatience.
+work by its callers' impatience. A try for which there was no connection gave the mesh nothing to do: no budget pays for the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.errors import CannotConnect, Overloaded, ShoalError
+
+LONGEST_UNSENT_DELAY: Final = 1.0
+"""Seconds between two tries while there is no connection: what waits goes on soon after a router is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`attempts`: most tries of one request, the first included. Delays double from `first_delay` to `longest_delay` seconds, and
-    are never shorter than the mesh's RetryInfo."""
+    """`attempts`: most tries of one request, the first included. Delays double from `first_delay` to `longest_delay` seconds (1 s
+    while there is no connection), and are never shorter than the mesh's RetryInfo."""
 
-    attempts: int = 16
+    attempts: int = 40
     first_delay: float = 0.05
     longest_delay: float = 5.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.first_delay < 0 or self.longest_delay < self.first_delay:
             raise ValueError(f"a retry policy needs attempts >= 1 and 0 <= first_delay <= longest_delay, not {self}")
+
+
+def is_unsent(error: ShoalError) -> bool:
+    """Whether there was no connection to send the request on."""
+    return isinstance(error, CannotConnect) and not error.was_sent
 
 
 class RetryBudget:
@@ -68,8 +77,10 @@ class RetryBudgets:
         self._failover.succeeded()
         self._overload.succeeded()
 
-    def of(self, error: ShoalError) -> RetryBudget:
-        """What a retry after `error` is paid from."""
+    def of(self, error: ShoalError) -> RetryBudget | None:
+        """What a retry after `error` is paid from; None: from nothing, since no router has heard of the request."""
+        if is_unsent(error):
+            return None
         return self._overload if isinstance(error, Overloaded) else self._failover
 
 
@@ -94,5 +105,6 @@ class Attempts:
         if not reached and self._unreached % self._addresses != 0:
             return 0.0  # Another router has not been asked yet: no reason to wait for it.
         backoff = self._policy.first_delay * 2.0 ** (self._failed - 1)
-        wanted = max(error.retry_after or 0.0, min(backoff, self._policy.longest_delay))
+        longest = min(self._policy.longest_delay, LONGEST_UNSENT_DELAY) if is_unsent(error) else self._policy.longest_delay
+        wanted = max(error.retry_after or 0.0, min(backoff, longest))
         return wanted * (1.0 + 0.5 * jitter)  # Never earlier than told; spread, so that callers do not come back together.
