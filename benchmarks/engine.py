@@ -42,7 +42,7 @@ def balanced_shares(lengths: list[int], shares: int) -> list[list[range]]:
 
 def forward_run(mix: Mix, batches: list[range], dtype: torch.dtype) -> Run:
     """The worker's forward pass on texts that are tokenised already."""
-    from services.worker.models import EncodeWork, TextModel
+    from libs.models import EncodeWork, TextModel
 
     model = TextModel.load(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
     prepared = [model.prepare(EncodeWork([mix.texts[index] for index in batch])) for batch in batches]

@@ -28,8 +28,8 @@ import torch
 
 from benchmarks.texts import real_texts
 from libs.kernels.linear import has_bfloat16
-from services.worker.models import EncodeWork, TextModel
-from services.worker.models import Sequence as Tokens
+from libs.models import EncodeWork, TextModel
+from libs.models import Sequence as Tokens
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 

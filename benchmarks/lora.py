@@ -26,8 +26,8 @@ import torch
 
 from benchmarks.families import DTYPES, dtypes, take_turns
 from benchmarks.texts import real_texts
-from services.worker.models import EncodeWork, TextModel
-from services.worker.models import Sequence as Tokens
+from libs.models import EncodeWork, TextModel
+from libs.models import Sequence as Tokens
 from tests.parity.adapters import write_adapter
 from tests.parity.checkpoints import random_model, write_checkpoint
 

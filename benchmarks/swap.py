@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear import has_bfloat16
+from libs.models import EncodeWork, TextModel
+from libs.models.work import go_on_anyway
 from services.worker.device import Device, open_device
 from services.worker.disk import Shelf
-from services.worker.models import EncodeWork, TextModel
-from services.worker.models.work import go_on_anyway
 from services.worker.residency import Budget, Residency
 from services.worker.settings import Settings
 

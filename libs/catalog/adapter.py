@@ -1,6 +1,6 @@
 """A LoRA adapter's directory as PEFT writes it: adapter_config.json -> what the adapter asks for, or why it is not served.
 
-Read by workers before the adapter's tensors (`services/worker/models/lora.py`). With nothing but the standard library.
+Read by workers before the adapter's tensors (`libs/models/lora.py`). With nothing but the standard library.
 """
 
 from __future__ import annotations

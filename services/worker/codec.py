@@ -15,8 +15,7 @@ from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
-from libs.versions import WIRE_VERSION
-from services.worker.models import (
+from libs.models import (
     Aggregation,
     ClassifyWork,
     DataType,
@@ -38,6 +37,7 @@ from services.worker.models import (
     Truncation,
     Work,
 )
+from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
 _ITEM = re.compile(r"(items|documents)\[(\d{1,9})\]")

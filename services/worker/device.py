@@ -12,9 +12,9 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
+from libs.models import TextModel
+from libs.models.text.registry import default_dtype
 from services.worker.held import Model
-from services.worker.models import TextModel
-from services.worker.models.registry import default_dtype
 from services.worker.settings import Settings
 
 _CPU_BATCH_TOKENS = 2048

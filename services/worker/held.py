@@ -15,10 +15,10 @@ from typing import Final, Protocol
 from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.catalog.card import Card
+from libs.models import Between, GoOn, Head, Output, Prepared, Result, Sequence, Work, nothing_between
 from services.worker.adapters import AdapterCache
 from services.worker.batcher import Flow
 from services.worker.meter import Meter
-from services.worker.models import Between, GoOn, Head, Output, Prepared, Result, Sequence, Work, nothing_between
 from services.worker.spans import UNTRACED, JobSpan
 
 WEIGHTS: Final = (1e-3, 1e3)
@@ -37,7 +37,7 @@ class Parked(Protocol):
 
 
 class Model(Protocol):
-    """What the worker needs of a model: `services.worker.models.TextModel` is one."""
+    """What the worker needs of a model: `libs.models.TextModel` is one."""
 
     card: Card
     bytes: int

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.models import GoOn, Prepared
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
@@ -31,7 +32,6 @@ from services.worker.finisher import Finisher
 from services.worker.held import HeldJob, Lease, Resident
 from services.worker.link import Backoff, Link
 from services.worker.meter import whole_texts
-from services.worker.models import GoOn, Prepared
 from services.worker.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens, read_bytes
 from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
 from services.worker.residency import Residency

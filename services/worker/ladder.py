@@ -15,8 +15,8 @@ from typing import Final
 import torch
 
 from libs.errors import InternalError, OutOfMemory, ShoalError
+from libs.models import Output, Sequence
 from libs.telemetry.logs import fields
-from services.worker.models import Output, Sequence
 
 log = logging.getLogger(__name__)
 

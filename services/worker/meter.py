@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from typing import Final
 
 from libs.catalog.card import Card
-from services.worker.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
+from libs.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
 
 _KEPT = 0.9
 """How much of what was measured before counts beside a new measurement: about the last ten count."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
+from libs.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker import spans
@@ -26,7 +27,6 @@ from services.worker.batcher import Batch, Flow, Group, Limits, Waiting, Waiting
 from services.worker.held import HeldJob
 from services.worker.ladder import Caps, Ladder, Outcome
 from services.worker.meter import Meter
-from services.worker.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
 from services.worker.waste import Waste
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.catalog.overrides import Overrides
-from services.worker.check import Test
-from services.worker.models import (
+from libs.models import (
     ClassifyWork,
     EncodeResult,
     EncodeWork,
@@ -36,6 +35,7 @@ from services.worker.models import (
     Work,
     is_finite,
 )
+from services.worker.check import Test
 
 RELATIVE_ERROR = 1e-5
 """Of float32, packed against alone."""

@@ -10,7 +10,7 @@ import pytest
 from libs.catalog import coverage
 from libs.catalog.card import Kind
 from libs.errors import InvalidInput
-from services.worker.models.registry import model_types
+from libs.models.text.registry import model_types
 
 CATALOGUE = Path(__file__).parent / "catalogue.txt"
 """Models that users of comparable servers run: an id and its inputs (text, image, video) a line."""

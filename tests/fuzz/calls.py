@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
+from libs.models import EncodeResult, EncodeWork, TextModel
 from services.scheduler.externalscaler import externalscaler_pb2
-from services.worker.models import EncodeResult, EncodeWork, TextModel
 from tests.fuzz import messages, mutate
 from tests.fuzz.decoders import WORDS
 from tests.fuzz.meshes import MODEL, WORKER, Mesh, serving

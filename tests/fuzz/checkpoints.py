@@ -20,15 +20,15 @@ from libs.catalog import read_card
 from libs.catalog.adapter import read_adapter
 from libs.catalog.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
+from libs.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
+from libs.models.layers.spec import Config
+from libs.models.text.processing import bounds
+from libs.models.text.processing.chat import _messages, _rendered, _text
+from libs.models.text.processing.text import TextProcessor
+from libs.models.text.processing.tokenizer import failing, load_tokenizer
+from libs.models.text.registry import empty_encoder, names_of
+from libs.models.weights import TensorFile
 from services.worker import codec, disk
-from services.worker.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
-from services.worker.models.processing import bounds
-from services.worker.models.processing.chat import _messages, _rendered, _text
-from services.worker.models.processing.text import TextProcessor
-from services.worker.models.processing.tokenizer import failing, load_tokenizer
-from services.worker.models.registry import empty_encoder, names_of
-from services.worker.models.spec import Config
-from services.worker.models.weights import TensorFile
 from tests.fuzz import mutate, tiny
 from tests.fuzz.target import Broken, Random, Target, Try, plain
 

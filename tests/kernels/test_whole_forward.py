@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from libs.kernels import triton_here
-from services.worker.models.packed import Packed
-from services.worker.models.registry import build_encoder
-from services.worker.models.weights import TensorFile
+from libs.models.packed import Packed
+from libs.models.text.registry import build_encoder
+from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, write_checkpoint
 
 # Post-norm; relative bias; pre-norm with windows and GeGLU; grouped queries with norms of their own; sandwich norms.

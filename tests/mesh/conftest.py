@@ -12,8 +12,8 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
+from libs.models.text.heads.labels import LAYOUTS
 from services.local.settings import MINILM, packaged_minilm
-from services.worker.models.heads.labels import LAYOUTS
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint, write_sentence_files, write_tokenizer
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub

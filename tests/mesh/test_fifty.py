@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.catalog import Card, Task, read_card
-from services.worker.disk import Shelf, listing
-from services.worker.models import (
+from libs.models import (
     ClassifyWork,
     EncodeResult,
     EncodeWork,
@@ -28,6 +27,7 @@ from services.worker.models import (
     TextModel,
     Work,
 )
+from services.worker.disk import Shelf, listing
 from tests.mesh.test_families import relative_error
 from tests.models.restoring import restore
 from tests.parity.recipes import RECIPES

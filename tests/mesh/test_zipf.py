@@ -31,11 +31,11 @@ import torch
 from numpy.typing import NDArray
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
+from libs.models import EncodeResult, EncodeWork, TextModel
 from services.scheduler.simulate.engine import Fleet, simulate
 from services.scheduler.simulate.record import Recorder
 from services.scheduler.simulate.trace import ModelCost, Request, Trace
 from services.worker.disk import weight_bytes
-from services.worker.models import EncodeResult, EncodeWork, TextModel
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.models import TextModel
+from libs.models import TextModel
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from libs.errors import DeadlinePassed
-from services.worker.models import EncodeWork, TextModel
+from libs.models import EncodeWork, TextModel
 
 INSTRUCTION = "copying, distribution and modification. " * 50_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.models import Stored
+from libs.models import Stored
 
 
 def restore(stored: Stored) -> NDArray[np.float32]:

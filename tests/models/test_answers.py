@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from services.worker.models import (
+from libs.models import (
     ClassifyWork,
     DataType,
     EncodeResult,
@@ -22,8 +22,8 @@ from services.worker.models import (
     TextModel,
     Work,
 )
-from services.worker.models.processing.answers import sigmoid, unit
-from services.worker.models.processing.quantise import store
+from libs.models.text.processing.answers import sigmoid, unit
+from libs.models.text.processing.quantise import store
 from tests.models.restoring import restore
 
 ROWS = arrays.arrays(

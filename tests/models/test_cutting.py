@@ -16,11 +16,11 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from libs.errors import InputTooLong
-from services.worker.models.processing import cutting, words
-from services.worker.models.processing.cutting import Cutter, encoded, sliced
-from services.worker.models.processing.text import TextProcessor
-from services.worker.models.processing.words import WordFrame
-from services.worker.models.work import Truncation, go_on_anyway
+from libs.models.text.processing import cutting, words
+from libs.models.text.processing.cutting import Cutter, encoded, sliced
+from libs.models.text.processing.text import TextProcessor
+from libs.models.text.processing.words import WordFrame
+from libs.models.work import Truncation, go_on_anyway
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.peak import Peak

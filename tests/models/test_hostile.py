@@ -25,13 +25,13 @@ from libs.catalog import read_card
 from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
 from libs.catalog.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
+from libs.models import EncodeWork, TextModel
+from libs.models.text.heads.spans import spans_of
+from libs.models.text.processing.chat import _messages, _rendered, _text
+from libs.models.text.processing.regexes import PUBLISHED, slow, tried
+from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
 from services.worker import codec, disk
-from services.worker.models import EncodeWork, TextModel
-from services.worker.models.heads.spans import spans_of
-from services.worker.models.processing.chat import _messages, _rendered, _text
-from services.worker.models.processing.regexes import PUBLISHED, slow, tried
-from services.worker.models.processing.tokenizer import load_tokenizer
-from services.worker.models.weights import TensorFile
 from tests.fuzz import tiny
 from tests.fuzz.run import limited
 from tests.support.peak import Peak
@@ -438,7 +438,7 @@ LOADS: Final = """
 import sys
 from pathlib import Path
 from libs.errors import ModelBroken
-from services.worker.models.processing.tokenizer import load_tokenizer
+from libs.models.text.processing.tokenizer import load_tokenizer
 print("ready", flush=True)
 sys.stdin.readline()
 try:

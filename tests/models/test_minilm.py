@@ -10,7 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from services.worker.models import EncodeResult, EncodeWork, TextModel
+from libs.models import EncodeResult, EncodeWork, TextModel
 from tests.models.restoring import restore
 from tests.support.texts import texts
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from services.worker.models import ClassifyWork, EncodeWork, EntitiesWork, ScoreWork, TextModel, Work
-from services.worker.models.processing.text import Spans
+from libs.models import ClassifyWork, EncodeWork, EntitiesWork, ScoreWork, TextModel, Work
+from libs.models.text.processing.text import Spans
 
 LONG = "copying distribution and modification " * 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.models import TextModel
-from services.worker.models.probe import LiveBytes
+from libs.models import TextModel
+from libs.models.text.probe import LiveBytes
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.recipes import RECIPES
 

@@ -14,8 +14,8 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling, Transfor
 from torch import nn
 
 from libs.kernels import linear
-from services.worker.models import EncodeWork, EntitiesWork, Output, SparseRow, TextModel, Work
-from services.worker.models.tiers import Arena, tensors_of
+from libs.models import EncodeWork, EntitiesWork, Output, SparseRow, TextModel, Work
+from libs.models.tiers import Arena, tensors_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
 

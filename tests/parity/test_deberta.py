@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from libs.errors import ModelBroken
-from services.worker.models.families import deberta
-from services.worker.models.packed import Packed
+from libs.models.packed import Packed
+from libs.models.text.families import deberta
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, processors
 from libs.catalog.cards import read_catalog
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from services.worker.models import (
+from libs.models import (
     ClassifyWork,
     EncodeResult,
     EncodeWork,
@@ -34,9 +34,9 @@ from services.worker.models import (
     TextModel,
     Work,
 )
-from services.worker.models.packed import Packed
-from services.worker.models.work import Sequence as Packable
-from services.worker.models.work import Truncation
+from libs.models.packed import Packed
+from libs.models.work import Sequence as Packable
+from libs.models.work import Truncation
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_families import load as load_encoder

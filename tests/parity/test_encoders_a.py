@@ -17,7 +17,7 @@ from torch import Tensor
 
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
-from services.worker.models import ScoreWork
+from libs.models import ScoreWork
 from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint, write_sentence_files
 from tests.parity.reference_hub import HUB, write_hub
 from tests.parity.test_families import load, packed, random_ids, reference, worst

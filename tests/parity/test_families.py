@@ -16,11 +16,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.worker.models.encoder import TextEncoder
-from services.worker.models.packed import Packed, Rows
-from services.worker.models.registry import build_encoder, default_dtype, empty_encoder, model_types, prepare
-from services.worker.models.spec import Config
-from services.worker.models.weights import TensorFile
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.spec import Config
+from libs.models.packed import Packed, Rows
+from libs.models.text.registry import build_encoder, default_dtype, empty_encoder, model_types, prepare
+from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 

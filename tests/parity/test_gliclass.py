@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from services.worker.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
+from libs.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
 from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, assert_close, load, run
 from tests.parity.tokenizers import tokenizer_of

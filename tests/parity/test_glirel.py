@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from services.worker.models import EntitiesWork, ExtractResult, Given, Relation, RelationsWork, TextModel
-from services.worker.models.heads import pairs
-from services.worker.models.processing import glirel
+from libs.models import EntitiesWork, ExtractResult, Given, Relation, RelationsWork, TextModel
+from libs.models.text.heads import pairs
+from libs.models.text.processing import glirel
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import LABELS, WORDS, Found, Reference, Span, make_reference, spans_of
 

@@ -19,7 +19,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from services.worker.models import (
+from libs.models import (
     Aggregation,
     ClassifyWork,
     EncodeResult,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.models.encoder import TextEncoder
-from services.worker.models.experts import Experts
-from services.worker.models.packed import Packed, Rows
-from services.worker.models.registry import empty_encoder, prepare
-from services.worker.models.spec import Config, EncoderSpec
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.experts import Experts
+from libs.models.layers.spec import Config, EncoderSpec
+from libs.models.packed import Packed, Rows
+from libs.models.text.registry import empty_encoder, prepare
 from tests.parity.reference_hub import HUB, State, Values, write_hub
 from tests.parity.test_families import LENGTHS, SHAPES, Ids, load, packed, random_ids, worst
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from services.worker.models import EncodeResult, EncodeWork, Representation, ScoreResult, ScoreWork, TextModel
+from libs.models import EncodeResult, EncodeWork, Representation, ScoreResult, ScoreWork, TextModel
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, write_json

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from libs.errors import ModelBroken
-from services.worker.models.encoder import TextEncoder
-from services.worker.models.packed import Packed
-from services.worker.models.registry import build_encoder
-from services.worker.models.weights import HeadRule, Maybe, TensorFile
+from libs.models.layers.encoder import TextEncoder
+from libs.models.packed import Packed
+from libs.models.text.registry import build_encoder
+from libs.models.weights import HeadRule, Maybe, TensorFile
 from tests.parity.checkpoints import random_model, write_checkpoint
 
 CPU = torch.device("cpu")

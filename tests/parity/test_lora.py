@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import adapter as lora
 from libs.errors import ModelBroken
-from services.worker.models import Sequence as Tokens
-from services.worker.models import TextModel
+from libs.models import Sequence as Tokens
+from libs.models import TextModel
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from services.worker.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
+from libs.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, load, run
 

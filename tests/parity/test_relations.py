@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from services.worker.models import EntitiesWork, Entity, ExtractResult, Relation, RelationsWork, TextModel
-from services.worker.models.processing import gliner
+from libs.models import EntitiesWork, Entity, ExtractResult, Relation, RelationsWork, TextModel
+from libs.models.text.processing import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
 

@@ -11,8 +11,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from libs.errors import ModelBroken
-from services.worker.models.rotary import rope_of
-from services.worker.models.spec import Config
+from libs.models.layers.rotary import rope_of
+from libs.models.layers.spec import Config
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 

@@ -19,7 +19,7 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InvalidInput, ModelBroken, TaskNotSupported
-from services.worker.models import DataType, EncodeResult, EncodeWork, Result, Role, ScoreResult, ScoreWork, TextModel, Work
+from libs.models import DataType, EncodeResult, EncodeWork, Result, Role, ScoreResult, ScoreWork, TextModel, Work
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, write_json

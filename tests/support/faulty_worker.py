@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 
 from libs.errors import ModelBroken
+from libs.models import Between, Output, Sequence, nothing_between
 from services.worker.__main__ import main
 from services.worker.device import Device, open_device
 from services.worker.held import Load, Model
-from services.worker.models import Between, Output, Sequence, nothing_between
 from services.worker.settings import Settings
 
 VARIABLE = "FAULTS"

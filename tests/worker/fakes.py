@@ -19,8 +19,8 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from services.worker.models import Between, EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
-from services.worker.models.work import go_on_anyway, nothing_between
+from libs.models import Between, EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
+from libs.models.work import go_on_anyway, nothing_between
 
 POISON = "\N{SKULL}"
 ENDLESS = "\N{INFINITY}"

@@ -13,10 +13,10 @@ import pytest
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
+from libs.models import EncodeResult, EncodeWork
+from libs.models.work import go_on_anyway
 from libs.store import open_store
 from services.worker.device import open_device
-from services.worker.models import EncodeResult, EncodeWork
-from services.worker.models.work import go_on_anyway
 from services.worker.residency import Budget, Residency
 from services.worker.settings import Settings
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint

@@ -17,10 +17,10 @@ from shoal.cli import main, plugins
 from typer.testing import CliRunner
 
 from libs.catalog.cards import read_catalog
+from libs.models import Head, Output, TextModel
+from libs.models.work import Sequence as Tokens
 from services.worker import selftest
 from services.worker.check import Report, inspect
-from services.worker.models import Head, Output, TextModel
-from services.worker.models.work import Sequence as Tokens
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
 

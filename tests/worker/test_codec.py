@@ -9,9 +9,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from services.worker import codec
-from services.worker.codec import Timings
-from services.worker.models import (
+from libs.models import (
     ClassifyWork,
     EncodeResult,
     EncodeWork,
@@ -28,6 +26,8 @@ from services.worker.models import (
     ScoreWork,
     Stored,
 )
+from services.worker import codec
+from services.worker.codec import Timings
 
 TIMES = Timings(queue=1.0, prepare=2.0, wait=3.0, forward=4.0, finish=5.0)
 

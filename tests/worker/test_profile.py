@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from libs.errors import TaskNotSupported
+from libs.models import TextModel
 from services.local.settings import MINILM, packaged_minilm
-from services.worker.models import TextModel
 from services.worker.profile.forward import Batch, ForwardProfile, fill, profile_forward, work_of
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.texts import generated

@@ -13,10 +13,10 @@ import torch
 from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
+from libs.models import Between, Output, Sequence, nothing_between
 from services.worker import codec
 from services.worker.batcher import NOBODY, Batch, Flow, Group, Limits
 from services.worker.held import HeldJob, Lease, Resident
-from services.worker.models import Between, Output, Sequence, nothing_between
 from services.worker.runner import Runner
 from services.worker.waste import Waste
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.catalog.overrides import Overrides
-from services.worker.models import EncodeResult, EncodeWork, Output, Sequence, TextModel, is_finite
+from libs.models import EncodeResult, EncodeWork, Output, Sequence, TextModel, is_finite
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import ENDLESS, SLOW, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors

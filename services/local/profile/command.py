@@ -25,8 +25,8 @@ from services.worker.found import Tell, found
 from services.worker.settings import DeviceChoice, DtypeChoice, Settings
 
 if TYPE_CHECKING:
+    from libs.models import Work
     from services.local.profile.request import RequestProfile
-    from services.worker.models import Work
     from services.worker.profile.forward import ForwardProfile
 
 _KINETO_SILENT = "99"

@@ -13,9 +13,9 @@ from typing import Final
 from shoal import Client
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
+from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
 from services.local.mesh import running
 from services.local.settings import Settings
-from services.worker.models import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
 
 _LOAD_SECONDS: Final = 300.0
 _WARM_REQUESTS: Final = 5

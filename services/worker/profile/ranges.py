@@ -15,10 +15,10 @@ from torch import nn
 from torch.profiler import record_function
 
 from libs.kernels.linear import PackedLinear
-from services.worker.models import TextModel
-from services.worker.models.embeddings import TokenEmbedding
-from services.worker.models.encoder import Attention, Norm
-from services.worker.models.heads.linear import HeadLinear
+from libs.models import TextModel
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import Attention, Norm
+from libs.models.text.heads.linear import HeadLinear
 from services.worker.profile.trace import PREFIX, Part
 
 P = ParamSpec("P")

@@ -1,0 +1,85 @@
+"""Models as a library: `TextModel.load` a directory, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
+
+`model.py` says what every model offers, `work.py` what it can be asked, `results.py` what it answers; the rest of this folder is
+what models of every kind share, `layers/` the packed encoder, `text/` what reads text. Everything below runs with nothing but
+torch, safetensors, tokenizers and numpy, and knows no service.
+"""
+
+from libs.models.model import Model, Parked
+from libs.models.results import (
+    EncodeResult,
+    Entity,
+    Extraction,
+    ExtractResult,
+    LabelScore,
+    RaggedRows,
+    Relation,
+    Result,
+    ScoreResult,
+    SparseRows,
+    Stored,
+)
+from libs.models.text.model import TextModel
+from libs.models.work import (
+    Aggregation,
+    Between,
+    ClassifyWork,
+    DataType,
+    EncodeWork,
+    EntitiesWork,
+    Given,
+    GoOn,
+    Head,
+    Output,
+    Prepared,
+    RelationsWork,
+    Representation,
+    Role,
+    Scale,
+    ScoreWork,
+    Sequence,
+    SparseRow,
+    Truncation,
+    Work,
+    is_finite,
+    nothing_between,
+)
+
+__all__ = [
+    "Aggregation",
+    "Between",
+    "ClassifyWork",
+    "DataType",
+    "EncodeResult",
+    "EncodeWork",
+    "EntitiesWork",
+    "Entity",
+    "ExtractResult",
+    "Extraction",
+    "Given",
+    "GoOn",
+    "Head",
+    "LabelScore",
+    "Model",
+    "Output",
+    "Parked",
+    "Prepared",
+    "RaggedRows",
+    "Relation",
+    "RelationsWork",
+    "Representation",
+    "Result",
+    "Role",
+    "Scale",
+    "ScoreResult",
+    "ScoreWork",
+    "Sequence",
+    "SparseRow",
+    "SparseRows",
+    "Stored",
+    "TextModel",
+    "Truncation",
+    "Work",
+    "is_finite",
+    "nothing_between",
+]

@@ -1,0 +1,54 @@
+"""Relative positions by buckets of distances: what T5 and MPNet add to attention scores, the same in all layers.
+
+Made once a model is loaded; a forward only looks it up (`libs/kernels/attention.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from libs.models.layers.embeddings import Table
+from libs.models.layers.encoder import PositionBias
+from libs.models.layers.spec import Config
+
+
+class BucketBias(PositionBias):
+    """T5's relative attention bias (arXiv 1910.10683, section 2.1): distances share buckets that widen with the logarithm.
+
+    `reach`: the largest distance there can be. `farthest`: distances from here on share the last bucket.
+    """
+
+    def __init__(self, buckets: int, heads: int, *, reach: int, farthest: int = 128) -> None:
+        super().__init__()
+        self.buckets = Table(buckets, heads)
+        self._reach, self._farthest = reach, farthest
+        self.register_buffer("table", None, persistent=False)
+
+    @classmethod
+    def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
+        """The one that config.json describes; ModelBroken for buckets of which none is left for exact or for shared distances."""
+        buckets = config.size("relative_attention_num_buckets", 32)
+        if not 4 <= buckets < 4 * farthest:
+            raise config.unsupported(
+                "relative_attention_num_buckets", f"at least 4 are needed, and less than four times the distance {farthest}"
+            )
+        return cls(buckets, heads, reach=reach, farthest=farthest)
+
+    def prepare(self) -> None:
+        """Once loaded: spread the buckets over all distances."""
+        weight = self.buckets.weight
+        distances = torch.arange(-self._reach, self._reach + 1, device=weight.device)
+        self.table = weight[bucket_of(distances, weight.shape[0], self._farthest)].T.contiguous()
+
+
+def bucket_of(distance: Tensor, buckets: int, farthest: int) -> Tensor:
+    """The bucket of each distance (key minus query). One half is for keys after the query; half of each is for exact distances."""
+    half = buckets // 2
+    exact = half // 2
+    far = distance.abs()
+    ratio = (far.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
+    wide = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+    return torch.where(far < exact, far, wide) + torch.where(distance > 0, half, 0)

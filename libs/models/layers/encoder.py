@@ -1,0 +1,305 @@
+"""The packed transformer encoder: one forward for every family, assembled from an EncoderSpec.
+
+Second stop of a forward, between Packed and the heads. Every choice is made in a constructor, so a forward has no tests of names
+and never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from libs.kernels.attention import varlen_attention
+from libs.kernels.gated import gate_up
+from libs.kernels.layout import Layout
+from libs.kernels.linear import PackedLinear
+from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from libs.kernels.rope import angles, rotate
+from libs.kernels.triton_here import has_triton
+from libs.models.layers.activations import FUNCTIONS
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.experts import Experts
+from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
+from libs.models.packed import Packed, Rows
+from libs.models.work import Between, nothing_between
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin, [tokens, pairs] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all layers of one forward use: the rotation for each Rope, and the bias on attention scores by distance."""
+
+    rotations: dict[Rope, Rotation]
+    bias: Tensor | None
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm, as the spec says."""
+
+    def __init__(self, spec: EncoderSpec, size: int | None = None) -> None:
+        super().__init__()
+        size = spec.hidden if size is None else size
+        self.weight: Tensor = nn.Parameter(torch.empty(size), requires_grad=False)
+        has_bias = spec.norm_kind == "layer" and spec.norm_bias
+        self.bias: Tensor | None = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
+        self._eps, self._shift, self._rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same"""
+        if self._rms:
+            return rms_norm(x, self.weight, self._eps, shift=self._shift)
+        return layer_norm(x, self.weight, self.bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x + residual, and the norm of that."""
+        if self._rms:
+            return add_rms_norm(x, residual, self.weight, self._eps, shift=self._shift)
+        return add_layer_norm(x, residual, self.weight, self.bias, self._eps)
+
+
+class Attention(nn.Module):
+    """Self-attention up to, and without, its output projection: that belongs to the layer, which fuses the residual into it.
+
+    A family with an attention of its own gives TextEncoder a subclass that overrides `project` or `mix`.
+    """
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
+        super().__init__()
+        size = spec.head_size
+        self.parts = (spec.heads, spec.shared, spec.shared)
+        self.qkv = PackedLinear(spec.hidden, sum(self.parts) * size, bias=spec.qkv_bias, slots=[part * size for part in self.parts])
+        self.out = PackedLinear(spec.heads * size, spec.hidden, bias=spec.out_bias)
+        self.q_norm = Norm(spec, size) if spec.qk_norm else None
+        self.k_norm = Norm(spec, size) if spec.qk_norm else None
+        self.head_size = size
+        self.scale = size**-0.5 if spec.scale is None else spec.scale
+        self.causal, self.window, self.rope = spec.causal, layer.window, layer.rope
+
+    def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
+        """[tokens, hidden] -> [tokens, heads * head_size]"""
+        q, k, v = self.project(x, shared)
+        return self.mix(q, k, v, batch, batch.layout, shared)
+
+    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads * head_size]"""
+        q, k, v = self.project(x, shared)
+        return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+        """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads * head_size]"""
+        if batch.key_rows is not None:
+            k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
+        mixed = varlen_attention(q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias)
+        return mixed.flatten(1)
+
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]"""
+        fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
+        q, k, v = fused.split_with_sizes(self.parts, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.forward(q), self.k_norm.forward(k)
+            if self.rope is not None:
+                cos, sin = shared.rotations[self.rope]
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        elif self.rope is not None:
+            # Neighbours in the fused projection, which nobody else needs.
+            q, k = rotate(fused[:, : sum(self.parts[:2])], *shared.rotations[self.rope]).split_with_sizes(self.parts[:2], dim=1)
+        return q, k, v
+
+
+class FeedForward(nn.Module):
+    """up (and gate), activation, down."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        fused = spec.activation == "gelu" and not spec.gated
+        parts = [spec.ffn] * (2 if spec.gated else 1)
+        self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
+        self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
+        self._gated, self._gate_last, self._activation = spec.gated, spec.gate_last, spec.activation
+        self._function = None if fused else FUNCTIONS[spec.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, ffn]"""
+        x = self.up.forward(x)
+        if self._function is None:
+            return x
+        return gate_up(x, self._activation, gate_last=self._gate_last) if self._gated else self._function(x)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """With `down`: [rows, hidden] -> [rows, hidden]"""
+        return self.down.forward(self.forward(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`whole` plus `residual`."""
+        return self.down.add(self.forward(x), residual)
+
+
+def add_and_norm(block: PackedLinear | FeedForward | Experts, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The block's answer to x plus the residual, and its norm: the sum is part of the norm's launch, or of the block's product."""
+    if has_triton(x):
+        return norm.add(block.forward(x) if isinstance(block, PackedLinear) else block.whole(x), residual)
+    total = block.add(x, residual)
+    return total, norm.forward(total)
+
+
+AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
+
+
+class Layer(nn.Module):
+    """One transformer layer: attention and feed-forward, each with its residual. Subclasses place the norms."""
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
+        super().__init__()
+        self.attn = attention(spec, layer)
+        self.ffn = Experts(spec, layer.experts) if layer.experts else FeedForward(spec)
+        self.attn_norm = Norm(spec) if layer.attention_norm else None
+        self.ffn_norm = Norm(spec)
+
+    def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
+
+    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+        """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
+        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
+        return self.after_attention(x.index_select(0, rows), mixed)
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        return x if self.attn_norm is None else self.attn_norm.forward(x)
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class PostNormLayer(Layer):
+    """BERT: norm after each residual add."""
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        return x
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        normed = self.attn.out.add(mixed, x) if self.attn_norm is None else add_and_norm(self.attn.out, self.attn_norm, mixed, x)[1]
+        return add_and_norm(self.ffn, self.ffn_norm, normed, normed)[1]
+
+
+class PreNormLayer(Layer):
+    """Norm before each block; the residual stream itself is not normalised."""
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x, normed = add_and_norm(self.attn.out, self.ffn_norm, mixed, x)
+        return self.ffn.add(normed, x)
+
+
+class SandwichLayer(Layer):
+    """Gemma: norm before each block, and of the block's answer before it is added."""
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
+        super().__init__(spec, layer, attention)
+        self.attn_out_norm, self.ffn_out_norm = Norm(spec), Norm(spec)
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.attn_out_norm.forward(self.attn.out.forward(mixed))
+        return x + self.ffn_out_norm.forward(self.ffn.whole(self.ffn_norm.forward(x)))
+
+
+_LAYERS: dict[str, type[Layer]] = {"post": PostNormLayer, "pre": PreNormLayer, "sandwich": SandwichLayer}
+
+
+LayerType = Callable[[EncoderSpec, LayerSpec, AttentionType], Layer]
+
+
+class PositionBias(nn.Module):
+    """What a family adds to attention scores by distance. `table` is `varlen_attention`'s `bias`; a subclass computes it in
+    `prepare`.
+    """
+
+    table: Tensor
+
+
+class TextEncoder(nn.Module):
+    """Packed token ids to hidden states. `max_positions`: the longest sequence it takes."""
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        embed: TokenEmbedding,
+        *,
+        relative: PositionBias | None = None,
+        attention: AttentionType = Attention,
+        layer: LayerType | None = None,
+    ) -> None:
+        """`layer` None: the kind that `spec.norm` names."""
+        super().__init__()
+        self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
+        self.causal = spec.causal
+        self.embed, self.relative = embed, relative
+        kind = _LAYERS[spec.norm] if layer is None else layer
+        self.stack = tuple(kind(spec, each, attention) for each in spec.layers)
+        self.layers = nn.ModuleList(self.stack)
+        self.norm = None if spec.norm == "post" else Norm(spec)
+        self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
+        self._frequencies: dict[Rope, Tensor] = {}
+        # A first token's row alone has its keys behind it, where masks and biases by distance do not look for them.
+        plain = not spec.causal and spec.layers[-1].window is None and relative is None
+        self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",)
+
+    def prepare(self) -> None:
+        """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
+        device = self.embed.token.weight.device
+        self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=device) for rope in self._ropes}
+
+    @property
+    def token_weight(self) -> Tensor:
+        """The token table [vocabulary, embedding size] in the encoder's type, for heads that share it (a tied decoder)."""
+        return self.embed.token.weight
+
+    @property
+    def segments(self) -> int:
+        """How many kinds of text it tells apart in a sequence; 0 or 1: none."""
+        return 0 if self.embed.segment is None else self.embed.segment.weight.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all weights, in whichever layout they are."""
+        return resident_bytes(self)
+
+    @torch.inference_mode()
+    def forward(self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between) -> Tensor:
+        """Hidden states [tokens, hidden] in the encoder's type.
+
+        With `rows`, one row of each sequence in their order: only those, [sequences, hidden], for which most of the last layer is
+        left out where the family allows it.
+        """
+        shared = Shared(
+            rotations={rope: angles(batch.positions, self._frequencies[rope], rope.factor) for rope in self._ropes},
+            bias=None if self.relative is None else self.relative.table,
+        )
+        short = rows in self._short
+        x = self.embed.forward(batch)
+        for layer in self.stack[:-1] if short else self.stack:
+            between()
+            x = layer.forward(x, batch, shared)
+        if rows is not None:
+            between()
+            chosen = batch.rows(rows)
+            x = self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout()) if short else x.index_select(0, chosen)
+        return x if self.norm is None else self.norm.forward(x)
+
+
+def resident_bytes(module: nn.Module) -> int:
+    """Memory of a module's weights, shared storage counted once."""
+    storages: dict[int, int] = {}
+    packed = 0
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        else:
+            packed += tensor.numel() * tensor.element_size()
+    return packed + sum(storages.values())

@@ -1,0 +1,129 @@
+"""config.json's ways of telling rotary positions -> a Rope. Called by every family whose positions are rotary.
+
+Scalings are told in `rope_parameters`, flat or with an entry for each kind of layer (transformers 5), or in `rope_scaling` (older).
+The formulas are those of transformers' modeling_rope_utils, step by step in float32, so that frequencies agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from libs.errors import ModelBroken
+from libs.models.layers.spec import Config, Rope
+
+_THETA = 10_000.0
+_MOST_TURNED = 1 << 13
+
+
+def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str = "", scaled: bool = True) -> Rope:
+    """The rotation of heads of `size` numbers, of which `partial_rotary_factor` may leave the last ones as they are.
+
+    `theta`: the base, unless the scaling's own keys have one; None: `rope_theta`. `kind`: of layer ("full_attention",
+    "sliding_attention"), where `rope_parameters` has an entry for each. `scaled` False: `rope_scaling` is not meant for these
+    layers. Raises ModelBroken for a scaling that is not known, naming the key, and for a size that cannot be turned.
+    """
+    values = config.part("rope_scaling")
+    if not scaled or not config.has("rope_scaling"):
+        values = config.part("rope_parameters")
+        values = values.part(kind) if values.has(kind) else values
+    base = values.number("rope_theta", config.number("rope_theta", _THETA) if theta is None else theta)
+    turned = int(size * values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)))
+    if turned < 2 or turned % 2 or turned > _MOST_TURNED:
+        wanted = f"an even number of numbers of each head, at most {_MOST_TURNED:,}"
+        raise ModelBroken(f"config.json: rotary positions need {wanted}: of {size} they get {turned}")
+    key = "rope_type" if values.has("rope_type") else "type"
+    name = values.text(key, "default")
+    if name not in _SCALINGS:
+        raise values.unsupported(key, f"supported are {', '.join(_SCALINGS)}")
+    frequencies, factor = _SCALINGS[name](values, config, base, turned)
+    return Rope(tuple(frequencies.tolist()), factor)
+
+
+def _plain(base: float, size: int) -> Tensor:
+    """RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU whichever device a model is built on."""
+    return 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size))
+
+
+def _default(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """Also `dynamic`, which changes frequencies only beyond `max_position_embeddings`, where no text is served."""
+    return _plain(base, size), 1.0
+
+
+def _linear(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """Positions divided by `factor` (arXiv 2306.15595)."""
+    return _plain(base, size) / values.number("factor"), 1.0
+
+
+def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """Alibaba-NLP/new-impl's: fixed NTK and, with `mixed_b`, mixed NTK (kexue.fm/archives/9706, formulas 6 and 10 to 13)."""
+    factor = values.number("factor")
+    if factor <= 1.0:
+        return _plain(base, size), 1.0
+    if not values.has("mixed_b"):
+        return _plain(base * factor, size) / factor ** (2 / size), 1.0
+    power = values.number("mixed_b")
+    step = math.log(factor) / (size / 2) ** power
+    return _plain(base, size) / (step * torch.arange(1, size // 2 + 1, device="cpu").float() ** power).exp(), 1.0
+
+
+def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """Slow pairs are stretched, fast ones kept, and a ramp joins them (arXiv 2309.00071)."""
+    original = _original_length(values, config)
+    factor = values.number("factor") if values.has("factor") else config.size("max_position_embeddings") / original
+
+    def pair(turns: float) -> float:
+        """The pair that turns so often within the original length."""
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair(values.number("beta_fast", 32)), pair(values.number("beta_slow", 1))
+    if values.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    periods = base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, _yarn_factor(values, factor)
+
+
+def _yarn_factor(values: Config, factor: float) -> float:
+    """What cos and sin are multiplied by: the given one, or the paper's, or DeepSeek's ratio of two."""
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if values.has("attention_factor"):
+        return values.number("attention_factor")
+    upper, lower = values.number("mscale", 0), values.number("mscale_all_dim", 0)
+    return scale(upper) / scale(lower) if upper and lower else scale(1)
+
+
+def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """Long waves are stretched by `factor`, short ones kept, those between are blended (Llama 3.1's reference code)."""
+    original = _original_length(values, config)
+    factor, low, high = values.number("factor"), values.number("low_freq_factor"), values.number("high_freq_factor")
+    plain = _plain(base, size)
+    waves = 2 * math.pi / plain
+    share = (original / waves - low) / (high - low)
+    blended = (1 - share) * plain / factor + share * plain
+    stretched = torch.where(waves > original / low, plain / factor, blended)
+    return torch.where(waves < original / high, plain, stretched), 1.0
+
+
+def _original_length(values: Config, config: Config) -> int:
+    """Tokens that the model knew before its positions were stretched; config.json's own key speaks first, as in transformers."""
+    inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    return config.size("original_max_position_embeddings", inner)
+
+
+_SCALINGS: dict[str, Callable[[Config, Config, float, int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "dynamic": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "ntk": _ntk,
+    "yarn": _yarn,
+}

@@ -1,0 +1,353 @@
+"""LoRA adapters of a loaded model: PEFT's files to what each linear layer adds, and whose rows they are in a batch.
+
+Adapters come to a resident model, and go, while it serves. `TextModel.forward` binds those of a batch to the layers
+(`Adapters.bound`), which add them (`libs/kernels/lora.py`). As with weights, every tensor of a file is accounted for by the
+family's table or loading fails with its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from libs.catalog.adapter import FILE, WEIGHTS, Adapter, read_adapter
+from libs.catalog.files import shortened
+from libs.errors import ModelBroken
+from libs.kernels.linear import PackedLinear, must_widen
+from libs.kernels.lora import Delta, LowRank, Rows
+from libs.models.layers.encoder import TextEncoder
+from libs.models.weights import HeadRule, Rule, Spare, TensorFile, find
+
+PICKLE: Final = "adapter_model.bin"
+
+# `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
+_NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
+
+_MOST_NAME: Final = 1024
+"""Characters. Layers of real models have names of a hundred."""
+
+
+class Made(Protocol):
+    """What an encoder made of an adapter beside its parts."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
+_Made = TypeVar("_Made", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a linear layer that can be adapted: `slots` add up to its outputs."""
+
+    inputs: int
+    slots: tuple[int, ...]
+
+
+@runtime_checkable
+class Relearns(Protocol):
+    """An encoder that used linear layers once after loading on something that is no batch, and does so for each adapter."""
+
+    def spent(self) -> Mapping[str, Shape]:
+        """Layers that were needed for that only and are gone, by name."""
+
+    def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, Made]:
+        """What an adapter's parts make of it, by the name of a module that wants to have it bound as `delta` (`Learned`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned(Generic[_Made]):
+    """What `Relearns.relearn` made for a module, of the adapters of a batch, by their numbers in `rows`."""
+
+    rows: Rows
+    parts: Mapping[int, _Made]
+
+
+@runtime_checkable
+class _Bindable(Protocol):
+    """A module to which something is bound for the time of a forward."""
+
+    delta: Any
+
+
+_Binding = tuple[_Bindable, "Delta | Learned[Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a family's checkpoints have which tensor: its table, what may stand before its names, and what its head has."""
+
+    table: Mapping[str, Rule]
+    prefixes: tuple[str, ...]
+    head_table: Mapping[str, HeadRule]
+
+    def place(self, module: str) -> Place | None:
+        """Of a linear layer's name; None if the family leaves such layers out. Raises KeyError for a name that it has not, and
+        LookupError saying what else stands in the way."""
+        for prefix in sorted(self.prefixes, key=len, reverse=True):
+            stem = module.removeprefix(prefix)
+            if not module.startswith(prefix):
+                continue
+            own = find(f"{stem}.weight", self.head_table)
+            if own is not None and self.head_table[own.stem] is not None:
+                raise LookupError("belongs to the model's head; only layers of the encoder can have adapters")
+            found = find(f"{stem}.weight", self.table)
+            if found is not None:
+                return _place(self.table[found.stem], found.number)
+        raise KeyError(module)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Our name of a linear layer, and which of its slots; None: all of it."""
+
+    layer: str
+    slot: int | None
+
+
+def _place(rule: Rule, number: str) -> Place | None:
+    if rule is None:
+        return None
+    if isinstance(rule, tuple):
+        return Place(rule[0].format(number), rule[1])
+    return Place((rule.target if isinstance(rule, Spare) else rule).format(number), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and what b a is multiplied by."""
+
+    place: Place
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a module (`Relearns`)."""
+
+    directory: Path
+    bytes: int
+    parts: Mapping[str, LowRank]
+    learned: Mapping[str, Made]
+
+
+class Adapters:
+    """Of one model, by name. `add` and `remove` may be called by any thread while another one computes.
+
+    Binding writes to the layers, so whoever computes must be alone with the encoder (`TextModel.forward` sees to that).
+    """
+
+    def __init__(self, encoder: TextEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
+        self._encoder, self._names, self._device = encoder, names, device
+        self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
+        self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
+        linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
+        self._shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
+        if isinstance(encoder, Relearns):
+            self._shapes.update(encoder.spent())
+        # Replaced, never changed: a forward keeps the mapping that it began with. The lock is for those who replace it.
+        self._loaded: Mapping[str, Loaded] = {}
+        self._replacing = Lock()
+        self._followed: Adapters | None = None
+        self._bound: list[_Binding] = []
+
+    @property
+    def bytes(self) -> int:
+        """On the device, of all of them."""
+        return sum(adapter.bytes for adapter in self._loaded.values())
+
+    def directories(self) -> dict[str, Path]:
+        """Where each was read from, by name."""
+        return {name: adapter.directory for name, adapter in self._loaded.items()}
+
+    @torch.inference_mode()
+    def add(self, name: str, directory: Path) -> int:
+        """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
+        pieces = read_pieces(directory, self._names, self._shapes)
+        parts, size = self._parts(pieces)
+        learned = self._encoder.relearn(parts) if isinstance(self._encoder, Relearns) else {}
+        size += sum(made.bytes for made in learned.values())
+        with self._replacing:
+            self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
+        return size
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter, if it is there. Its memory is free once the forward in progress is over."""
+        with self._replacing:
+            self._loaded = {other: adapter for other, adapter in self._loaded.items() if other != name}
+
+    @contextmanager
+    def bound(self, names: Sequence[str], lengths: Sequence[int]) -> Iterator[None]:
+        """Let the layers add the adapters of a batch. `names`: of each sequence, empty for none; `lengths`: tokens of each. Within
+        another batch, its adapters rest meanwhile.
+
+        Raises KeyError for one that is not loaded, ModelBroken for one that is to be had from another model and cannot be read.
+        """
+        used = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+        before = self._bound
+        if not used and not before:
+            yield
+            return
+        known = self._loaded if self._followed is None else self._fetched(used, self._followed)
+        bindings = self._bindings([known[name] for name in used], Rows.of([used.get(name) for name in names], lengths))
+        try:
+            self._bind(bindings)
+            yield
+        finally:
+            self._bind(before)
+
+    def _bind(self, bindings: list[_Binding]) -> None:
+        """In place of those that are bound."""
+        for module, _ in self._bound:
+            module.delta = None
+        for module, delta in bindings:
+            module.delta = delta
+        self._bound = bindings
+
+    def follow(self, other: Adapters) -> None:
+        """What a batch needs and is not here is read from where the other one, of the same model in another type, read it."""
+        self._followed = other
+
+    def _fetched(self, names: Iterable[str], other: Adapters) -> Mapping[str, Loaded]:
+        directories = other.directories()
+        for name in names:
+            if name not in self._loaded and name in directories:
+                self.add(name, directories[name])
+        return self._loaded
+
+    def _bindings(self, used: Sequence[Loaded], rows: Rows) -> list[_Binding]:
+        parts: dict[str, dict[int, LowRank]] = {}
+        learned: dict[str, dict[int, Made]] = {}
+        for number, adapter in enumerate(used):
+            for name, part in adapter.parts.items():
+                parts.setdefault(name, {})[number] = part
+            for name, made in adapter.learned.items():
+                learned.setdefault(name, {})[number] = made
+        found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
+        return [*found, *((self._bindable[name], Learned(rows, own)) for name, own in learned.items())]
+
+    def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], int]:
+        """All factors in one buffer on the device, one pair for each layer; and the buffer's bytes."""
+        by_layer: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_layer.setdefault(piece.place.layer, []).append(piece)
+        factors = [factor for layer, of_it in by_layer.items() for factor in _fused(of_it, self._shapes[layer])]
+        buffer = torch.cat([factor.flatten() for factor in factors]).to(device=self._device, dtype=self._dtype)
+        ends = accumulate(factor.numel() for factor in factors)
+        views = [buffer[end - factor.numel() : end].view(factor.shape) for factor, end in zip(factors, ends, strict=True)]
+        parts = {layer: LowRank(a, b) for layer, a, b in zip(by_layer, views[::2], views[1::2], strict=True)}
+        return parts, buffer.nbytes
+
+
+def _fused(pieces: Sequence[Piece], shape: Shape) -> tuple[Tensor, Tensor]:
+    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 where a piece's slot is not."""
+    a = torch.cat([piece.a.float() for piece in pieces])
+    b = torch.zeros(len(a), sum(shape.slots))
+    first = 0
+    for piece in pieces:
+        start, size = _outputs(piece.place, shape)
+        last = first + len(piece.a)
+        b[first:last, start : start + size] = piece.b.float().T * piece.scale
+        first = last
+    return a, b
+
+
+def _outputs(place: Place, shape: Shape) -> tuple[int, int]:
+    """Where a slot's outputs begin, and how many they are."""
+    if place.slot is None:
+        return 0, sum(shape.slots)
+    return sum(shape.slots[: place.slot]), shape.slots[place.slot]
+
+
+def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
+    """What an adapter's files say, views of the mapped file. Raises ModelBroken with the file and the key or tensor at fault."""
+    adapter = read_adapter(directory)
+    tensors = _open(directory)
+    factors: dict[str, dict[str, str]] = {}
+    for stored in tensors.names():
+        module, factor = _parse(stored)
+        if factors.setdefault(module, {}).setdefault(factor, stored) != stored:
+            raise _broken(stored, f"is there twice: as {factors[module][factor]!r} too")
+    pieces = [_piece(module, found, adapter, tensors, names, shapes) for module, found in factors.items()]
+    wanted = [piece for piece in pieces if piece is not None]
+    if not wanted:
+        raise ModelBroken(f"{WEIGHTS}: no tensor adapts a layer that this model computes")
+    places = [piece.place for piece in wanted]
+    twice = next((place for number, place in enumerate(places) if place in places[:number]), None)
+    if twice is not None:
+        raise ModelBroken(f"{WEIGHTS}: two modules adapt the same layer ({twice.layer})")
+    return wanted
+
+
+def _open(directory: Path) -> TensorFile:
+    if (directory / WEIGHTS).is_file():
+        return TensorFile.of(directory, WEIGHTS)
+    if (directory / PICKLE).is_file():
+        raise ModelBroken(
+            f"{PICKLE}: pickled weights are never loaded; convert them to {WEIGHTS}, for example with PEFT's "
+            f"save_pretrained(..., safe_serialization=True), and put it beside {FILE}"
+        )
+    raise ModelBroken(f"{WEIGHTS}: no such file")
+
+
+def _parse(stored: str) -> tuple[str, str]:
+    """Module and factor (A or B) of a tensor's name."""
+    match = _NAME.fullmatch(stored)
+    if match is not None and len(stored) <= _MOST_NAME:
+        return match["module"], match["factor"]
+    if "lora_embedding_" in stored:
+        raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
+    if "lora_magnitude_vector" in stored:
+        raise _broken(stored, "is of DoRA, which is not served")
+    if "lora_" in stored:
+        raise _broken(stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are")
+    raise _broken(stored, "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served")
+
+
+def _piece(
+    module: str, found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, names: Names, shapes: Mapping[str, Shape]
+) -> Piece | None:
+    """None for a layer that the family leaves out of the model itself."""
+    stored = next(iter(found.values()))
+    for factor in "AB":
+        if factor not in found:
+            raise _broken(stored, f"has no partner lora_{factor}")
+    if not adapter.is_target(module):
+        raise ModelBroken(f"{FILE}: `target_modules` does not name the module of tensor {stored!r} of {WEIGHTS}")
+    try:
+        place = names.place(module)
+    except KeyError:
+        raise _broken(stored, "is unknown to this family of models") from None
+    except LookupError as error:
+        raise _broken(stored, str(error)) from None
+    if place is None:
+        return None
+    shape = shapes.get(place.layer)
+    if shape is None:
+        raise _broken(stored, "adapts what is no linear layer of this model; only those can have adapters")
+    rank = adapter.rank_of(module)
+    _check_shape(tensors, found["A"], (rank, shape.inputs))
+    _check_shape(tensors, found["B"], (_outputs(place, shape)[1], rank))
+    return Piece(place, tensors.read(found["A"]), tensors.read(found["B"]), adapter.scale_of(module))
+
+
+def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, int]) -> None:
+    shape = tensors.shape(stored)
+    if shape != wanted:
+        raise _broken(stored, f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}")
+
+
+def _broken(stored: str, problem: str) -> ModelBroken:
+    return ModelBroken(f"{WEIGHTS}: tensor {shortened(stored)!r} {problem}")

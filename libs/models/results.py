@@ -1,0 +1,108 @@
+"""What `TextModel.finish` answers, in numpy and without protobuf: `services/worker/codec.py` puts it on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.models.work import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array as tensor.proto stores it.
+
+    `values` holds the stored numbers, little-endian, so that `values.tobytes()` is the message's `data`: float32, float16, uint16
+    (the bits of bfloat16), int8, uint8, or uint8 with eight numbers a byte (binary). `shape` counts numbers, also for binary.
+    `scale` and `offset` have one float32 a row, and are None where tensor.proto leaves them empty.
+    """
+
+    data_type: DataType
+    shape: tuple[int, ...]
+    values: NDArray[np.generic]
+    scale: NDArray[np.float32] | None = None
+    offset: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """Rows of different length end to end: values [all tokens, dimensions]; offsets [rows + 1], the first 0."""
+
+    values: Stored
+    offsets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A matrix by its non-zero numbers (CSR). Row i has the columns `indices[offsets[i]:offsets[i + 1]]`, rising."""
+
+    columns: int
+    offsets: list[int]
+    indices: NDArray[np.uint32]
+    values: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """Row i for text i; what was not asked for is None."""
+
+    dense: Stored | None = None  # [texts, dimensions]
+    sparse: SparseRows | None = None
+    multi_vector: RaggedRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Higher is better."""
+
+    scores: NDArray[np.float32]  # [documents]
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A labelled piece of a text: code points, end exclusive; score 0..1."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """A label and how well it fits: 0..1, for embedding models the cosine to the label's prompt."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`head` stands in the relation `label` to `tail`; score 0..1."""
+
+    head: Entity
+    tail: Entity
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What was found in one text: entities by their start, labels and relations best first."""
+
+    entities: tuple[Entity, ...] = ()
+    labels: tuple[LabelScore, ...] = ()
+    relations: tuple[Relation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractResult:
+    """Entry i for text i."""
+
+    items: list[Extraction]
+
+
+Result = EncodeResult | ScoreResult | ExtractResult

@@ -1,0 +1,440 @@
+"""DeBERTa v2 and v3: BERT whose attention also weighs distances against content (arXiv 2006.03654, 2111.09543).
+
+The score of a query and a key is the sum of content · content, content of the query · distance and content of the key · distance.
+Distances are few: near ones each have an embedding, farther ones share buckets. All layers have the same embeddings, and each its
+own projections of them, which are computed once after loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from libs.kernels.layout import Layout, Run
+from libs.kernels.linear import PackedLinear
+from libs.kernels.lora import LowRank
+from libs.models.layers.embeddings import Table, TokenEmbedding
+from libs.models.layers.encoder import (
+    Attention,
+    AttentionType,
+    Norm,
+    PositionBias,
+    PostNormLayer,
+    Shared,
+    TextEncoder,
+)
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.lora import Learned, Shape
+from libs.models.packed import Packed
+from libs.models.weights import Rule, Spare
+
+MODEL_TYPES = ("deberta-v2",)
+PREFIXES = ("", "deberta.")
+
+WEIGHTS: dict[str, Rule] = {
+    "embeddings.position_ids": None,
+    "embeddings.word_embeddings": "embed.token",
+    # Microsoft's checkpoints hold it though their config.json says position_biased_input: false.
+    "embeddings.position_embeddings": Spare("embed.position"),
+    "embeddings.token_type_embeddings": "embed.segment",
+    "embeddings.embed_proj": "embed.project",
+    "embeddings.LayerNorm": "embed.norm",
+    "encoder.rel_embeddings": "relative.positions",
+    "encoder.LayerNorm": Spare("relative.norm"),
+    "encoder.conv.conv": "layers.{}.conv",
+    "encoder.conv.LayerNorm": "layers.{}.conv_norm",
+    "encoder.layer.{}.attention.self.query_proj": ("layers.{}.attn.qkv", 0),
+    "encoder.layer.{}.attention.self.key_proj": ("layers.{}.attn.qkv", 1),
+    "encoder.layer.{}.attention.self.value_proj": ("layers.{}.attn.qkv", 2),
+    "encoder.layer.{}.attention.self.pos_key_proj": "layers.{}.attn.distance_key",
+    "encoder.layer.{}.attention.self.pos_query_proj": "layers.{}.attn.distance_query",
+    "encoder.layer.{}.attention.output.dense": "layers.{}.attn.out",
+    "encoder.layer.{}.attention.output.LayerNorm": "layers.{}.attn_norm",
+    "encoder.layer.{}.intermediate.dense": "layers.{}.ffn.up",
+    "encoder.layer.{}.output.dense": "layers.{}.ffn.down",
+    "encoder.layer.{}.output.LayerNorm": "layers.{}.ffn_norm",
+    "pooler.dense": None,
+    "classifier": None,
+    "qa_outputs": None,
+    "cls.predictions.bias": None,
+    "cls.predictions.decoder": None,
+    "cls.predictions.transform.dense": None,
+    "cls.predictions.transform.LayerNorm": None,
+    "lm_predictions.lm_head.bias": None,
+    "lm_predictions.lm_head.dense": None,
+    "lm_predictions.lm_head.LayerNorm": None,
+    "mask_predictions.classifier": None,
+    "mask_predictions.dense": None,
+    "mask_predictions.LayerNorm": None,
+}
+
+_EPS = 1e-7
+_POSITIONS = 512  # transformers' default
+_ANY_LENGTH = 1 << 20  # tokens; without a position table no text is too long, as all far distances are one
+_KINDS = ("c2p", "p2c")
+# Scores by distance that are in memory at once. A CPU's cache should hold them; a GPU should have enough to do.
+_SCORES_ON_CPU = 1 << 22
+_SCORES = 1 << 27
+_CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Which row of the distance embeddings stands for which distance, counted from a key to a query (query minus key).
+
+    `rows`: of the distances -reach ... reach; farther ones have the first or the last. Rows never fall as distances rise, so those
+    that a text needs are neighbours.
+    """
+
+    rows: tuple[int, ...]
+
+    @property
+    def reach(self) -> int:
+        return len(self.rows) // 2
+
+    @property
+    def embeddings(self) -> int:
+        """How many rows there are."""
+        return self.rows[-1] + 1
+
+    def row(self, distance: int) -> int:
+        return self.rows[max(-self.reach, min(self.reach, distance)) + self.reach]
+
+    @staticmethod
+    def exact(farthest: int) -> Distances:
+        """A row for each distance below `farthest`."""
+        return Distances((*range(2 * farthest), 2 * farthest - 1))
+
+    @staticmethod
+    def bucketed(buckets: int, farthest: int) -> Distances:
+        """A row for each distance up to half the buckets; the other half widens with the logarithm (make_log_bucket_position)."""
+        middle = buckets // 2
+        far = torch.arange(farthest + 1, device="cpu")
+        # float32 and these very operations, as the reference: a bucket's edge must not move by a rounding.
+        ratio = torch.log(far.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle, device="cpu"))
+        wide = (torch.ceil(ratio * (middle - 1)) + middle).long()
+        near = torch.where(far <= middle, far, wide)
+        both = torch.cat([-near[1:].flip(0), near])
+        return Distances(tuple((both + buckets).clamp(0, 2 * buckets - 1).tolist()))
+
+
+class DistanceEmbedding(PositionBias):
+    """The vectors of distances, before a layer projects them. `table`: the row of each distance of -reach ... reach."""
+
+    def __init__(self, spec: EncoderSpec, distances: Distances, *, normed: bool) -> None:
+        super().__init__()
+        self.positions = Table(distances.embeddings, spec.hidden)
+        self.norm = Norm(spec) if normed else None
+        self._distances = distances
+        self.register_buffer("table", None, persistent=False)
+
+    def prepare(self) -> None:
+        """Once loaded: put the rows on the device."""
+        self.table = torch.tensor(self._distances.rows, device=self.positions.weight.device)
+
+    def vectors(self) -> Tensor:
+        """[rows, hidden]"""
+        weight = self.positions.weight
+        return weight if self.norm is None else self.norm.forward(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceParts:
+    """What an adapter adds to a layer's projected distances: for each row, (a' b) by head. `a`: [rank, rows], scaled."""
+
+    keys: LowRank | None
+    queries: LowRank | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.a.nbytes for part in (self.keys, self.queries) if part is not None)
+
+
+class DisentangledAttention(Attention):
+    """Content and distances. `kinds`: whose content meets distances; `own`: projections of their own, else those of the content.
+
+    `delta`: what the adapters of the batch that is being computed make of the distances.
+    """
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
+        super().__init__(spec, layer)
+        size = spec.heads * spec.head_size
+        self.distance_key = PackedLinear(spec.hidden, size) if own and "c2p" in kinds else None
+        self.distance_query = PackedLinear(spec.hidden, size) if own and "p2c" in kinds else None
+        self._distances, self._kinds, self._own = distances, kinds, own
+        self.delta: Learned[DistanceParts] | None = None
+        self.keys: Tensor | None  # of distances, for queries: [heads, rows, head_size], scaled
+        self.queries: Tensor | None  # of distances, for keys
+        self.register_buffer("keys", None, persistent=False)
+        self.register_buffer("queries", None, persistent=False)
+
+    def learn(self, vectors: Tensor) -> None:
+        """Once loaded: project the distances' vectors [rows, hidden]."""
+        queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
+        if self.distance_query is not None:
+            queries = self.distance_query.forward(vectors)
+        if self.distance_key is not None:
+            keys = self.distance_key.forward(vectors)
+        self.distance_query = self.distance_key = None
+        self.keys = self._by_head(keys) if "c2p" in self._kinds else None
+        self.queries = self._by_head(queries) if "p2c" in self._kinds else None
+
+    def spent(self) -> dict[str, Shape]:
+        """The linear layers that `learn` needed and nothing else does."""
+        kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
+        return {name: Shape(self.qkv.inputs, self.qkv.slots[:1]) for name, kind in kinds.items() if kind in self._kinds}
+
+    def relearn(self, vectors: Tensor, parts: Mapping[str, LowRank]) -> DistanceParts:
+        """The same for an adapter. `parts`: of this layer's linear layers, by name."""
+        keys = self._projected(vectors, parts, "distance_key", 1) if "c2p" in self._kinds else None
+        queries = self._projected(vectors, parts, "distance_query", 0) if "p2c" in self._kinds else None
+        return DistanceParts(keys, queries)
+
+    def _projected(self, vectors: Tensor, parts: Mapping[str, LowRank], name: str, slot: int) -> LowRank | None:
+        part = parts.get(name if self._own else "qkv")
+        if part is None:
+            return None
+        size = self.qkv.slots[slot]
+        b = part.b if self._own else part.b[:, slot * size : (slot + 1) * size]
+        return LowRank((part.a @ vectors.to(part.a.dtype).T) * self.scale, b) if b.any() else None
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        return (projected * self.scale).view(len(projected), -1, self.head_size).transpose(0, 1).contiguous()
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+        """[queries, heads, head_size], [tokens, heads, head_size] twice -> [queries, heads * head_size]"""
+        if batch.key_rows is not None:
+            k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
+        q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+        out = q.new_empty(q.shape[1], q.shape[0], q.shape[2])
+        for whole in layout.runs:
+            for of_adapter, learned in self._by_adapter(whole, q.shape[1]):
+                for run in _parts(of_adapter, q):
+                    queries = slice(run.query, run.query + run.count * run.queries)
+                    keys = slice(run.key, run.key + run.count * run.keys)
+                    out[queries] = self._dense(q[:, queries], k[:, keys], v[:, keys], run, shared, learned)
+        return out.flatten(1)
+
+    def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
+        """A run in parts of one adapter each. `rows`: of all queries."""
+        if self.delta is None:
+            yield run, None
+            return
+        for start, stop, adapter in self.delta.rows.within(rows, run.query, run.query + run.count * run.queries):
+            done, count = (start - run.query) // run.queries, (stop - start) // run.queries
+            part = replace(run, query=start, key=run.key + done * run.keys, count=count)
+            yield part, None if adapter is None else self.delta.parts.get(adapter)
+
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor:
+        """A run of equally long sequences: [heads, count * length, head_size] each -> [count * queries, heads, head_size]"""
+        # Heads stand where batches do, so that each meets its own distances in one product over all sequences.
+        added = self._scores_by_distance(q, k, run, shared, learned)
+        q, k, v = (_by_text(x, run.count) for x in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
+        return mixed.flatten(1, 2).transpose(0, 1)
+
+    def _scores_by_distance(self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor | None:
+        """What distances add to the scores: [heads, count, queries, keys]"""
+        first = self._distances.row(run.offset + 1 - run.keys)
+        last = self._distances.row(run.offset + run.queries - 1)
+        rows = slice(first, last + 1)  # those that a text of this length needs
+        row = _rows_between(run, shared) - first
+        added = None
+        if self.keys is not None:
+            of_keys = _adapted(self.keys, rows, None if learned is None else learned.keys)
+            scores = _by_text(torch.bmm(q, of_keys.transpose(1, 2)), run.count)
+            added = scores.gather(-1, row.expand(*scores.shape[:2], -1, -1))
+        if self.queries is not None:
+            of_queries = _adapted(self.queries, rows, None if learned is None else learned.queries)
+            scores = _by_text(torch.bmm(k, of_queries.transpose(1, 2)), run.count)
+            turned = scores.gather(-1, row.T.expand(*scores.shape[:2], -1, -1)).transpose(-1, -2)
+            added = turned if added is None else added.add_(turned)
+        return added
+
+
+def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
+    """Those rows of projected distances [heads, rows, head_size], with what an adapter adds."""
+    base = projected[:, rows]
+    if part is None:
+        return base
+    return base + (part.a[:, rows].T @ part.b).view(-1, base.shape[0], base.shape[2]).transpose(0, 1).type_as(base)
+
+
+def _parts(run: Run, q: Tensor) -> Iterator[Run]:
+    """A run in parts of as many texts as have their scores by distance computed at once."""
+    limit = _SCORES_ON_CPU if q.device.type == "cpu" else _SCORES
+    step = max(1, limit // (q.shape[0] * run.queries * run.keys))
+    for done in range(0, run.count, step):
+        count = min(step, run.count - done)
+        yield replace(run, query=run.query + done * run.queries, key=run.key + done * run.keys, count=count)
+
+
+def _by_text(x: Tensor, count: int) -> Tensor:
+    """[heads, count * length, size] -> [heads, count, length, size]"""
+    return x.view(x.shape[0], count, -1, x.shape[2])
+
+
+def _rows_between(run: Run, shared: Shared) -> Tensor:
+    """The distance embeddings' row for each query and key: [queries, keys]"""
+    if shared.bias is None:
+        raise ValueError("an encoder with disentangled attention needs its distance embeddings")
+    reach = len(shared.bias) // 2
+    device = shared.bias.device
+    query = torch.arange(run.offset, run.offset + run.queries, device=device)
+    distance = query[:, None] - torch.arange(run.keys, device=device)
+    return shared.bias[distance.clamp_(-reach, reach) + reach]
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Over `width` tokens, an odd number, in so many groups of channels."""
+
+    width: int
+    groups: int
+    function: Callable[[Tensor], Tensor]
+
+
+class ConvolvedLayer(PostNormLayer):
+    """The first layer of v2's larger models: neighbouring tokens of its input are mixed too, and added to its answer."""
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType, convolution: Convolution) -> None:
+        super().__init__(spec, layer, attention)
+        width = convolution.width
+        self.conv = nn.Conv1d(spec.hidden, spec.hidden, width, padding=width // 2, groups=convolution.groups)
+        self.conv_norm = Norm(spec)
+        self._function = convolution.function
+
+    def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
+        out = super().forward(x, batch, shared)
+        mixed = torch.empty_like(x)
+        for run in batch.layout.runs:
+            rows = slice(run.query, run.query + run.count * run.queries)
+            texts = x[rows].view(run.count, -1, x.shape[1]).transpose(1, 2)
+            mixed[rows] = self.conv(texts).transpose(1, 2).flatten(0, 1)
+        return self.conv_norm.forward(out + self._function(mixed))
+
+    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+        return self.forward(x, batch, shared).index_select(0, rows)
+
+
+class DebertaEncoder(TextEncoder):
+    """With distances projected for each layer, and in some models a convolution around the first."""
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        embed: TokenEmbedding,
+        distances: DistanceEmbedding | None,
+        attention: AttentionType,
+        convolution: Convolution | None,
+    ) -> None:
+        super().__init__(spec, embed, relative=distances, attention=attention)
+        if convolution is not None:
+            first = ConvolvedLayer(spec, spec.layers[0], attention, convolution)
+            self.stack = (first, *self.stack[1:])
+            self.layers[0] = first
+
+    def prepare(self) -> None:
+        super().prepare()
+        if isinstance(self.relative, DistanceEmbedding):
+            vectors = self.relative.vectors()
+            for layer in self.stack:
+                if isinstance(layer.attn, DisentangledAttention):
+                    layer.attn.learn(vectors)
+
+    def spent(self) -> dict[str, Shape]:
+        """What `Relearns` says."""
+        return {f"{at}.{name}": shape for at, attention in self._disentangled() for name, shape in attention.spent().items()}
+
+    def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
+        """What `Relearns` says."""
+        if not isinstance(self.relative, DistanceEmbedding):
+            return {}
+        vectors = self.relative.vectors()
+        return {
+            at: attention.relearn(vectors, {name.removeprefix(f"{at}."): part for name, part in parts.items()})
+            for at, attention in self._disentangled()
+        }
+
+    def _disentangled(self) -> list[tuple[str, DisentangledAttention]]:
+        """With their names in the encoder."""
+        attentions = [(f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)]
+        return [(at, attention) for at, attention in attentions if isinstance(attention, DisentangledAttention)]
+
+
+def build(config: Config) -> TextEncoder:
+    """The encoder that config.json describes, without weights."""
+    hidden = config.size("hidden_size")
+    heads = config.head_count("num_attention_heads", hidden)
+    head_size = hidden // heads
+    config.require("attention_head_size", head_size)
+    config.require("is_decoder", False)
+    kinds = config.words("pos_att_type")
+    if not set(kinds) <= set(_KINDS):
+        raise config.unsupported("pos_att_type", f"supported are {' and '.join(_KINDS)}")
+    spec = EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=head_size,
+        ffn=config.size("intermediate_size"),
+        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
+        norm="post",
+        norm_eps=config.number("layer_norm_eps", _EPS),
+        activation=config.activation("hidden_act"),
+        scale=(head_size * (1 + len(set(kinds)))) ** -0.5,
+    )
+    relative: DistanceEmbedding | None = None
+    attention: AttentionType = Attention
+    if config.flag("relative_attention", False):
+        distances = _distances(config)
+        relative = DistanceEmbedding(spec, distances, normed="layer_norm" in config.words("norm_rel_ebd"))
+        own = not config.flag("share_att_key", False)
+        attention = partial(DisentangledAttention, distances=distances, kinds=kinds, own=own)
+    return DebertaEncoder(spec, _embedding(config, spec), relative, attention, _convolution(config, hidden))
+
+
+def _embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
+    table = config.flag("position_biased_input", True)
+    return TokenEmbedding(
+        config.size("vocab_size"),
+        config.size("embedding_size", spec.hidden),
+        positions=config.size("max_position_embeddings", _POSITIONS) if table else _ANY_LENGTH,
+        norm_eps=spec.norm_eps,
+        table=table,
+        segments=config.integer("type_vocab_size", 0),
+        hidden=spec.hidden,
+        norm_last=True,
+    )
+
+
+def _distances(config: Config) -> Distances:
+    farthest = config.integer("max_relative_positions", -1)
+    if farthest < 1:
+        farthest = config.size("max_position_embeddings", _POSITIONS)
+    if farthest > _ANY_LENGTH:
+        raise config.unsupported("max_relative_positions", f"distances of at most {_ANY_LENGTH:,} are served, not {farthest:,}")
+    buckets = config.integer("position_buckets", -1)
+    if buckets < 1:
+        return Distances.exact(farthest)
+    if buckets % 2 or not 2 <= buckets // 2 < farthest - 1:
+        raise config.unsupported("position_buckets", f"an even number from 4 is needed, less than twice the distance {farthest}")
+    return Distances.bucketed(buckets, farthest)
+
+
+def _convolution(config: Config, hidden: int) -> Convolution | None:
+    width = config.integer("conv_kernel_size", 0)
+    if width < 1:
+        return None
+    if width % 2 == 0:
+        raise config.unsupported("conv_kernel_size", "an odd number is needed")
+    groups, name = config.size("conv_groups", 1), config.text("conv_act", "tanh")
+    if hidden % groups:
+        raise config.unsupported("conv_groups", f"it does not divide the hidden size {hidden}")
+    if name not in _CONVOLUTIONS:
+        raise config.unsupported("conv_act", f"supported are {', '.join(_CONVOLUTIONS)}")
+    return Convolution(width, groups, _CONVOLUTIONS[name])

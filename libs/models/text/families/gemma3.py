@@ -1,0 +1,81 @@
+"""Gemma 3's text model (embeddinggemma): norms around each block, norms of queries and keys, and two rotations.
+
+Of every six layers five see a window of tokens, and turn with a base of their own. With `use_bidirectional_attention` all layers
+see both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.rotary import rope_of
+from libs.models.layers.spec import Config, LayerSpec
+from libs.models.text.families.llama import BLOCKS, HEADS, decoder_spec, sliding_layers, window_of
+from libs.models.weights import Rule
+
+MODEL_TYPES = ("gemma3_text",)
+PREFIXES = ("", "model.")
+
+WEIGHTS: dict[str, Rule] = (
+    HEADS
+    | BLOCKS
+    | {
+        "layers.{}.self_attn.q_norm": "layers.{}.attn.q_norm",
+        "layers.{}.self_attn.k_norm": "layers.{}.attn.k_norm",
+        "layers.{}.post_attention_layernorm": "layers.{}.attn_out_norm",
+        "layers.{}.pre_feedforward_layernorm": "layers.{}.ffn_norm",
+        "layers.{}.post_feedforward_layernorm": "layers.{}.ffn_out_norm",
+    }
+)
+
+# Where config.json has no key for it.
+_HEAD_SIZE = 256
+_SCALAR = 256  # the head size whose root divides attention scores
+_WINDOW = 4096
+_PATTERN = 6  # every so many layers, one sees everything
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+
+
+class GemmaEmbedding(TokenEmbedding):
+    """Token vectors times a scale of the weights' own type: in bfloat16 the root of 768 is 27.75."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._scale = float(torch.tensor(self._scale, dtype=self.token.weight.dtype, device="cpu"))
+
+
+def build(config: Config) -> TextEncoder:
+    """The encoder that config.json describes, without weights."""
+    if config.has("attn_logit_softcapping"):
+        raise config.unsupported("attn_logit_softcapping", "only null is supported")
+    causal = not config.flag("use_bidirectional_attention", False)
+    # Its window counts both sides together where it is bidirectional.
+    window = window_of(config, causal, _WINDOW) if causal else config.size("sliding_window", _WINDOW) // 2
+    size = config.size("head_dim", _HEAD_SIZE)
+    full = LayerSpec(rope=rope_of(config, size, theta=config.number("rope_theta", _GLOBAL_THETA), kind="full_attention"))
+    local = config.number("rope_local_base_freq", _LOCAL_THETA)
+    sliding = LayerSpec(rope=rope_of(config, size, theta=local, kind="sliding_attention", scaled=False), window=window)
+    pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", _PATTERN))
+    layers = sliding_layers(config, lambda number: (number + 1) % pattern != 0)
+    bias = config.flag("attention_bias", False)
+    spec = replace(
+        decoder_spec(config, causal=causal, windows=(), head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias),
+        layers=tuple(sliding if slides else full for slides in layers),
+        norm="sandwich",
+        norm_shift=1.0,
+        activation=config.activation("hidden_activation") if config.has("hidden_activation") else "gelu_tanh",
+        scale=config.number("query_pre_attn_scalar", _SCALAR) ** -0.5,
+    )
+    embed = GemmaEmbedding(
+        config.size("vocab_size"),
+        spec.hidden,
+        positions=config.size("max_position_embeddings"),
+        norm_eps=None,
+        table=False,
+        scale=spec.hidden**0.5,
+    )
+    return TextEncoder(spec, embed)

@@ -1,0 +1,123 @@
+"""Llama and Mistral: RMSNorm before each block, rotary positions, grouped queries, SwiGLU. Causal, if the config says no other.
+
+Mistral sees a window of tokens in every layer. `llama_bidirec` is NVIDIA's Llama that sees both sides (llama-embed-nemotron).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.rotary import rope_of
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.weights import Rule
+
+MODEL_TYPES = ("llama", "llama_bidirec", "mistral")
+PREFIXES = ("", "model.")
+
+# Heads of transformers' own classes, and frequencies that older versions stored. Whoever uses one names it in a head table.
+HEADS: dict[str, Rule] = {
+    "lm_head": None,
+    "score": None,
+    "layers.{}.self_attn.rotary_emb.inv_freq": None,
+}
+
+BLOCKS: dict[str, Rule] = {
+    "embed_tokens": "embed.token",
+    "layers.{}.self_attn.q_proj": ("layers.{}.attn.qkv", 0),
+    "layers.{}.self_attn.k_proj": ("layers.{}.attn.qkv", 1),
+    "layers.{}.self_attn.v_proj": ("layers.{}.attn.qkv", 2),
+    "layers.{}.self_attn.o_proj": "layers.{}.attn.out",
+    "layers.{}.mlp.gate_proj": ("layers.{}.ffn.up", 0),
+    "layers.{}.mlp.up_proj": ("layers.{}.ffn.up", 1),
+    "layers.{}.mlp.down_proj": "layers.{}.ffn.down",
+    "layers.{}.input_layernorm": "layers.{}.attn_norm",
+    "norm": "norm",
+}
+
+WEIGHTS: dict[str, Rule] = HEADS | BLOCKS | {"layers.{}.post_attention_layernorm": "layers.{}.ffn_norm"}
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MISTRALS_WINDOW = 4096  # where config.json has no key for it; null: none
+
+
+def build(config: Config) -> TextEncoder:
+    """The encoder that config.json describes, without weights."""
+    kind = config.text("model_type")
+    causal = config.flag("is_causal", kind != "llama_bidirec")
+    window = None
+    if kind == "mistral" and not config.is_null("sliding_window"):
+        window = window_of(config, causal, _MISTRALS_WINDOW)
+    bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    windows = (window,) * config.layers("num_hidden_layers")
+    spec = decoder_spec(config, causal=causal, windows=windows, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
+    return TextEncoder(spec, token_embedding(config))
+
+
+def decoder_spec(
+    config: Config,
+    *,
+    causal: bool,
+    windows: Sequence[int | None],
+    head_size: int | None = None,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    ffn_bias: bool = False,
+) -> EncoderSpec:
+    """The layers that most language models share. `windows`: of each layer. `head_size` None: as transformers' Llama has it."""
+    hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
+    if head_size is None:
+        fitting = None if config.has("head_dim") else hidden // config.head_count("num_attention_heads", hidden)
+        head_size = config.size("head_dim", fitting)
+    rope = rope_of(config, head_size)
+    return EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=head_size,
+        ffn=config.size("intermediate_size"),
+        layers=tuple(LayerSpec(rope=rope, window=window) for window in windows),
+        norm="pre",
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        activation=config.activation("hidden_act") if config.has("hidden_act") else "silu",
+        kv_heads=key_heads(config, heads),
+        norm_kind="rms",
+        qk_norm=qk_norm,
+        gated=True,
+        causal=causal,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        up_bias=ffn_bias,
+        down_bias=ffn_bias,
+    )
+
+
+def token_embedding(config: Config) -> TokenEmbedding:
+    """Token vectors alone: positions are rotary, and there is no norm."""
+    positions = config.size("max_position_embeddings")
+    return TokenEmbedding(config.size("vocab_size"), config.size("hidden_size"), positions=positions, norm_eps=None, table=False)
+
+
+def key_heads(config: Config, heads: int) -> int:
+    """Heads of keys and values, each of which serves as many heads of queries as any other."""
+    shared = config.size("num_key_value_heads", heads)
+    if heads % shared:
+        raise config.unsupported("num_key_value_heads", f"it does not divide the {heads} attention heads")
+    return shared
+
+
+def window_of(config: Config, causal: bool, default: int | None = None) -> int:
+    """Tokens visible on each side. `sliding_window` counts the query's own token where a model is causal, as in transformers."""
+    return config.size("sliding_window", default) - (1 if causal else 0)
+
+
+def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Whether each layer has a window: by `layer_types`, else by its number."""
+    layers = config.layers("num_hidden_layers")
+    kinds = config.texts("layer_types")
+    if not kinds:
+        return tuple(slides(number) for number in range(layers))
+    if len(kinds) != layers or not set(kinds) <= {_FULL, _SLIDING}:
+        raise config.unsupported("layer_types", f"{_FULL} or {_SLIDING} is needed for each of the {layers} layers")
+    return tuple(kind == _SLIDING for kind in kinds)

@@ -1,0 +1,86 @@
+"""ModernBERT (arXiv 2412.13663): norms without biases before each block, rotary positions, and a window in most layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.rotary import rope_of
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.weights import Rule
+
+MODEL_TYPES = ("modernbert",)
+PREFIXES = ("", "model.")
+
+WEIGHTS: dict[str, Rule] = {
+    "embeddings.tok_embeddings": "embed.token",
+    "embeddings.norm": "embed.norm",
+    "layers.{}.attn_norm": "layers.{}.attn_norm",
+    "layers.{}.attn.Wqkv": "layers.{}.attn.qkv",
+    "layers.{}.attn.Wo": "layers.{}.attn.out",
+    "layers.{}.mlp_norm": "layers.{}.ffn_norm",
+    "layers.{}.mlp.Wi": "layers.{}.ffn.up",
+    "layers.{}.mlp.Wo": "layers.{}.ffn.down",
+    "final_norm": "norm",
+    "head.dense": None,
+    "head.norm": None,
+    "classifier": None,
+    "decoder": None,
+}
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def build(config: Config) -> TextEncoder:
+    """The encoder that config.json describes, without weights."""
+    hidden = config.size("hidden_size")
+    heads = config.head_count("num_attention_heads", hidden)
+    head_size = hidden // heads
+    kinds = {
+        _GLOBAL: LayerSpec(rope_of(config, head_size, theta=config.number("global_rope_theta", 160_000.0), kind=_GLOBAL)),
+        _LOCAL: LayerSpec(
+            rope_of(config, head_size, theta=config.number("local_rope_theta", 10_000.0), kind=_LOCAL),
+            window=config.size("local_attention", 128) // 2,
+        ),
+    }
+    layers = [kinds[name] for name in _layer_types(config)]
+    spec = EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=head_size,
+        ffn=config.size("intermediate_size"),
+        layers=(_without_norm(layers[0]), *layers[1:]),
+        norm="pre",
+        norm_eps=config.number("norm_eps", 1e-5),
+        norm_bias=config.flag("norm_bias", False),
+        activation=config.activation("hidden_activation"),
+        gated=True,
+        qkv_bias=config.flag("attention_bias", False),
+        out_bias=config.flag("attention_bias", False),
+        up_bias=config.flag("mlp_bias", False),
+        down_bias=config.flag("mlp_bias", False),
+    )
+    embed = TokenEmbedding(
+        config.size("vocab_size"),
+        hidden,
+        positions=config.size("max_position_embeddings"),
+        norm_eps=spec.norm_eps,
+        norm_bias=spec.norm_bias,
+        table=False,
+    )
+    return TextEncoder(spec, embed)
+
+
+def _layer_types(config: Config) -> tuple[str, ...]:
+    """The kind of each layer: `layer_types` or, before transformers 5, every n-th is global."""
+    count, every = config.layers("num_hidden_layers"), config.size("global_attn_every_n_layers", 3)
+    names = config.texts("layer_types") or tuple(_LOCAL if number % every else _GLOBAL for number in range(count))
+    if len(names) != count or not {_GLOBAL, _LOCAL}.issuperset(names):
+        raise config.unsupported("layer_types", f"{count} times {_GLOBAL} or {_LOCAL} is needed")
+    return names
+
+
+def _without_norm(layer: LayerSpec) -> LayerSpec:
+    """The first layer, since the embedding's own norm stands just before it."""
+    return replace(layer, attention_norm=False)

@@ -1,0 +1,33 @@
+"""How much rather a language model would go on with "yes" than with "no": the last token's state through two rows of its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from torch import Tensor, nn
+
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array, row_each
+from libs.models.text.heads.linear import HeadLinear
+from libs.models.work import Output, Sequence
+
+
+class AnswerHead(nn.Module):
+    """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a model has one."""
+
+    def __init__(self, rows: Tensor) -> None:
+        """`rows` [1 or 2, hidden] float32: of the language model's head, yes first."""
+        super().__init__()
+        # One row for the difference: two logits that nearly cancel would lose what sets documents apart.
+        weight = rows if len(rows) == 1 else rows[:1] - rows[1:]
+        self.layer = HeadLinear({"answer.weight": weight}, "answer", "identity")
+
+    @property
+    def rows(self) -> Rows | None:
+        return "last"
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        return (self.layer.forward(hidden.float()),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return row_each(arrays[0])

@@ -1,0 +1,76 @@
+"""Logits of entities, and what the host needs to find relations between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from typing import cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array
+from libs.models.text.heads.label_vectors import LabelVectors
+from libs.models.text.heads.spans import SpanScorer, TwoLayers
+from libs.models.text.heads.word_labels import WordScorer
+from libs.models.text.heads.words import WordPlaces, WordReader, prefix_sums
+from libs.models.work import Output, Sequence
+
+
+class EntityHead(nn.Module):
+    """Hidden states -> logits of the scorer's shape for each sequence.
+
+    `prompt`: two layers for labels. `vectors`: for labels with an encoder of their own. `relations`: give the states of words and
+    relations too, since which words are entities is known only after the forward.
+    """
+
+    def __init__(
+        self,
+        reader: WordReader,
+        scorer: SpanScorer | WordScorer,
+        *,
+        prompt: TwoLayers | None,
+        vectors: LabelVectors | None,
+        relations: bool,
+    ) -> None:
+        super().__init__()
+        self.reader, self.scorer, self.prompt, self.vectors = reader, scorer, prompt, vectors
+        self._relations = relations
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        places = _places(sequences)
+        states = self.reader.forward(hidden, batch, places)
+        labels = states.labels
+        if self.vectors is not None:
+            labels = self.vectors.forward([label for place in places for label in place.own_labels])
+        if self.prompt is not None:
+            labels = self.prompt.forward(labels)
+        logits = self.scorer.forward(replace(states, labels=labels), places)
+        return (logits, states.words, states.relations) if self._relations else (logits,)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        places = _places(sequences)
+        shapes = [self.scorer.shape(place) for place in places]
+        logits = [
+            part.reshape(shape) for part, shape in zip(_parts(arrays[0], [prod(shape) for shape in shapes]), shapes, strict=True)
+        ]
+        if not self._relations:
+            return list(logits)
+        words = _parts(arrays[1], [place.words for place in places])
+        relations = _parts(arrays[2], [len(place.relations) for place in places])
+        return list(zip(logits, words, relations, strict=True))
+
+
+def _places(sequences: Many[Sequence]) -> list[WordPlaces]:
+    return [cast("WordPlaces", sequence.input) for sequence in sequences]
+
+
+def _parts(array: Array, counts: Many[int]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    return [array[start:end].astype(np.float32, copy=False) for start, end in pairwise(prefix_sums(counts))]

@@ -1,0 +1,254 @@
+"""GLiClass: states of the labels' markers and of the text -> a score for each label (arXiv 2508.07662; the gliclass package)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.catalog.gliclass import Gliclass, Pooling, Scorer
+from libs.kernels.layout import cumulated, to_device
+from libs.kernels.pooling import cls, last, maximum, mean
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.processing.gliclass import Places
+from libs.models.work import Output, Sequence
+
+State = dict[str, Tensor]
+"""Tensors of the checkpoint by name; whoever uses one takes it out."""
+
+_BETA = 4.0  # the package's, which no config.json can change
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Which sequence each label of a batch belongs to: `of` [labels]; and its place in [sequences, most labels], laid flat."""
+
+    of: Tensor
+    places: Tensor
+    shape: tuple[int, int]
+
+
+class GliclassHead(nn.Module):
+    """Hidden states -> [labels of all sequences] float32."""
+
+    def __init__(self, settings: Gliclass, state: State, size: int, function: Callable[[Tensor], Tensor], file: str) -> None:
+        """`size`: of hidden states. `function`: between the two layers of a projector. Raises ModelBroken for a tensor's shape."""
+        super().__init__()
+        hidden = settings.hidden
+        self.text = Projector(state, "text_projector", size, hidden, function, file)
+        self.label = Projector(state, "classes_projector", size, hidden, function, file)
+        self.scorer = _SCORERS[settings.scorer](state, size, file)
+        check_shape(state, "logit_scale", (), file)
+        scale = nn.Parameter(state.pop("logit_scale"), requires_grad=False)
+        self.scale = scale if settings.normalizes else None
+        self._pool, self._text_only = _POOLINGS[settings.pooling], settings.text_only
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        places = [cast(Places, sequence.input) for sequence in sequences]
+        bounds = list(pairwise(np.cumsum([0, *batch.lengths]).tolist()))
+        labels = [
+            np.arange(start + first, start + last)
+            for place, (start, _) in zip(places, bounds, strict=True)
+            for first, last in zip(place.starts, place.ends, strict=True)
+        ]
+        text, cu_seqlens = hidden, batch.cu_seqlens
+        if self._text_only:
+            rows = [np.arange(start + place.text, end) for place, (start, end) in zip(places, bounds, strict=True)]
+            text, cu_seqlens = _chosen(hidden, rows)
+        texts = self.text.forward(self._pool(text, cu_seqlens, batch.cu_seqlens))
+        pairs = _pairs([len(place.starts) for place in places], hidden.device)
+        return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        ends = np.cumsum([len(cast(Places, sequence.input).starts) for sequence in sequences])[:-1]
+        return list(np.split(arrays[0].astype(np.float32, copy=False), ends))
+
+    def _scores(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        if self.scale is None:
+            return self.scorer.forward(texts, labels, pairs)
+        return self.scorer.forward(_unit(texts), _unit(labels), pairs) * self.scale
+
+
+class Projector(nn.Module):
+    """Two layers with a function between: [rows, size] -> the same."""
+
+    def __init__(self, state: State, stem: str, size: int, hidden: int, function: Callable[[Tensor], Tensor], file: str) -> None:
+        super().__init__()
+        self.first = _linear(state, f"{stem}.linear_1", (hidden, size), file)
+        self.second = _linear(state, f"{stem}.linear_2", (size, hidden), file)
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second.forward(self._function(self.first.forward(x)))
+
+
+class LabelScorer(nn.Module):
+    """What `scorer_type` names."""
+
+    def __init__(self, state: State, size: int, file: str) -> None:
+        super().__init__()
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        """[sequences, size], [labels, size] -> [labels]"""
+        raise NotImplementedError
+
+
+class DotScorer(LabelScorer):
+    """text · label"""
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        return (texts.index_select(0, pairs.of) * labels).sum(-1)
+
+
+class WeightedDotScorer(LabelScorer):
+    """Of two views of text and label, one of each side by side and the product of the others, through two layers."""
+
+    def __init__(self, state: State, size: int, file: str) -> None:
+        super().__init__(state, size, file)
+        self.text = _linear(state, "scorer.proj_text", (size * 2, size), file)
+        self.label = _linear(state, "scorer.proj_label", (size * 2, size), file)
+        self.out = _Tower(state, ["scorer.out_mlp.0", "scorer.out_mlp.3"], size * 3, file)
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        text, text_factor = self.text.forward(texts).index_select(0, pairs.of).chunk(2, dim=-1)
+        label, label_factor = self.label.forward(labels).chunk(2, dim=-1)
+        return self.out.forward(torch.cat([text, label, text_factor * label_factor], dim=-1))
+
+
+class TowerScorer(LabelScorer):
+    """Text and label side by side through three layers (scorer_type mlp)."""
+
+    def __init__(self, state: State, size: int, file: str) -> None:
+        super().__init__(state, size, file)
+        self.out = _Tower(state, [f"scorer.mlp.{number}" for number in (0, 2, 4)], size * 2, file)
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        return self.out.forward(torch.cat([texts.index_select(0, pairs.of), labels], dim=-1))
+
+
+class HopfieldScorer(LabelScorer):
+    """Each label takes its share of the text, then goes through three layers."""
+
+    def __init__(self, state: State, size: int, file: str) -> None:
+        super().__init__(state, size, file)
+        self.query, self.key, self.value = (
+            _linear(state, f"scorer.{name}_proj", (size, size), file, bias=False) for name in ("q", "k", "v")
+        )
+        self.out = _Tower(state, [f"scorer.mlp.{number}" for number in (0, 2, 4)], size, file)
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        keys, values = (layer.forward(texts).index_select(0, pairs.of) for layer in (self.key, self.value))
+        affinity = (self.query.forward(labels) * keys).sum(-1) * _BETA
+        # The shares of one text's labels add up to 1.
+        table = affinity.new_full((pairs.shape[0] * pairs.shape[1],), float("-inf")).index_copy(0, pairs.places, affinity)
+        shares = table.view(pairs.shape).softmax(-1).view(-1).index_select(0, pairs.places)
+        return self.out.forward(labels + shares[:, None] * values)
+
+
+class _Tower(nn.Module):
+    """Layers with ReLU between them, the last to one number: [rows, size] -> [rows]"""
+
+    def __init__(self, state: State, stems: Many[str], size: int, file: str) -> None:
+        super().__init__()
+        layers = []
+        for stem in stems:
+            name, final = f"{stem}.weight", stem == stems[-1]
+            width = 1 if final or name not in state else state[name].shape[0]
+            layers.append(_linear(state, stem, (width, size), file, relu=not final))
+            size = width
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layers(x)
+        return scores.squeeze(-1)
+
+
+_SCORERS: dict[Scorer, type[LabelScorer]] = {
+    "simple": DotScorer,
+    "weighted-dot": WeightedDotScorer,
+    "mlp": TowerScorer,
+    "hopfield": HopfieldScorer,
+}
+
+
+def _first(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
+    return cls(x, cu_seqlens)
+
+
+def _last(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
+    return last(x, cu_seqlens)
+
+
+def _sum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
+    return mean(x, cu_seqlens) * cu_seqlens.diff().float()[:, None]
+
+
+def _average(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
+    """The package divides by the tokens of the whole sequence, also where only those of the text are added."""
+    return _sum(x, cu_seqlens, whole) / whole.diff().float()[:, None]
+
+
+def _maximum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
+    """The package puts zeros in the place of labels that are left out."""
+    found = maximum(x, cu_seqlens)
+    return found if cu_seqlens is whole else found.clamp(min=0)
+
+
+_Pool = Callable[[Tensor, Tensor, Tensor], Tensor]
+_POOLINGS: dict[Pooling, _Pool] = {
+    "first": _first,
+    "last": _last,
+    "avg": _average,
+    "sum": _sum,
+    "max": _maximum,
+    "rms": lambda x, cu_seqlens, whole: _average(x.float().square(), cu_seqlens, whole).sqrt(),
+    "abs_max": lambda x, cu_seqlens, whole: _maximum(x.abs(), cu_seqlens, whole),
+    "abs_avg": lambda x, cu_seqlens, whole: _average(x.abs(), cu_seqlens, whole),
+}
+"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`: [sequences, size] float32."""
+
+
+def _linear(state: State, stem: str, shape: tuple[int, int], file: str, *, bias: bool = True, relu: bool = False) -> HeadLinear:
+    check_shape(state, f"{stem}.weight", shape, file)
+    if bias:
+        check_shape(state, f"{stem}.bias", shape[:1], file)
+    layer = HeadLinear(state, stem, "relu" if relu else "identity")
+    for ending in ("weight", "bias") if bias else ("weight",):
+        del state[f"{stem}.{ending}"]
+    return layer
+
+
+def _chosen(hidden: Tensor, rows: Many[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    """The states of these rows, and where each group of them begins and the last ends."""
+    chosen = hidden.index_select(0, _index(np.concatenate(rows), hidden.device))
+    return chosen, cumulated([len(group) for group in rows], hidden.device)
+
+
+def _pairs(counts: Many[int], device: torch.device) -> Pairs:
+    """`counts`: labels of each sequence."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    number = np.concatenate([np.arange(count) for count in counts])
+    most = max(counts)
+    return Pairs(_index(of, device), _index(of * most + number, device), (len(counts), most))
+
+
+def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:
+    return to_device(rows.astype(np.int32), device).long()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True).sqrt() + _EPSILON)

@@ -1,0 +1,66 @@
+"""Vectors of labels by an encoder of their own, kept from one forward to the next."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from libs.kernels.pooling import mean
+from libs.models.layers.encoder import TextEncoder
+from libs.models.packed import Packed
+from libs.models.text.heads.linear import HeadLinear
+from libs.models.text.heads.words import Ids, Label
+
+_KEPT: Final = 4096  # labels
+_TOKENS: Final = 8192  # that the encoder takes at a time
+
+
+class LabelVectors(nn.Module):
+    """The mean state of a label's tokens, projected to the head's size. Used by the device thread alone."""
+
+    def __init__(self, encoder: TextEncoder, project: HeadLinear | None) -> None:
+        super().__init__()
+        self.encoder, self.project = encoder, project
+        self._known: OrderedDict[str, Tensor] = OrderedDict()
+
+    def forward(self, labels: Many[Label]) -> Tensor:
+        """[labels, hidden] float32"""
+        wanted = {label.name: label for label in labels}
+        found = {name: self._known[name] for name in wanted if name in self._known}
+        missing = sorted((label for name, label in wanted.items() if name not in found), key=lambda label: len(label.ids))
+        for some in _chunks(missing):
+            vectors = self._encode([label.ids for label in some])
+            found |= {label.name: vector for label, vector in zip(some, vectors.unbind(), strict=True)}
+        self._keep(found)
+        return torch.stack([found[label.name] for label in labels])
+
+    def _encode(self, ids: Many[Ids]) -> Tensor:
+        batch = Packed.of(ids, device=self.encoder.token_weight.device)
+        vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
+        return vectors if self.project is None else self.project.forward(vectors)
+
+    def _keep(self, used: dict[str, Tensor]) -> None:
+        """The least recently used go first."""
+        for name, vector in used.items():
+            self._known[name] = vector
+            self._known.move_to_end(name)
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+
+
+def _chunks(labels: Many[Label]) -> Iterator[list[Label]]:
+    chunk: list[Label] = []
+    tokens = 0
+    for label in labels:
+        if chunk and tokens + len(label.ids) > _TOKENS:
+            yield chunk
+            chunk, tokens = [], 0
+        chunk.append(label)
+        tokens += len(label.ids)
+    if chunk:
+        yield chunk

@@ -1,0 +1,166 @@
+"""Logits of a text, a pair or a token: states through the classifier of the checkpoint's architecture.
+
+Most architectures have one layer before the classifier, and LayerNorm after that where `norm` says so (transformers'
+*ForSequenceClassification); which states it sees, its names and its function differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from libs.catalog.card import Activation
+from libs.errors import ModelBroken
+from libs.kernels.norms import layer_norm
+from libs.kernels.pooling import mean
+from libs.models.layers import activations
+from libs.models.layers.spec import Config
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads import linear
+from libs.models.text.heads.head import Array, row_each
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.weights import HeadRule
+from libs.models.work import Output, Sequence
+
+Pooling = Literal["first", "last", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the layers lie in the checkpoint (stems after the family's prefix; empty: not there) and what is between them.
+
+    `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of LayerNorm's epsilon. `pooling`: the
+    state that is classified, unless `pooling_key` says "cls" or "mean".
+    """
+
+    classifier: str
+    dense: str = ""
+    function: Activation = "identity"
+    function_key: str = ""
+    norm: str = ""
+    eps_key: str = ""
+    pooling: Pooling = "first"
+    pooling_key: str = ""
+
+
+_BERT = Layout("classifier", dense="pooler.dense", function="tanh")
+_ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
+_LANGUAGE_MODEL = Layout("score", pooling="last")
+LAYOUTS: dict[str, Layout] = {
+    "bert": _BERT,
+    "distilbert": Layout("classifier", dense="pre_classifier", function="relu"),
+    "electra": Layout("classifier.out_proj", dense="classifier.dense", function="gelu"),
+    "roberta": _ROBERTA,
+    "roberta-prelayernorm": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "modernbert": Layout(
+        "classifier",
+        dense="head.dense",
+        function_key="classifier_activation",
+        norm="head.norm",
+        eps_key="norm_eps",
+        pooling_key="classifier_pooling",
+    ),
+    "deberta-v2": Layout("classifier", dense="pooler.dense", function_key="pooler_hidden_act"),
+    "nomic_bert": _BERT,
+    "new": _BERT,
+    "gte": _BERT,
+    "jina_embeddings_v3": _ROBERTA,
+    "gemma3_text": _LANGUAGE_MODEL,
+    "llama": _LANGUAGE_MODEL,
+    "llama_bidirec": _LANGUAGE_MODEL,
+    "mistral": _LANGUAGE_MODEL,
+    "qwen2": _LANGUAGE_MODEL,
+    "qwen3": _LANGUAGE_MODEL,
+}
+_OF_TOKENS = ("modernbert",)  # which classify tokens by the layers that they classify texts by; the others by one layer
+
+
+class Classifier(nn.Module):
+    """States [rows, hidden] -> logits [rows, labels] float32."""
+
+    def __init__(self, layout: Layout, config: Config, state: Mapping[str, Tensor], hidden: int, labels: int, file: str) -> None:
+        """Raises ModelBroken for a tensor that is missing or misshapen."""
+        super().__init__()
+        check_shape(state, "classifier.weight", (labels, hidden), file)
+        self.dense: HeadLinear | None = None
+        self.norm_weight: Tensor | None = None
+        self.norm_bias: Tensor | None = None
+        if layout.dense:
+            check_shape(state, "dense.weight", (hidden, hidden), file)
+            self.dense = HeadLinear(state, "dense", "identity")
+        if layout.norm:
+            check_shape(state, "norm.weight", (hidden,), file)
+            self.norm_weight = nn.Parameter(state["norm.weight"], requires_grad=False)
+            self.norm_bias = nn.Parameter(state["norm.bias"], requires_grad=False) if "norm.bias" in state else None
+        self.out = HeadLinear(state, "classifier", "identity")
+        self._eps = config.number(layout.eps_key, 1e-5) if layout.eps_key else 0.0
+        self._function = _function(layout, config)
+
+    def forward(self, states: Tensor) -> Tensor:
+        x = states.float()
+        if self.dense is not None:
+            x = self._function(self.dense.forward(x))
+        if self.norm_weight is not None:
+            x = layer_norm(x, self.norm_weight, self.norm_bias, self._eps)
+        return self.out.forward(x)
+
+
+class LabelsHead(nn.Module):
+    """Hidden states -> [sequences, labels] float32."""
+
+    def __init__(self, classifier: Classifier, pooling: Pooling) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self._pooling = pooling
+
+    @property
+    def rows(self) -> Rows | None:
+        return None if self._pooling == "mean" else self._pooling
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        states = mean(hidden, batch.cu_seqlens) if self._pooling == "mean" else hidden
+        return (self.classifier.forward(states),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return row_each(arrays[0])
+
+
+def text_layout(family: str) -> Layout:
+    """Raises ModelBroken for a family whose classifier of texts is not known."""
+    if family not in LAYOUTS:
+        raise ModelBroken(f"config.json: `architectures`: sequence classification is not served for the model_type {family!r}")
+    return LAYOUTS[family]
+
+
+def token_layout(family: str) -> Layout:
+    return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
+
+
+def table_of(layout: Layout) -> dict[str, HeadRule]:
+    """The head's tensors."""
+    stems = {"classifier": layout.classifier, "dense": layout.dense, "norm": layout.norm}
+    return {stem: ours for ours, stem in stems.items() if stem}
+
+
+def pooling_of(layout: Layout, config: Config) -> Pooling:
+    """Raises ModelBroken for a value of config.json that is not known."""
+    if not layout.pooling_key:
+        return layout.pooling
+    names: dict[str, Pooling] = {"cls": "first", "mean": "mean"}
+    name = config.text(layout.pooling_key, "cls")
+    if name not in names:
+        raise config.unsupported(layout.pooling_key, f"supported are {', '.join(names)}")
+    return names[name]
+
+
+def _function(layout: Layout, config: Config) -> Callable[[Tensor], Tensor]:
+    if layout.function_key:
+        return activations.FUNCTIONS[config.activation(layout.function_key)]
+    return linear.FUNCTIONS[layout.function]

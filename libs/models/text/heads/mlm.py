@@ -1,0 +1,124 @@
+"""The masked language model's head up to its decoder: SPLADE reads a text's weights off the decoder's logits.
+
+A linear layer, its function and LayerNorm, then the decoder, which most models share with their token table
+(transformers' *ForMaskedLM; each architecture has its own names for the same three).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from libs.errors import ModelBroken
+from libs.kernels.norms import layer_norm
+from libs.models.layers.activations import FUNCTIONS
+from libs.models.layers.spec import Config
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.weights import HeadRule, Maybe
+
+
+@dataclass(frozen=True, slots=True)
+class MlmLayout:
+    """Stems after the family's prefix, and the keys of config.json for the function (empty: exact GELU) and LayerNorm's epsilon.
+
+    `bias`: where the decoder's bias lies apart from the decoder; empty: nowhere. `biased`: the key that says whether there is one.
+    """
+
+    dense: str
+    norm: str
+    decoder: str
+    bias: str = ""
+    function: str = ""
+    eps: str = "layer_norm_eps"
+    default_eps: float = 1e-12
+    biased: str = ""
+
+
+_ROBERTA = MlmLayout("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
+_GTE = replace(_ROBERTA, norm="lm_head.norm", bias="", function="hidden_act")
+MLM_LAYOUTS: dict[str, MlmLayout] = {
+    "bert": MlmLayout(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        bias="cls.predictions.bias",
+        function="hidden_act",
+    ),
+    "electra": MlmLayout("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    "distilbert": MlmLayout("vocab_transform", "vocab_layer_norm", "vocab_projector", function="activation", eps=""),
+    "roberta": _ROBERTA,
+    "roberta-prelayernorm": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "modernbert": MlmLayout(
+        "head.dense",
+        "head.norm",
+        "decoder",
+        function="classifier_activation",
+        eps="norm_eps",
+        default_eps=1e-5,
+        biased="decoder_bias",
+    ),
+    "jina_embeddings_v3": _ROBERTA,
+    "new": _GTE,
+    "gte": _GTE,
+}
+
+
+def mlm_table(family: str) -> dict[str, HeadRule]:
+    """The head's tensors. Raises ModelBroken for a family whose head is not known."""
+    layout = _layout(family)
+    table: dict[str, HeadRule] = {layout.dense: "dense", layout.norm: "norm", layout.decoder: Maybe("decoder")}
+    return table | ({layout.bias: Maybe("bias")} if layout.bias else {})
+
+
+class MlmTransform(nn.Module):
+    """Token states -> what the decoder multiplies: [tokens, hidden] -> [tokens, embedding size], float32."""
+
+    def __init__(self, family: str, config: Config, state: Mapping[str, Tensor], hidden: int, size: int, file: str) -> None:
+        super().__init__()
+        layout = _layout(family)
+        check_shape(state, "dense.weight", (size, hidden), file)
+        check_shape(state, "norm.weight", (size,), file)
+        self.dense = HeadLinear(state, "dense", "identity")
+        self.weight = nn.Parameter(state["norm.weight"], requires_grad=False)
+        self.bias = nn.Parameter(state["norm.bias"], requires_grad=False) if "norm.bias" in state else None
+        self._eps = config.number(layout.eps, layout.default_eps) if layout.eps else layout.default_eps
+        self._function = FUNCTIONS[config.activation(layout.function) if layout.function else "gelu"]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return layer_norm(self._function(self.dense.forward(hidden.float())), self.weight, self.bias, self._eps)
+
+
+def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, file: str) -> Tensor:
+    """[vocabulary, embedding size] in the table's type: the table itself where the decoder shares it.
+
+    As transformers 5 does it, a decoder that is stored and differs from the table is not shared, whatever config.json says.
+    """
+    if "decoder.weight" not in state:
+        if not config.flag("tie_word_embeddings", True):
+            raise ModelBroken(f"{file}: has no decoder's weight, and config.json says `tie_word_embeddings` false")
+        return table
+    check_shape(state, "decoder.weight", tuple(table.shape), file)
+    own = state["decoder.weight"].to(table.dtype)
+    return table if torch.equal(own, table) else own
+
+
+def decoder_bias(family: str, state: Mapping[str, Tensor], config: Config, columns: int, file: str) -> Tensor | None:
+    """[vocabulary] float32; None only where the architecture can do without."""
+    layout = _layout(family)
+    name = next((name for name in ("decoder.bias", "bias") if name in state), "")
+    if not name and layout.biased and not config.flag(layout.biased, True):
+        return None
+    check_shape(state, name or "decoder.bias", (columns,), file)
+    return state[name]
+
+
+def _layout(family: str) -> MlmLayout:
+    if family not in MLM_LAYOUTS:
+        raise ModelBroken(f"config.json: `architectures`: masked language models are not served for the model_type {family!r}")
+    return MLM_LAYOUTS[family]

@@ -1,0 +1,149 @@
+"""Logits of relations between entities that are known before the forward (GLiREL)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.kernels.layout import to_device
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.heads.spans import TwoLayers, chunks, folded
+from libs.models.text.heads.words import WordPlaces, WordReader, prefix_sums
+from libs.models.work import Output, Sequence
+
+Ids = NDArray[np.int32]
+_AT_ONCE: Final = 1 << 25  # numbers of the pairs' hidden layer held at a time: 128 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlaces:
+    """What the head must know of a sequence (`Sequence.input`).
+
+    `words.labels`: the tokens that stand for labels; where each label has a second one, it is in `words.relations`. `firsts` and
+    `lasts`: words of the entities. `heads` and `tails`: entities of the pairs.
+    """
+
+    words: WordPlaces
+    firsts: Ids
+    lasts: Ids
+    heads: Ids
+    tails: Ids
+
+
+class EntityMarker(nn.Module):
+    """An entity's representation of its first and last word."""
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
+        super().__init__()
+        self.start = TwoLayers(state, f"{stem}.project_start", size=size, inputs=size, file=file)
+        self.end = TwoLayers(state, f"{stem}.project_end", size=size, inputs=size, file=file)
+        self.out = TwoLayers(state, f"{stem}.out_project", size=size, inputs=size * 2, file=file)
+
+    def forward(self, firsts: Tensor, lasts: Tensor) -> Tensor:
+        """States of words [entities, size] each -> [entities, size]"""
+        sides = torch.cat([self.start.forward(firsts), self.end.forward(lasts)], dim=1)
+        return self.out.forward(sides.relu())
+
+
+class DotScorer(nn.Module):
+    """The product of a pair's and a label's representation: the pairs' last layer is linear, so it is taken with the label."""
+
+    def __init__(self, last: HeadLinear) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """hidden [pairs, 4 size], what the pairs' last layer takes, and labels [labels, size] of one text -> [pairs, labels]"""
+        keys, base = folded(self.last, labels)
+        return torch.addmm(base, hidden, keys.T)
+
+
+class ConcatScorer(nn.Module):
+    """Two layers over product, difference, pair and label side by side, a label at a time, which bounds memory."""
+
+    def __init__(self, last: HeadLinear, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
+        super().__init__()
+        for name, shape in (("0", (size * 4, size * 4)), ("3", (1, size * 4))):
+            check_shape(state, f"{stem}.{name}.weight", shape, file)
+            check_shape(state, f"{stem}.{name}.bias", shape[:1], file)
+        self.last = last
+        self.inner, self.outer = HeadLinear(state, f"{stem}.0", "relu"), HeadLinear(state, f"{stem}.3", "identity")
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """As DotScorer's."""
+        pairs = self.last.forward(hidden)
+        return torch.cat([self._column(pairs, label) for label in labels], dim=1)
+
+    def _column(self, pairs: Tensor, label: Tensor) -> Tensor:
+        features = torch.cat([pairs * label, pairs - label, pairs, label.expand_as(pairs)], dim=1)
+        return self.outer.forward(self.inner.forward(features))
+
+
+class PairHead(nn.Module):
+    """Hidden states -> logits [pairs, labels] for each sequence. `inner`: of the two layers for pairs; `scorer` has the other."""
+
+    def __init__(
+        self, reader: WordReader, marker: EntityMarker, prompt: TwoLayers, inner: HeadLinear, scorer: DotScorer | ConcatScorer
+    ) -> None:
+        super().__init__()
+        self.reader, self.marker, self.prompt, self.inner, self.scorer = reader, marker, prompt, inner, scorer
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        places = _places(sequences)
+        words = [place.words for place in places]
+        states = self.reader.forward(hidden, batch, words)
+        labels = (states.labels + states.relations) / 2 if len(states.relations) else states.labels
+        labels = self.prompt.forward(labels)
+        starts = prefix_sums([place.words for place in words])
+        firsts = _moved([place.firsts for place in places], starts, hidden.device)
+        lasts = _moved([place.lasts for place in places], starts, hidden.device)
+        entities = self.marker.forward(states.words.index_select(0, firsts), states.words.index_select(0, lasts))
+        return (self._logits(entities, labels, places),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
+        ends = prefix_sums([pairs * labels for pairs, labels in shapes])
+        flat = arrays[0].astype(np.float32, copy=False)
+        return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
+
+    def _logits(self, entities: Tensor, labels: Tensor, places: Many[PairPlaces]) -> Tensor:
+        """Of all sequences, flat and end to end. What a head and a tail add to a pair's hidden layer is computed once an entity."""
+        as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
+        heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
+        entity_starts = prefix_sums([len(place.firsts) for place in places])
+        label_starts = prefix_sums([len(place.words.labels) for place in places])
+        pair_starts = prefix_sums([len(place.heads) for place in places])
+        rows = _moved([place.heads for place in places], entity_starts, entities.device)
+        columns = _moved([place.tails for place in places], entity_starts, entities.device)
+        logits = [entities.new_empty(0)]
+        for some in chunks(pair_starts, max(1, _AT_ONCE // heads.shape[1])):
+            begin, end = pair_starts[some.start], pair_starts[some.stop]
+            hidden = (heads.index_select(0, rows[begin:end]) + tails.index_select(0, columns[begin:end])).relu_()
+            for i in some:
+                own = hidden[pair_starts[i] - begin : pair_starts[i + 1] - begin]
+                logits.append(self.scorer.forward(own, labels[label_starts[i] : label_starts[i + 1]]).flatten())
+        return torch.cat(logits)
+
+
+def _places(sequences: Many[Sequence]) -> list[PairPlaces]:
+    return [cast("PairPlaces", sequence.input) for sequence in sequences]
+
+
+def _moved(parts: Many[Ids], starts: Many[int], device: torch.device) -> Tensor:
+    """Numbers within each sequence as numbers within the batch, on the device."""
+    return to_device(np.concatenate([part + start for part, start in zip(parts, starts, strict=False)]).astype(np.int32), device)

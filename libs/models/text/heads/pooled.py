@@ -1,0 +1,77 @@
+"""One vector a text: pooling of the token states, then the dense layers of modules.json.
+
+Cutting (Matryoshka) and scaling to length 1 come after, in `processing/answers.py`: they are wishes of a request, and jobs with
+different wishes share a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from libs.catalog.card import PoolingMode
+from libs.kernels.layout import cumulated, to_device
+from libs.kernels.pooling import cls, last, maximum, mean, weighted_mean
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array, row_each
+from libs.models.text.heads.linear import HeadLinear
+from libs.models.work import Output, Sequence
+
+
+def _mean_by_root(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The sum over the square root of the number of tokens."""
+    return mean(hidden, cu_seqlens) * cu_seqlens.diff().float().sqrt()[:, None]
+
+
+_POOLINGS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": cls,
+    "max": maximum,
+    "mean": mean,
+    "mean_sqrt_len_tokens": _mean_by_root,
+    "weightedmean": weighted_mean,
+    "lasttoken": last,
+}
+
+
+class PooledHead(nn.Module):
+    """Hidden states -> [sequences, dimensions] float32; several poolings are concatenated."""
+
+    def __init__(self, modes: Many[PoolingMode], layers: Many[HeadLinear]) -> None:
+        super().__init__()
+        self._modes = tuple(modes)
+        self._poolings = [_POOLINGS[mode] for mode in modes]
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def rows(self) -> Rows | None:
+        if self._modes == ("cls",):
+            return "first"
+        return "last" if self._modes == ("lasttoken",) else None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        skips = [sequence.skip for sequence in sequences]
+        if hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips):
+            pooled = hidden.float()
+        else:
+            hidden, cu_seqlens = _without_prompts(hidden, batch, skips)
+            pooled = torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
+        for layer in self.layers:
+            pooled = layer(pooled)
+        return (pooled,)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return row_each(arrays[0])
+
+
+def _without_prompts(hidden: Tensor, batch: Packed, skips: Many[int]) -> tuple[Tensor, Tensor]:
+    """`skips`: leading tokens not to pool."""
+    if not any(skips):
+        return hidden, batch.cu_seqlens
+    starts = np.cumsum((0, *batch.lengths[:-1]))
+    kept = [np.arange(start + skip, start + length) for start, skip, length in zip(starts, skips, batch.lengths, strict=True)]
+    rows = to_device(np.concatenate(kept).astype(np.int32), hidden.device)
+    return hidden.index_select(0, rows), cumulated([len(part) for part in kept], hidden.device)

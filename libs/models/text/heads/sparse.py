@@ -1,0 +1,97 @@
+"""A weight for each vocabulary entry that matters: SPLADE from the logits of a masked language model, lexical from token states.
+
+The logits of all tokens are never there at once (`libs/kernels/sparse.py`), and only what is not zero leaves the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.catalog.card import Sparse
+from libs.kernels.sparse import max_by_id, splade_max, splade_sum
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array
+from libs.models.text.heads.linear import HeadLinear
+from libs.models.text.heads.mlm import MlmTransform
+from libs.models.work import Output, Sequence, SparseRow
+
+
+class SpladeHead(nn.Module):
+    """Token states -> log(1 + relu(logit)), pooled over each sequence's tokens, special ones included as in the reference.
+
+    `weight` [vocabulary, embedding size] is the decoder's, `shared` if it is the encoder's own token table; `bias` [vocabulary].
+    """
+
+    def __init__(self, transform: MlmTransform, weight: Tensor, bias: Tensor | None, card: Sparse, *, shared: bool) -> None:
+        super().__init__()
+        self.transform = transform
+        self.weight = None if shared else nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._table = (weight,)  # in a tuple, so that the encoder's table is not counted as this module's as well
+        self._card = card
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        """[sequences, vocabulary] float32"""
+        weight = self._table[0] if self.weight is None else self.weight
+        states = self.transform.forward(hidden).to(weight.dtype)
+        activation = self._card.activation
+        if self._card.pooling == "sum":
+            return (splade_sum(states, weight, self.bias, batch.cu_seqlens, activation=activation),)
+        return (splade_max(states, weight, self.bias, batch.cu_seqlens, batch.lengths, activation=activation),)
+
+    def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Rows' numbers of entries, then all columns, then all weights, as one int32 tensor: one copy."""
+        best = tensors[0]
+        rows, columns = best.nonzero(as_tuple=True)
+        counts = torch.count_nonzero(best, dim=1)
+        return (torch.cat((counts.int(), columns.int(), best[rows, columns].view(torch.int32))),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        """Of `compact`'s array."""
+        counts, entries = np.split(arrays[0].astype(np.int32, copy=False), [len(sequences)])
+        columns, weights = np.split(entries, 2)
+        return _rows(columns, weights.view(np.float32), np.cumsum(counts, dtype=np.int64)[:-1])
+
+
+class LexicalHead(nn.Module):
+    """bge-m3's lexical weights: relu(linear(state)) of each token, and of a token's occurrences the largest.
+
+    `unused`: ids whose weight is dropped ([CLS] and the like). Written after FlagEmbedding's M3 model.
+    """
+
+    def __init__(self, linear: HeadLinear, unused: Collection[int]) -> None:
+        super().__init__()
+        self.linear = linear
+        self._unused = np.array(sorted(unused), dtype=np.int64)
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        """[tokens] float32"""
+        return (self.linear.forward(hidden.float()).squeeze(1),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        ids = torch.from_numpy(np.concatenate([sequence.ids for sequence in sequences]))
+        weights = torch.from_numpy(arrays[0].astype(np.float32, copy=False))
+        offsets, columns, best = (part.numpy() for part in max_by_id(ids, weights, [item.tokens for item in sequences]))
+        kept = (best != 0) & ~np.isin(columns, self._unused)
+        ends = np.concatenate(([0], np.cumsum(kept)))[offsets[1:-1]]
+        return _rows(columns[kept].astype(np.int32), best[kept], ends)
+
+
+def _rows(columns: NDArray[np.int32], weights: NDArray[np.float32], ends: NDArray[np.int64]) -> list[Output]:
+    """`ends`: of all rows but the last."""
+    parts = zip(np.split(columns, ends), np.split(weights, ends), strict=True)
+    return [SparseRow(indices, values) for indices, values in parts]

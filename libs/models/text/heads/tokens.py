@@ -1,0 +1,32 @@
+"""Numbers for each token: late-interaction vectors, or the logits of token labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from torch import Tensor, nn
+
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.head import Array, rows_each
+from libs.models.work import Output, Sequence
+
+
+class TokenHead(nn.Module):
+    """Hidden states -> [tokens, out] float32, through one or more layers (none: the states themselves)."""
+
+    def __init__(self, layers: Many[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+        out = hidden.float()
+        for layer in self.layers:
+            out = layer(out)
+        return (out,)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+        return rows_each(arrays[0], sequences)

@@ -1,0 +1,72 @@
+"""Scores of each word for each label: how far it begins, ends and is within an entity (GLiNER's token level)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from libs.kernels.layout import to_device
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.heads.words import WordPlaces, WordStates, prefix_sums
+
+_AT_ONCE: Final = 1 << 25  # numbers of the hidden layer held at a time: 128 MiB
+
+
+class WordScorer(nn.Module):
+    """Two projections of words and of labels: the first ones side by side, the second ones' product, and two layers over them.
+
+    The first layer is a sum over its three inputs, so that words and labels go through their part once each, not once a pair.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
+        super().__init__()
+        shapes = {
+            "proj_token": (size * 2, size), "proj_label": (size * 2, size),
+            "out_mlp.0": (size * 4, size * 3), "out_mlp.3": (3, size * 4),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            check_shape(state, f"{stem}.{name}.weight", shape, file)
+            check_shape(state, f"{stem}.{name}.bias", shape[:1], file)
+        self.word = HeadLinear(state, f"{stem}.proj_token", "identity")
+        self.label = HeadLinear(state, f"{stem}.proj_label", "identity")
+        self.inner = HeadLinear(state, f"{stem}.out_mlp.0", "relu")
+        self.outer = HeadLinear(state, f"{stem}.out_mlp.3", "identity")
+        self._size = size
+
+    def shape(self, place: WordPlaces) -> tuple[int, ...]:
+        """Of one sequence's logits: [words, labels, 3]."""
+        return place.words, place.label_count, 3
+
+    def forward(self, states: WordStates, places: Many[WordPlaces]) -> Tensor:
+        """The logits of all sequences, flat and end to end."""
+        of_word, of_label, of_both = torch.split(self.inner.weight, self._size, dim=1)
+        word, word_factor = torch.split(self.word.forward(states.words), self._size, dim=1)
+        label, label_factor = torch.split(self.label.forward(states.labels), self._size, dim=1)
+        word, label = F.linear(word, of_word), F.linear(label, of_label, self.inner.bias)
+        rows, columns = _pairs(places)
+        step = max(1, _AT_ONCE // of_word.shape[0])
+        logits = [word.new_empty(0)]
+        for begin in range(0, len(rows), step):
+            chosen = to_device(rows[begin : begin + step], word.device)
+            named = to_device(columns[begin : begin + step], word.device)
+            both = F.linear(word_factor.index_select(0, chosen) * label_factor.index_select(0, named), of_both)
+            hidden = (both + word.index_select(0, chosen) + label.index_select(0, named)).relu_()
+            logits.append(self.outer.forward(hidden).flatten())
+        return torch.cat(logits)
+
+
+def _pairs(places: Many[WordPlaces]) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
+    """Rows of the word and of the label of every pair, sequence by sequence and word by word: [pairs] each."""
+    words = prefix_sums([place.words for place in places])
+    labels = prefix_sums([place.label_count for place in places])
+    grids = [
+        np.mgrid[words[i] : words[i + 1], labels[i] : labels[i + 1]].reshape(2, -1).astype(np.int32) for i in range(len(places))
+    ]
+    rows, columns = np.concatenate(grids, axis=1)
+    return rows, columns

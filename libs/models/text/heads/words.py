@@ -1,0 +1,140 @@
+"""Tokens' states to those of words and of the labels before them: what every head that labels words begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from libs.catalog.gliner import Pooling
+from libs.errors import ModelBroken
+from libs.kernels.layout import to_device
+from libs.models.packed import Packed
+from libs.models.text.heads.linear import HeadLinear
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label and its own tokens, for models with an encoder for labels."""
+
+    name: str
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class WordPlaces:
+    """What a head must know of a sequence (`Sequence.input`). Rows count from the sequence's first token.
+
+    `pieces`: the tokens that make its words, `sizes` of them each. `labels` and `relations`: the tokens that stand for them;
+    `own_labels` in their place where labels have an encoder of their own.
+    """
+
+    pieces: Ids
+    sizes: Ids
+    labels: Ids
+    relations: Ids
+    own_labels: tuple[Label, ...] = ()
+
+    @property
+    def words(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def label_count(self) -> int:
+        return len(self.own_labels) or len(self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class WordStates:
+    """Of all sequences, end to end: [words, hidden], [labels, hidden] and [relations, hidden], float32."""
+
+    words: Tensor
+    labels: Tensor
+    relations: Tensor
+
+
+class WordReader(nn.Module):
+    """`project`: to the head's size, where the encoder's differs."""
+
+    def __init__(self, project: HeadLinear | None, pooling: Pooling, recurrent: WordLstm | None) -> None:
+        super().__init__()
+        self.project, self.recurrent, self._pooling = project, recurrent, pooling
+
+    def forward(self, hidden: Tensor, batch: Packed, places: Many[WordPlaces]) -> WordStates:
+        placed = list(zip(prefix_sums(batch.lengths[:-1]), places, strict=True))
+        parts = [
+            [start + place.pieces for start, place in placed],
+            [start + place.labels for start, place in placed],
+            [start + place.relations for start, place in placed],
+        ]
+        chosen = to_device(np.concatenate([rows for part in parts for rows in part]).astype(np.int32), hidden.device)
+        states = hidden.index_select(0, chosen).float()
+        if self.project is not None:
+            states = self.project.forward(states)
+        pieces, labels, relations = torch.split(states, [sum(len(rows) for rows in part) for part in parts])
+        words = self._pool(pieces, places)
+        if self.recurrent is not None:
+            words = self.recurrent.forward(words, [place.words for place in places])
+        return WordStates(words, labels, relations)
+
+    def _pool(self, pieces: Tensor, places: Many[WordPlaces]) -> Tensor:
+        if self._pooling in ("first", "last") or not len(pieces):
+            return pieces
+        sizes = to_device(np.concatenate([place.sizes for place in places]), pieces.device)
+        return torch.segment_reduce(pieces, self._pooling, lengths=sizes.long(), axis=0, unsafe=True)
+
+
+class WordLstm(nn.Module):
+    """A bidirectional LSTM over the words of each sequence, all sequences at once and without padding."""
+
+    def __init__(
+        self, state: Mapping[str, Tensor], stem: str, *, hidden: int, layers: int, device: torch.device, file: str
+    ) -> None:
+        super().__init__()
+        # Before memory is taken for what config.json describes: the last layer is in the file, so all are as large as it can be.
+        last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
+        if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
+            raise ModelBroken(f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them")
+        self.lstm = nn.LSTM(hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device)
+        for name, parameter in self.lstm.named_parameters():
+            found = state.get(f"{stem}.{name}")
+            if found is None or found.shape != parameter.shape:
+                raise ModelBroken(f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}")
+            # copied: cuDNN wants all weights in one piece of memory, which the module has made
+            parameter.data.copy_(found)
+        self.requires_grad_(False).eval()
+
+    def forward(self, words: Tensor, counts: Many[int]) -> Tensor:
+        """words [words, hidden] of sequences of so many words -> the same shape"""
+        if not len(words):
+            return words
+        order, sizes = _by_step(counts)
+        packed = PackedSequence(words.index_select(0, to_device(order, words.device)), torch.from_numpy(sizes))
+        output: Tensor = self.lstm(packed)[0].data
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order), dtype=np.int32)
+        return output.index_select(0, to_device(back, words.device))
+
+
+def _by_step(counts: Many[int]) -> tuple[Ids, NDArray[np.int64]]:
+    """torch's order of packed sequences: all first words, then all second ones, longest sequence first; and how many of each."""
+    starts = np.array(prefix_sums(counts)[:-1])
+    longest = np.argsort(-np.array(counts), kind="stable")
+    lengths = np.array(counts)[longest]
+    sizes = np.array([int((lengths > step).sum()) for step in range(int(lengths[0]))], dtype=np.int64)
+    order = np.concatenate([starts[longest[:size]] + step for step, size in enumerate(sizes)])
+    return order.astype(np.int32), sizes
+
+
+def prefix_sums(counts: Many[int]) -> list[int]:
+    """Where each of so many begins, and the end of the last."""
+    return [0, *accumulate(counts)]

@@ -1,0 +1,25 @@
+"""From a card's kind to what stands after the encoder. A new kind of model is one file here and one line below."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card, Kind
+from libs.models.text.kinds import embedding, gliclass, gliner, glirel, hybrid, sequence_labels, sparse, token_labels, yes_no
+from libs.models.text.kinds.kind import ModelKind
+
+_KINDS: dict[Kind, ModelKind] = {
+    "dense": embedding,
+    "sparse": sparse,
+    "hybrid": hybrid,
+    "multi_vector": embedding,
+    "sequence_labels": sequence_labels,
+    "token_labels": token_labels,
+    "yes_no": yes_no,
+    "gliner": gliner,
+    "glirel": glirel,
+    "gliclass": gliclass,
+}
+
+
+def kind_of(card: Card) -> ModelKind:
+    """What builds the card's heads and processor."""
+    return _KINDS[card.kind]

@@ -1,0 +1,33 @@
+"""Embedding models: pooled vectors, or a vector a token (late interaction)."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card
+from libs.models.text.heads.head import TextHead
+from libs.models.text.heads.modules import dense_layers
+from libs.models.text.heads.pooled import PooledHead
+from libs.models.text.heads.tokens import TokenHead
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.processing.embedding import EmbeddingProcessor
+from libs.models.text.processing.late import LateFrame
+from libs.models.text.processing.text import special_token
+from libs.models.weights import HeadRule
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {"linear": "linear"} if any(not module.folder for module in card.modules) else {}
+
+
+def build(parts: Parts) -> Built:
+    card, text = parts.card, parts.text()
+    layers = dense_layers(card, parts.directory, parts.state, parts.device)
+    heads: dict[str, TextHead] = {}
+    late = None
+    if card.kind == "dense":
+        heads["dense"] = PooledHead(card.pooling, layers)
+    else:
+        heads["multi_vector"] = TokenHead(layers)
+    if card.late is not None:
+        fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
+        late = LateFrame(card.late, text, fill)
+    return Built(heads, EmbeddingProcessor(card, text, late))

@@ -1,0 +1,60 @@
+"""GLiClass: labels of the request's own, all scored in one forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from libs.catalog.card import Card
+from libs.catalog.files import need_config
+from libs.catalog.gliclass import read_gliclass
+from libs.errors import ModelBroken
+from libs.models.layers.activations import FUNCTIONS
+from libs.models.layers.embeddings import Table
+from libs.models.layers.spec import Config
+from libs.models.text.heads.gliclass import GliclassHead
+from libs.models.text.heads.linear import check_shape
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.processing.gliclass import GliclassProcessor
+from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.weights import HeadRule
+
+_PREFIX = "model."
+_SEGMENTS = "segment_embeddings.weight"
+_SEGMENT_COUNT = 3  # labels, text, and examples, of which a request has none
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {}
+
+
+def build(parts: Parts) -> Built:
+    settings = read_gliclass(parts.directory)
+    if parts.encoder.causal:
+        raise ModelBroken(
+            f"config.json: `encoder_config` describes a decoder ({parts.card.family}), which is not served for GLiClass: labels do "
+            "not see the text behind them"
+        )
+    state = {name.removeprefix(_PREFIX): _read(parts, name) for name in parts.rest.names()}
+    if settings.segments:
+        _add_segments(parts, state)
+    function = FUNCTIONS[Config(need_config(parts.directory, "config.json").values).activation("projector_hidden_act")]
+    head = GliclassHead(settings, state, parts.encoder.hidden_size, function, parts.file)
+    for name in sorted(state):
+        raise ModelBroken(f"{parts.file}: tensor {_PREFIX + name!r} has no place in the model that config.json describes")
+    return Built({"labels": head}, GliclassProcessor(parts.card, settings, load_tokenizer(parts.root, lowercase=False)))
+
+
+def _read(parts: Parts, name: str) -> Tensor:
+    return parts.rest.read(name).to(device=parts.device, dtype=torch.float32)
+
+
+def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
+    """What tells labels and text apart is added to the token's vectors, where BERT's kin add it."""
+    embed = parts.encoder.embed
+    if embed.segment is not None:
+        raise ModelBroken("config.json: `use_segment_embeddings`: not served for an encoder with segments of its own")
+    size = embed.token.weight.shape[1]
+    check_shape(state, _SEGMENTS, (_SEGMENT_COUNT, size), parts.file)
+    embed.segment = Table(_SEGMENT_COUNT, size)
+    embed.segment.weight = nn.Parameter(state.pop(_SEGMENTS).to(embed.token.weight.dtype), requires_grad=False)

@@ -1,0 +1,50 @@
+"""GLiREL: relations between the request's own entities, with labels of its own."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card
+from libs.catalog.glirel import ADVICE, FILE, LABEL_MARKER, TEXT_MARKER, read_glirel
+from libs.errors import ModelBroken
+from libs.models.text.heads.pairs import ConcatScorer, DotScorer, EntityMarker, PairHead
+from libs.models.text.heads.spans import TwoLayers
+from libs.models.text.heads.words import WordLstm, WordReader
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.state import HeadState, projection
+from libs.models.text.processing.glirel import GlirelProcessor
+from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.text.processing.words import WordFrame
+from libs.models.weights import HeadRule
+
+_PAIRS = "span_rep_layer.rel_rep_layer"
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {}
+
+
+def build(parts: Parts) -> Built:
+    settings = read_glirel(parts.directory)
+    size, file = settings.hidden, parts.file
+    tokenizer = load_tokenizer(parts.root, lowercase=False)
+    for token in (LABEL_MARKER, TEXT_MARKER):
+        if tokenizer.token_to_id(token) is None:
+            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}")
+    frame = WordFrame(tokenizer, limit=parts.card.max_tokens, max_words=settings.max_words, pooling=settings.pooling)
+    state = HeadState(parts.rest, parts.device, FILE)
+    project = projection(state, "token_rep_layer.projection", parts.encoder.hidden_size, size, file)
+    recurrent = WordLstm(state, "rnn.lstm", hidden=size, layers=1, device=parts.device, file=file)
+    pair = TwoLayers(state, f"{_PAIRS}.out_project", size=size, inputs=size * 2, file=file)
+    scorer = (
+        DotScorer(pair.outer) if settings.scorer == "dot" else ConcatScorer(pair.outer, state, "scorer.proj", size=size, file=file)
+    )
+    head = PairHead(
+        WordReader(project, settings.pooling, recurrent),
+        EntityMarker(state, f"{_PAIRS}.span_marker", size=size, file=file),
+        TwoLayers(state, "prompt_rep_layer", size=size, inputs=size, file=file),
+        pair.inner,
+        scorer,
+    )
+    if settings.has_coreference:
+        state.drop("coref_classifier.")  # the package computes it and answers without it
+    state.check_all_used()
+    return Built({"relations": head}, GlirelProcessor(parts.card, settings, frame))

@@ -1,0 +1,51 @@
+"""bge-m3: dense, lexical and token vectors from one forward, each alone too."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card
+from libs.catalog.hybrid import SPARSE_FILE, TOKENS_FILE
+from libs.errors import ModelBroken
+from libs.models.text.heads.head import TextHead
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.heads.modules import dense_layers
+from libs.models.text.heads.pooled import PooledHead
+from libs.models.text.heads.sparse import LexicalHead
+from libs.models.text.heads.tokens import TokenHead
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.processing.embedding import EmbeddingProcessor
+from libs.models.text.processing.late import LateFrame
+from libs.models.text.processing.text import TextProcessor, special_token
+from libs.models.weights import HeadRule, TensorFile
+
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # FlagEmbedding's, whose lexical weight is dropped
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {}
+
+
+def build(parts: Parts) -> Built:
+    card, text = parts.card, parts.text()
+    heads: dict[str, TextHead] = {"dense": PooledHead(card.pooling, dense_layers(card, parts.directory, parts.state, parts.device))}
+    if card.sparse is not None:
+        heads["sparse"] = LexicalHead(_layer(parts, SPARSE_FILE, 1, rectified=True), _unused(parts, text))
+    late = None
+    if card.late is not None:
+        heads["multi_vector"] = TokenHead([_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)])
+        late = LateFrame(card.late, text, "")
+    return Built(heads, EmbeddingProcessor(card, text, late))
+
+
+def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:
+    tensors = TensorFile.of(parts.directory, file)
+    state = {f"linear.{name}": tensors.read(name).to(parts.device) for name in tensors.names()}
+    check_shape(state, "linear.weight", (width, parts.encoder.hidden_size), file)
+    check_shape(state, "linear.bias", (width,), file)
+    if len(state) > 2:
+        raise ModelBroken(f"{file}: holds {', '.join(tensors.names())}; only `weight` and `bias` are known")
+    return HeadLinear(state, "linear", "relu" if rectified else "identity")
+
+
+def _unused(parts: Parts, text: TextProcessor) -> set[int]:
+    ids = [text.token_id(special_token(parts.root, role)) for role in _UNUSED]
+    return {number for number in ids if number is not None}

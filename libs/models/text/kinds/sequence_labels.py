@@ -1,0 +1,25 @@
+"""Models with logits for a whole text or pair: cross-encoders and classifiers."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card
+from libs.models.text.heads.labels import Classifier, LabelsHead, pooling_of, table_of, text_layout
+from libs.models.text.kinds.kind import Built, Parts, Processor
+from libs.models.text.processing.chat import ChatPairs
+from libs.models.text.processing.labels import LabelsProcessor
+from libs.models.text.processing.nli import NliProcessor
+from libs.models.weights import HeadRule
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return table_of(text_layout(card.family))
+
+
+def build(parts: Parts) -> Built:
+    card, layout, config = parts.card, text_layout(parts.card.family), parts.config
+    classifier = Classifier(layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
+    text = parts.text()
+    chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.causal)
+    own = LabelsProcessor(card, text, chat)
+    processor: Processor = own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
+    return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor)

@@ -1,0 +1,56 @@
+"""The tensors that an encoder leaves to a head with a configuration of its own: every one must have a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from libs.errors import ModelBroken
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.weights import TensorFile
+
+
+class HeadState(Mapping[str, Tensor]):
+    """The head's tensors, float32 on the device, that knows which of them nobody has asked for. `config`: the file that says so."""
+
+    def __init__(self, tensors: TensorFile, device: torch.device, config: str) -> None:
+        self._tensors, self._device, self._config = tensors, device, config
+        self._left = set(tensors.names())
+        self._names = frozenset(self._left)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        self._left.discard(name)
+        return self._tensors.read(name).to(device=self._device, dtype=torch.float32)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def drop(self, prefix: str) -> None:
+        """Tensors that are known and of no use."""
+        self._left = {name for name in self._left if not name.startswith(prefix)}
+
+    def check_all_used(self) -> None:
+        """Raises ModelBroken naming a tensor that has no place in the model."""
+        for name in sorted(self._left):
+            raise ModelBroken(
+                f"{self._tensors.file_of(name)}: tensor {name!r} has no place in the model that {self._config} describes"
+            )
+
+
+def projection(state: Mapping[str, Tensor], stem: str, inputs: int, size: int, file: str) -> HeadLinear | None:
+    """From the encoder's size to the head's; the gliner and glirel packages have one only where the sizes differ."""
+    if inputs == size:
+        return None
+    check_shape(state, f"{stem}.weight", (size, inputs), file)
+    check_shape(state, f"{stem}.bias", (size,), file)
+    return HeadLinear(state, stem, "identity")

@@ -1,0 +1,45 @@
+"""Rerankers that are language models: whether the next token after a pair would be "yes" or "no".
+
+Of the language model's head only the rows of those two tokens are read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from libs.catalog.card import Card
+from libs.errors import ModelBroken
+from libs.models.text.heads.answer import AnswerHead
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.processing.chat import ChatPairs
+from libs.models.text.processing.labels import LabelsProcessor
+from libs.models.text.processing.text import TextProcessor
+from libs.models.weights import HeadRule, InFile
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {} if card.tied else {"lm_head": InFile("lm_head")}
+
+
+def build(parts: Parts) -> Built:
+    text = parts.text()
+    pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.causal)
+    head = AnswerHead(_rows(parts, text))
+    return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs))
+
+
+def _rows(parts: Parts, text: TextProcessor) -> Tensor:
+    """[answers, hidden] float32, of the head's own table or, where it has none, of the token embeddings."""
+    table = parts.state.get("lm_head.weight", parts.encoder.token_weight)
+    ids = [_token(answer, text) for answer in parts.card.answers]
+    if table.shape[1] != parts.encoder.hidden_size or max(ids) >= table.shape[0]:
+        raise ModelBroken(f"{parts.file}: the language model's head is {list(table.shape)}, too small for the tokens {ids}")
+    return table[ids].to(device=parts.device, dtype=torch.float32)
+
+
+def _token(answer: int | str, text: TextProcessor) -> int:
+    found = text.token_id(answer) if isinstance(answer, str) else answer
+    if found is None:
+        raise ModelBroken(f"tokenizer.json: {answer!r} is not one token, so that it cannot be an answer")
+    return found

@@ -1,0 +1,93 @@
+"""Measures what a batch takes on the device beside the weights: the most bytes of new tensors that live at a time.
+
+Once a model and process, after its first load, with a tiny forward. Counted where operators are called, so that it is the same on
+every device and needs no quiet one; what a kernel takes within itself is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from libs.models.layers.encoder import TextEncoder
+from libs.models.packed import Packed
+from libs.models.text.heads.head import TextHead
+from libs.models.work import Sequence as Row
+
+_SEQUENCES = 4
+_TOKENS = 16  # of each
+
+_ALONE = Lock()  # torch notes in globals that a mode is active
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active on this thread: `peak` is the most bytes that new storages of strided tensors took together."""
+
+    def __init__(self, known: Sequence[Tensor] = ()) -> None:
+        """`known`: tensors that were there before."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._live = 0
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known if tensor.layout is torch.strided}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes seconds, to keep it away from here
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.layout is torch.strided:
+                self._see(one.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._storages or storage.data_ptr() in self._known:
+            return
+        size = storage.nbytes()
+        self._storages[key] = weakref.ref(storage, partial(self._gone, key, size))
+        self._live += size
+        self.peak = max(self.peak, self._live)
+
+    def _gone(self, key: int, size: int, _: object) -> None:
+        del self._storages[key]
+        self._live -= size
+
+
+@torch.inference_mode()
+def activation_bytes_per_token(
+    encoder: TextEncoder, heads: Sequence[TextHead], weights: Sequence[Tensor], device: torch.device
+) -> float:
+    """Of a few short sequences, through the encoder and each head. `weights`: tensors that are there all the time.
+
+    Heads that want to know more of a sequence than its tokens are left out. Raises what the encoder raises.
+    """
+    vocabulary = encoder.token_weight.shape[0]
+    length = min(_TOKENS, encoder.max_positions)
+    rows = [Row(np.arange(number, number + length, dtype=np.int32) % vocabulary) for number in range(_SEQUENCES)]
+    live = LiveBytes(weights)
+    with _ALONE, live:
+        batch = Packed.of([row.ids for row in rows], device=device)
+        hidden = encoder.forward(batch)
+        for head in heads:
+            try:
+                head.forward(hidden, batch, rows)
+            except Exception:  # noqa: S112  # it asks for words or labels, of which these sequences have none
+                continue
+    return live.peak / (length * _SEQUENCES)

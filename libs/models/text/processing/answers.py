@@ -1,0 +1,146 @@
+"""Outputs of a forward -> vectors, scores and labels, in numpy: what processors finish with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card, Representation
+from libs.kernels.maxsim import maxsim
+from libs.models.results import LabelScore, RaggedRows, SparseRows, Stored
+from libs.models.text.heads.linear import FUNCTIONS
+from libs.models.text.processing.entities import softmax
+from libs.models.text.processing.quantise import store
+from libs.models.work import ClassifyWork, EncodeWork, Scale, SparseRow
+
+Array = NDArray[np.float32]
+_WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
+_SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
+
+
+def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
+    """Cut, then scaled to length 1 (Matryoshka), then stored."""
+    vectors = np.stack(outputs)
+    if work.dimensions:
+        vectors = vectors[:, : work.dimensions]
+    if card.normalize if work.normalize is None else work.normalize:
+        vectors = unit(vectors)
+    return store(vectors, work.data_type)
+
+
+def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRows:
+    """`rows` [tokens, dimensions] each, of the tokens that count."""
+    values = np.concatenate(rows)
+    if card.normalize if work.normalize is None else work.normalize:
+        values = unit(values)
+    offsets = np.cumsum([0, *(len(row) for row in rows)]).tolist()
+    return RaggedRows(store(values, work.data_type), offsets)
+
+
+def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow]) -> SparseRows:
+    """`columns`: size of the vocabulary. Scaled to length 1 only where the request asks for it."""
+    values = [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
+    offsets = np.cumsum([0, *(len(row.values) for row in rows)]).tolist()
+    indices = np.concatenate([row.indices for row in rows]).astype(np.uint32)
+    return SparseRows(columns, offsets, indices, store(np.concatenate(values), work.data_type))
+
+
+def strongest(row: SparseRow, count: int) -> SparseRow:
+    """The `count` weights farthest from zero (sentence-transformers' max_active_dims); 0: all."""
+    if not count or len(row.values) <= count:
+        return row
+    kept = np.sort(np.argpartition(-np.abs(row.values), count - 1)[:count])
+    return SparseRow(row.indices[kept], row.values[kept])
+
+
+def dot_scores(query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False) -> Array:
+    """Sums of products over a vocabulary of `columns` -> [documents]; of rows scaled to length 1 if `cosine`."""
+    weights = np.zeros(columns, dtype=np.float32)
+    weights[query.indices] = _scaled(query.values) if cosine else query.values
+    values = (_scaled(row.values) if cosine else row.values for row in documents)
+    scores: Array = np.array([own @ weights[row.indices] for own, row in zip(values, documents, strict=True)], dtype=np.float32)
+    return scores
+
+
+def hybrid_scores(parts: Mapping[Representation, Array]) -> Array:
+    """The weighted mean of the scores that each form gives, [documents] each."""
+    total = sum(_WEIGHTS[form] for form in parts)
+    weighted = [np.float32(_WEIGHTS[form] / total) * own for form, own in parts.items()]
+    scores: Array = np.sum(weighted, axis=0, dtype=np.float32)
+    return scores
+
+
+def _scaled(values: Array) -> Array:
+    scaled: Array = unit(values[None])[0]
+    return scaled
+
+
+def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
+    """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as probability."""
+    scores: Array = unit(documents) @ unit(query[None])[0]
+    return np.float32(0.5) * (1 + scores) if scale == "probability" else scores
+
+
+def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array:
+    """query [tokens, dimensions] and one such array a document -> [documents]; a mean over the query where the card says so."""
+    lengths = [len(document) for document in documents]
+    flat = np.concatenate(documents)
+    if card.normalize:
+        query, flat = unit(query), unit(flat)
+    scores: Array = maxsim(torch.from_numpy(query), torch.from_numpy(flat), lengths).numpy()
+    if card.scoring != "maxsim":
+        scores /= np.float32(len(query))
+    return scores
+
+
+def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
+    """logits [documents, classes] -> [documents]: what the class "relevant" has, on the scale asked for."""
+    if scale == "logit":
+        return logits[:, card.positive]
+    if scale == "probability":
+        return sigmoid(logits[:, 0]) if logits.shape[1] == 1 else softmax(logits)[:, card.positive]
+    return FUNCTIONS[card.score_activation](torch.from_numpy(logits)).numpy()[:, card.positive]
+
+
+def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
+    """Labels of one text, best first. logits [classes]; the shares are of all classes, or as asked among the named ones."""
+    multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
+    wanted = [index for index, name in enumerate(card.classes) if not work.labels or name in work.labels]
+    if multi or len(logits) == 1:
+        scores = sigmoid(logits)[wanted]
+    else:
+        scores = softmax(logits[wanted]) if work.among_labels else softmax(logits)[wanted]
+    return best_first([(card.classes[index], score) for index, score in zip(wanted, scores, strict=True)], work.threshold)
+
+
+def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:
+    """Labels of each text by the cosine of its vector to those of the labels' prompts, best first.
+
+    `vectors`: of the texts, then of the prompts.
+    """
+    texts = len(work.texts)
+    scores = unit(vectors[:texts]) @ unit(vectors[texts:]).T
+    return [best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores]
+
+
+def best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None) -> tuple[LabelScore, ...]:
+    """The labels that reach the threshold (None: all)."""
+    kept = [LabelScore(name, float(score)) for name, score in scores if threshold is None or score >= threshold]
+    return tuple(sorted(kept, key=lambda item: -item.score))
+
+
+def unit(vectors: Array) -> Array:
+    """Rows of length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: Array = vectors / np.maximum(lengths, _SHORTEST)
+    return scaled
+
+
+def sigmoid(logits: Array) -> Array:
+    """Without overflow on either side."""
+    small = np.exp(-np.abs(logits))
+    shares: Array = np.where(logits >= 0, 1, small) / (1 + small)
+    return shares

@@ -1,0 +1,216 @@
+"""What a tokenizer.json may ask for: how much a text may grow, what is put around it, and how large a vocabulary's parts are.
+
+The `tokenizers` library does what a file says, be it twenty million tokens around each text, and ends the process where memory does
+not suffice. So its JSON is looked through before the library sees it, and every complaint is a ModelBroken that names the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Final
+
+from libs.catalog.files import Config, shortened
+from libs.models.text.processing.regexes import PUBLISHED, slow, tried
+
+MOST_SPECIAL: Final = 64
+"""Tokens that are put around a text, or a pair of them."""
+MOST_GROWTH: Final = 16
+"""Bytes that normaliser and pre-tokenizer may make of one, beyond what Unicode's own forms and the first ByteLevel make of it."""
+MOST_PUT_BEFORE: Final = 1024
+MOST_PARTS: Final = 64
+MOST_NAME: Final = 1024
+"""Characters of a token that stands for something else: each place of a text that has it is given a copy."""
+MOST_ADDED: Final = 100_000
+MOST_ADDED_CHARACTERS: Final = 4_000_000
+"""Of all added tokens, once they have grown in the normaliser."""
+MOST_WORD: Final = 200
+"""Characters of a word of WordPiece, whose time grows with its square. Published tokenizers have 100."""
+MOST_PIECE: Final = 256
+MOST_PIECES: Final = 4_000_000
+"""Characters of all pieces of Unigram, each of which takes the library up to 200 bytes."""
+_MOST_SHARED: Final = 64
+_COMMON_REPLACEMENT: Final = 33
+"""Bytes that a published charsmap makes of one character, which NFKC does, too."""
+_FACTORS: Final[Mapping[str, int]] = {"ByteLevel": 12, "Metaspace": 4}
+"""Bytes that such a step may make of one, when Unicode's forms follow it. Published tokenizers have one of each at most."""
+
+
+def refuse_bombs(config: Config) -> None:
+    """Raises ModelBroken with the key of what a tokenizer.json asks for and would take too much time or memory."""
+    _refuse_frames(config)
+    growth = _refuse_growth(config)
+    _refuse_added(config, growth)
+    model = config.part("model")
+    _refuse_words(model)
+    _refuse_vocabulary(model)
+    _refuse_patterns(config)
+
+
+def _refuse_frames(config: Config) -> None:
+    """What is put around texts. Each of them stands in a frame once: every further time would copy it."""
+    counts: Counter[str] = Counter()
+    for part in _objects(config.values.get("post_processor")):
+        special = part.get("special_tokens")
+        sizes = {name: _size_of(value) for name, value in special.items()} if isinstance(special, dict) else {}
+        for key in ("single", "pair"):
+            pieces = part.get(key)
+            if isinstance(pieces, list):
+                counts[key] += sum(_special(piece, sizes) for piece in pieces)
+                texts = Counter(_text(piece) for piece in pieces)
+                if any(count > 1 for text, count in texts.items() if text):
+                    raise config.broken("post_processor", f"puts a text into `{key}` more than once")
+        for text in _texts(part):
+            if len(text) > MOST_NAME:
+                raise config.broken("post_processor", f"has a token of {len(text):,} characters; at most {MOST_NAME:,} are served")
+    for key, what in (("single", "a single text"), ("pair", "a pair of texts")):
+        if counts[key] > MOST_SPECIAL:
+            raise config.broken("post_processor", f"puts {counts[key]:,} tokens around {what}; at most {MOST_SPECIAL} are served")
+
+
+def _size_of(special: object) -> int:
+    """Ids that a special token of a template stands for."""
+    if not isinstance(special, dict):
+        return 1
+    return max((len(ids) for key in ("ids", "tokens") if isinstance(ids := special.get(key), list)), default=1)
+
+
+def _special(piece: object, sizes: Mapping[str, int]) -> int:
+    inner = piece.get("SpecialToken") if isinstance(piece, dict) else None
+    name = inner.get("id") if isinstance(inner, dict) else None
+    return sizes.get(name, 1) if isinstance(name, str) else 0
+
+
+def _text(piece: object) -> str:
+    inner = piece.get("Sequence") if isinstance(piece, dict) else None
+    return str(inner.get("id")) if isinstance(inner, dict) else ""
+
+
+def _refuse_growth(config: Config) -> int:
+    """How many bytes one may become."""
+    growth, before = 1, 0
+    seen: Counter[str] = Counter()
+    for key in ("normalizer", "pre_tokenizer"):
+        parts = [part for part in _objects(config.values.get(key)) if isinstance(part.get("type"), str)]
+        if len(parts) > MOST_PARTS:
+            raise config.broken(key, f"has {len(parts):,} parts; at most {MOST_PARTS} are served")
+        for part in parts:
+            kind = str(part["type"])
+            growth *= _growth(part) if kind not in _FACTORS or seen[kind] == 0 else _FACTORS[kind]
+            before += len(str(part.get("prepend") or ""))
+            seen[kind] += 1
+        if growth > MOST_GROWTH:
+            raise config.broken(key, f"can make {growth:,} bytes of one; at most {MOST_GROWTH} are served")
+        if before > MOST_PUT_BEFORE:
+            raise config.broken(key, f"puts {before:,} characters before a text; at most {MOST_PUT_BEFORE:,} are served")
+    return growth
+
+
+def _growth(part: Mapping[str, object]) -> int:
+    """By how much a part can lengthen a text, where it is all of what the part replaces."""
+    charsmap = part.get("precompiled_charsmap")
+    if isinstance(charsmap, str):
+        return max(1, ceil(_longest_replacement(charsmap) / _COMMON_REPLACEMENT))
+    content, pattern = part.get("content"), part.get("pattern")
+    if part.get("type") != "Replace" or not isinstance(content, str) or not content:
+        return 1
+    found = pattern.get("String") if isinstance(pattern, dict) else None
+    # A pattern may find nothing at all at each place, so that what is there stays, too.
+    return ceil(_bytes(content) / _bytes(found)) if isinstance(found, str) and found else _bytes(content) + _finds_nothing(pattern)
+
+
+def _finds_nothing(pattern: object) -> int:
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return 0 if regex in PUBLISHED else 1
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Bytes. SentencePiece's format: four bytes with the length of a table, the table, then replacements that end with a zero."""
+    try:
+        data = base64.b64decode(charsmap)
+    except ValueError:
+        return 0  # the library says what is wrong with it
+    return max(_bytes(part.decode("utf-8", "replace")) for part in data[4 + int.from_bytes(data[:4], "little") :].split(b"\0"))
+
+
+def _bytes(text: str) -> int:
+    """Once Unicode's forms have made the most of it."""
+    return len(unicodedata.normalize("NFKD", text).encode("utf-8", "replace"))
+
+
+def _refuse_added(config: Config, growth: int) -> None:
+    """The library puts all of them, normalised, into one automaton."""
+    tokens = config.values.get("added_tokens")
+    if not isinstance(tokens, list):
+        return
+    if len(tokens) > MOST_ADDED:
+        raise config.broken("added_tokens", f"has {len(tokens):,} tokens; at most {MOST_ADDED:,} are served")
+    lengths = [len(str(token.get("content") or "")) for token in tokens if isinstance(token, dict)]
+    if max(lengths, default=0) > MOST_NAME:
+        raise config.broken("added_tokens", f"has a token of {max(lengths):,} characters; at most {MOST_NAME:,} are served")
+    if sum(lengths) * growth > MOST_ADDED_CHARACTERS:
+        raise config.broken(
+            "added_tokens", f"has {sum(lengths):,} characters, {growth} times as many normalised; "
+            f"at most {MOST_ADDED_CHARACTERS:,} are served"
+        )  # fmt: skip
+
+
+def _refuse_words(model: Config) -> None:
+    most = model.values.get("max_input_chars_per_word")
+    if isinstance(most, int | float) and most > MOST_WORD:
+        raise model.broken("max_input_chars_per_word", f"is {most}; at most {MOST_WORD} is served")
+    for key, value in model.values.items():
+        if isinstance(value, str) and len(value) > MOST_PIECE:
+            raise model.broken(key, f"has {len(value):,} characters; at most {MOST_PIECE} are served")
+
+
+def _refuse_vocabulary(model: Config) -> None:
+    vocabulary = model.values.get("vocab")
+    if isinstance(vocabulary, list):
+        lengths = [len(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str)]
+        if max(lengths, default=0) > MOST_PIECE:
+            raise model.broken("vocab", f"has a piece of {max(lengths):,} characters; at most {MOST_PIECE} are served")
+        if sum(lengths) > MOST_PIECES:
+            raise model.broken("vocab", f"has {sum(lengths):,} characters; at most {MOST_PIECES:,} are served")
+    # Of two names of one token the library tells either, a long one for a short one, say.
+    elif isinstance(vocabulary, dict) and max(map(len, vocabulary), default=0) > _MOST_SHARED:
+        numbers = [number for number in vocabulary.values() if isinstance(number, int)]
+        if len(set(numbers)) < len(numbers):
+            raise model.broken("vocab", f"has tokens of more than {_MOST_SHARED} characters, and some that share a number")
+
+
+def _refuse_patterns(config: Config) -> None:
+    unknown: dict[str, str] = {}
+    for key in ("normalizer", "pre_tokenizer"):
+        for part in _objects(config.values.get(key)):
+            pattern = part.get("Regex")
+            if isinstance(pattern, str) and (problem := slow(pattern)):
+                raise config.broken(key, f"has the pattern {shortened(pattern, 100)!r}, which {problem}")
+            if isinstance(pattern, str) and pattern not in PUBLISHED:
+                unknown.setdefault(pattern, key)
+    if unknown and (found := tried(list(unknown))) is not None:
+        raise config.broken(unknown[found[0]], f"has the pattern {shortened(found[0], 100)!r}, which {found[1]}")
+
+
+def _objects(value: object) -> Iterator[Mapping[str, object]]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def _texts(part: Mapping[str, object]) -> Iterator[str]:
+    """Names and texts that stand in an object itself."""
+    for name, value in part.items():
+        yield name
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from (one for one in value if isinstance(one, str))

@@ -1,0 +1,208 @@
+"""A query and a document as one text, by the checkpoint's chat template: what rerankers that are language models read.
+
+Templates are Jinja, and come with a checkpoint, so they run in Jinja's sandbox, as in transformers, in a process of its own with
+limits (`rendering.py`), and only when a model is loaded: rendered once with marks in place of the texts. A request puts its texts
+in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.errors import InvalidInput, ModelBroken
+from libs.models.text.processing.checks import document_path, query_path
+from libs.models.text.processing.text import TextProcessor, special_token, too_long
+from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+
+Ids = NDArray[np.int32]
+
+# Private characters of Unicode stand for the texts.
+_QUERY, _DOCUMENT, _INSTRUCTION = "\ue000", "\ue001", "\ue002"
+_MARKS = re.compile(f"([{_QUERY}{_DOCUMENT}{_INSTRUCTION}])")
+# Which a template must leave as they are.
+_SAMPLES = {
+    _QUERY: " a query?\n\n",
+    _DOCUMENT: "\n A <b>document</b>,\n  in \\lines\\ " + "and more " * 300,
+    _INSTRUCTION: " told {so} ",
+}
+# Documents whose tokens differ from the first to the last: what they share is the template's.
+_PROBES = ("0", "1 2 3 4")
+_LONG: Final = 2
+"""Characters a token: of what could be too long without any document, which is looked at before it is tokenised with each."""
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAME = "the chat template"
+_RENDERING = Path(__file__).with_name("rendering.py")
+_RENDER_SECONDS: Final = 30.0
+"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around a query, a document and perhaps an instruction. `pieces`: fixed texts and marks."""
+
+    pieces: tuple[str, ...]
+
+    @staticmethod
+    def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
+        """From a pair of marks and from `samples`, rendered. Raises ModelBroken for a template without a place for a pair, or that
+        changes its texts."""
+        frame = Frame(tuple(_MARKS.split(marked)))
+        for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
+            if mark not in frame.pieces:
+                raise ModelBroken(f"{_NAME}: it has no place for the message of the role {role!r}")
+        if frame.pieces.count(_DOCUMENT) > 1:
+            raise ModelBroken(f"{_NAME}: it puts the document in more than once, which is not served")
+        if told != frame.fill(samples):
+            raise ModelBroken(f"{_NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
+        return frame
+
+    @property
+    def instructed(self) -> bool:
+        return _INSTRUCTION in self.pieces
+
+    def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        """What stands before and after the document."""
+        place = self.pieces.index(_DOCUMENT)
+        before, after = (Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :]))
+        return before, after
+
+    def fill(self, texts: Mapping[str, str]) -> str:
+        """`texts` by their marks."""
+        return "".join(texts.get(piece, piece) for piece in self.pieces)
+
+
+class ChatPairs:
+    """Of one model. `shares`: what all documents of a job begin with is computed once, which a causal model allows."""
+
+    def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
+        """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
+        self._text, self._shares = text, shares
+        special = {role: token for role in _ROLES if (token := special_token(root, role))}
+        values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **card.template_values}
+        marks = {mark: mark for mark in _SAMPLES}
+        no_marks, no_samples = marks | {_INSTRUCTION: ""}, _SAMPLES | {_INSTRUCTION: ""}
+        pairs = [values | _messages(texts, card.message_parts) for texts in (no_marks, no_samples, marks, _SAMPLES)]
+        marked, told, marked_too, told_too = _rendered(card.template, pairs)
+        self._plain = Frame.of(_text(marked), _text(told), no_samples)
+        try:
+            self._instructed = Frame.of(_text(marked_too), _text(told_too), _SAMPLES)
+        except ModelBroken:  # some templates allow no message of the role system
+            self._instructed = self._plain
+
+    @staticmethod
+    def where_it_fits(card: Card, root: Path, text: TextProcessor, *, shares: bool) -> ChatPairs | None:
+        """None for a model without a template, or with one that knows nothing of pairs, as it came with a language model."""
+        if not card.template:
+            return None
+        _need_jinja()
+        try:
+            return ChatPairs(card, root, text, shares=shares)
+        except ModelBroken:
+            return None
+
+    def encode(
+        self, query: str, documents: list[str], instruction: str, truncation: Truncation, go_on: GoOn = go_on_anyway
+    ) -> list[Sequence]:
+        """One sequence a document; documents are cut where a sequence would be too long."""
+        if instruction and not self._instructed.instructed:
+            raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
+        frame = self._instructed if instruction else self._plain
+        before, after = frame.around({_QUERY: query, _INSTRUCTION: instruction})
+        limit = self._text.limit
+        own = self._own(before, after, go_on) if len(before) + len(after) > _LONG * limit else None
+        found = []
+        encoded = self._text.encode_plain(documents, truncation, go_on, before=before, after=after)
+        for number, (ids, is_whole) in enumerate(encoded):
+            if len(ids) > limit and truncation == "none":
+                raise too_long(document_path(number), len(ids), limit, "with the chat template", more=not is_whole)
+            if len(ids) > limit:
+                own = own or self._own(before, after, go_on)
+                ids = _cut(ids, *own, limit, truncation)
+            found.append(ids)
+        return self._sequences(found)
+
+    def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
+        """How many tokens are the template's, before and after a document."""
+        first, second = (ids for ids, _ in self._text.encode_plain(_PROBES, "none", go_on, before=before, after=after))
+        begin, end = _common(first, second), _common(first[::-1], second[::-1])
+        if begin + end >= self._text.limit:
+            raise too_long(query_path(0), begin + end + 1, self._text.limit, "with the chat template and a token of a document")
+        return begin, end
+
+    def _sequences(self, found: list[Ids]) -> list[Sequence]:
+        shared = 0
+        if self._shares and len(found) > 1:
+            shared = min(_common(found[0], ids) for ids in found[1:])
+            shared = min(shared, min(len(ids) for ids in found) - 1)
+        if shared <= 0:
+            return [Sequence(ids) for ids in found]
+        before = found[0][:shared]
+        return [Sequence(ids[shared:], before=before) for ids in found]
+
+
+def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
+    """The template's tokens stay, and one end of the document."""
+    if truncation == "end":
+        return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
+    return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
+
+
+def _need_jinja() -> None:
+    """Raises ModelBroken where Jinja is not installed."""
+    if find_spec("jinja2") is None:
+        raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed")
+
+
+def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
+    """As sentence-transformers has a pair: messages of the roles query and document, an instruction before them as system.
+
+    For templates of the catalog the texts are there by name, too.
+    """
+    query, document, instruction = (texts[mark] for mark in (_QUERY, _DOCUMENT, _INSTRUCTION))
+    roles = {"system": instruction, "query": query, "document": document}
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+        for role, text in roles.items()
+        if role != "system" or text
+    ]
+    return {"messages": messages, "query": query, "document": document, "instruction": instruction}
+
+
+def _rendered(template: str, values: Many[Mapping[str, object]]) -> list[Mapping[str, str]]:
+    """What the template makes of each of the values: a `text`, or an `error`. Raises ModelBroken where it takes too much for it."""
+    _need_jinja()
+    asked = json.dumps({"template": template, "values": values}).encode()
+    try:
+        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
+            [sys.executable, "-I", str(_RENDERING)], input=asked, capture_output=True, env={}, timeout=_RENDER_SECONDS, check=True
+        )
+        found: list[Mapping[str, str]] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise ModelBroken(f"{_NAME}: rendering it takes more time or memory than a template may have") from error
+    return found
+
+
+def _text(rendered: Mapping[str, str]) -> str:
+    if "error" in rendered:
+        raise ModelBroken(f"{_NAME}: {rendered['error']}")
+    return rendered["text"]
+
+
+def _common(first: Ids, second: Ids) -> int:
+    """How many ids two sequences begin with alike."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

@@ -1,0 +1,87 @@
+"""What every processor refuses in the same words, and the paths of fields in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from libs.catalog.card import Card, Task
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
+
+# Names that checkpoints give to a document's prompt, in sentence-transformers' order.
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+_TASKS: dict[type[Work], Task] = {
+    EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
+}  # fmt: skip
+PLACE: Final = "{}"
+"""Of a label in a hypothesis."""
+_MOST_HYPOTHESES: Final = 8 << 20
+_VERBS: dict[Task, str] = {
+    "encode": "encode",
+    "score": "score",
+    "entities": "find entities",
+    "classify": "classify",
+    "relations": "find relations",
+}
+
+
+def need_task(work: Work, card: Card) -> None:
+    """Raises TaskNotSupported if the model was not made for it."""
+    task = _TASKS[type(work)]
+    if task not in card.tasks:
+        tasks = ", ".join(card.tasks) or "nothing that is served"
+        # as the router's path, which looks first where it knows the card
+        field = "model" if task in ("encode", "score") else task
+        raise TaskNotSupported(f"{card.model} cannot {_VERBS[task]}; it can be asked for: {tasks}", field=field)
+
+
+def unsupported(work: Work, card: Card) -> TaskNotSupported:
+    """For a task that the card names and its processor does not know: to be raised where no case is left."""
+    return TaskNotSupported(f"{card.model} cannot {_VERBS[_TASKS[type(work)]]}", field="model")
+
+
+def known_labels(labels: Sequence[str], card: Card, path: str) -> None:
+    """Raises InvalidInput for a label that a model with labels of its own does not have."""
+    for number, label in enumerate(labels):
+        if label not in card.labels:
+            raise InvalidInput(f"{card.model} has no label {label!r}; it has {', '.join(card.labels)}", field=f"{path}[{number}]")
+
+
+def need_labels(labels: Sequence[str], card: Card, path: str) -> None:
+    """Raises InvalidInput if no label is named for a model that has none of its own."""
+    if not labels:
+        raise InvalidInput(f"{card.model} has no labels of its own: name at least one to compare the items with", field=path)
+
+
+def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
+    """One a label: the work's hypothesis, or the default one, with the label in its place."""
+    hypothesis = work.hypothesis or default
+    if PLACE not in hypothesis:
+        raise InvalidInput(f"the hypothesis must hold {PLACE}, where the label goes", field="classify.hypothesis")
+    characters = len(hypothesis) * len(work.labels) + hypothesis.count(PLACE) * sum(map(len, work.labels))
+    if characters > _MOST_HYPOTHESES:
+        message = f"with all labels the hypothesis takes {characters:,} characters; at most {_MOST_HYPOTHESES:,} are served"
+        raise InvalidInput(message, field="classify.hypothesis")
+    return [hypothesis.replace(PLACE, label) for label in work.labels]
+
+
+def prompt_of(card: Card, role: str) -> str:
+    """The model's prompt for a role. No role: its default one. A role for which it has none: none."""
+    if role == "query":
+        return card.prompts.get("query", "")
+    if role == "document":
+        return next((card.prompts[name] for name in _DOCUMENT_PROMPTS if name in card.prompts), "")
+    return card.prompts.get(card.default_prompt, "")
+
+
+def item_path(number: int) -> str:
+    return f"items[{number}].text"
+
+
+def document_path(number: int) -> str:
+    return f"documents[{number}].text"
+
+
+def query_path(number: int) -> str:
+    return "query.text"

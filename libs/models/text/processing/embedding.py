@@ -1,0 +1,217 @@
+"""Encode, score and classify with an embedding model: vectors of texts in each of its forms, and how near they are to each other.
+
+A job fails as a whole, and alone. Several forms of one request come from one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card, Representation, Scoring
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
+from libs.models.text.processing import answers
+from libs.models.text.processing.checks import (
+    document_path,
+    hypotheses,
+    item_path,
+    need_labels,
+    need_task,
+    prompt_of,
+    query_path,
+    unsupported,
+)
+from libs.models.text.processing.late import Kept, LateFrame
+from libs.models.text.processing.static import StaticLookup
+from libs.models.text.processing.text import TextProcessor, Where
+from libs.models.work import (
+    ClassifyWork,
+    EncodeWork,
+    GoOn,
+    Output,
+    Prepared,
+    Role,
+    ScoreWork,
+    Sequence,
+    SparseRow,
+    Truncation,
+    Work,
+    go_on_anyway,
+)
+
+Array = NDArray[np.float32]
+_SCORED: dict[Scoring, Representation] = {
+    "cosine": "dense", "dot": "sparse", "sparse_cosine": "sparse", "maxsim": "multi_vector", "mean_maxsim": "multi_vector",
+}  # fmt: skip
+"""The form that a score is made of; a hybrid model's is made of all its forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Framed:
+    """Texts as the device takes them. `masks`: which token vectors of each are answered (None: all)."""
+
+    sequences: list[Sequence]
+    masks: list[Kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """`masks` of all sequences; `found`: texts that were looked up, with no sequence of their own, before all others."""
+
+    masks: list[Kept]
+    found: list[SparseRow]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """What was computed of texts, in their order, in the forms asked for; the others are empty."""
+
+    dense: list[Array]
+    sparse: list[SparseRow]
+    multi_vector: list[Array]
+
+
+class EmbeddingProcessor:
+    """Of one model. `late`: for models that answer a vector a token. `static`: for queries that need no forward."""
+
+    def __init__(self, card: Card, text: TextProcessor, late: LateFrame | None = None, static: StaticLookup | None = None) -> None:
+        self._card, self._text, self._late, self._static = card, text, late, static
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        match work:
+            case EncodeWork():
+                return self._encode(work, go_on)
+            case ScoreWork():
+                return self._score(work, go_on)
+            case ClassifyWork():
+                return self._classify(work, go_on)
+        raise unsupported(work, self._card)
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work, forms = prepared.work, self._forms(prepared, outputs)
+        match work:
+            case EncodeWork():
+                return self._vectors(work, prepared, forms)
+            case ScoreWork():
+                return ScoreResult(self._scores(work, forms))
+            case ClassifyWork():
+                labels = answers.nearest_labels(work, np.stack(forms.dense))
+                return ExtractResult([Extraction(labels=found) for found in labels])
+        raise unsupported(work, self._card)
+
+    def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
+        forms = asked_forms(work, self._card)
+        check_encode(work, forms, self._card)
+        prompt = work.instruction or prompt_of(self._card, work.role)
+        if self._static is not None and self._is_static(work.role):
+            found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
+            return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
+        framed = self._framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
+        return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
+
+    def _is_static(self, role: Role) -> bool:
+        queries = None if self._card.sparse is None else self._card.sparse.queries
+        return queries is not None and (role == "query" or (queries.default and not role))
+
+    def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+        """The query first, then the documents."""
+        if work.scale == "probability" and self._card.scoring != "cosine":
+            vectors = " and ".join(self._card.representations)
+            raise InvalidInput(f"scores of {vectors} vectors have no probability: leave `scale` empty", field="scale")
+        prompt, other = work.instruction or prompt_of(self._card, "query"), prompt_of(self._card, "document")
+        forms = self._card.representations if self._card.scoring == "hybrid" else (_SCORED[self._card.scoring],)
+        if self._static is not None:
+            found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
+            query = _Framed([], [])
+        else:
+            found, tokens = [], 0
+            query = self._framed([work.query], prompt, "query", work.truncation, query_path, go_on)
+        documents = self._framed(work.documents, other, "document", work.truncation, document_path, go_on)
+        notes = _Notes(query.masks + documents.masks, found)
+        return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
+
+    def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
+        """The texts, then one prompt a label."""
+        need_labels(work.labels, self._card, "classify.labels")
+        prompts = hypotheses(work)
+        default = prompt_of(self._card, "")
+        texts = self._framed(work.texts, default, "", work.truncation, item_path, go_on)
+        labels = self._framed(prompts, default, "", work.truncation, _label_path, go_on)
+        return Prepared(work, "dense", texts.sequences + labels.sequences, _Notes(texts.masks + labels.masks, []))
+
+    def _framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> _Framed:
+        if self._late is not None:
+            frame = self._late.queries if role == "query" else self._late.documents
+            return _Framed(*frame(texts, prompt, truncation, where, go_on))
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
+        if not self._card.pool_prompt and prompt:
+            skip = self._text.prompt_tokens(prompt)
+            # At least the last token is pooled: a text that was cut could else have nothing left.
+            sequences = [Sequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
+        return _Framed(sequences, [None] * len(sequences))
+
+    def _forms(self, prepared: Prepared, outputs: Many[Output]) -> _Forms:
+        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
+        each = [outputs] if len(names) == 1 else list(zip(*cast("Many[tuple[Output, ...]]", outputs), strict=True))
+        columns: Mapping[str, Many[Output]] = dict(zip(names, each, strict=False))
+        sparse = [*notes.found, *cast("Many[SparseRow]", columns.get("sparse", ()))]
+        rows = zip(cast("Many[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
+        return _Forms(
+            dense=list(cast("Many[Array]", columns.get("dense", ()))),
+            sparse=[answers.strongest(row, 0 if self._card.sparse is None else self._card.sparse.strongest) for row in sparse],
+            multi_vector=[row if mask is None else row[mask] for row, mask in rows],
+        )
+
+    def _vectors(self, work: EncodeWork, prepared: Prepared, forms: _Forms) -> EncodeResult:
+        names = prepared.head.split("+")
+        return EncodeResult(
+            dense=answers.dense_rows(work, self._card, forms.dense) if "dense" in names else None,
+            sparse=answers.sparse_rows(work, self._columns, forms.sparse) if "sparse" in names else None,
+            multi_vector=answers.token_rows(work, self._card, forms.multi_vector) if "multi_vector" in names else None,
+        )
+
+    def _scores(self, work: ScoreWork, forms: _Forms) -> Array:
+        scores: dict[Representation, Array] = {}
+        if forms.dense:
+            scores["dense"] = answers.cosine_scores(forms.dense[0], np.stack(forms.dense[1:]), work.scale)
+        if forms.sparse:
+            cosine = self._card.scoring == "sparse_cosine"
+            scores["sparse"] = answers.dot_scores(forms.sparse[0], forms.sparse[1:], self._columns, cosine=cosine)
+        if forms.multi_vector:
+            scores["multi_vector"] = answers.maxsim_scores(forms.multi_vector[0], forms.multi_vector[1:], self._card)
+        return answers.hybrid_scores(scores) if self._card.scoring == "hybrid" else next(iter(scores.values()))
+
+    @property
+    def _columns(self) -> int:
+        return 0 if self._card.sparse is None else self._card.sparse.columns
+
+
+def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
+    """The forms asked for, in the model's order; none: its main form. Raises TaskNotSupported for one that it does not have."""
+    for number, form in enumerate(work.representations):
+        if form not in card.representations:
+            message = f"{card.model} has no {form} vectors; it has {', '.join(card.representations)}"
+            raise TaskNotSupported(message, field=f"representations[{number}]")
+    return tuple(form for form in card.representations if form in work.representations) or card.representations[:1]
+
+
+def check_encode(work: EncodeWork, forms: Many[Representation], card: Card) -> None:
+    """Raises InvalidInput for sizes and data types that the forms asked for cannot have."""
+    other = next((form for form in forms if form != "dense"), None)
+    if work.dimensions and "dense" not in forms:
+        raise InvalidInput(f"only dense vectors can be cut, and {other} is asked for: leave it 0", field="dimensions")
+    if work.dimensions > card.dimensions:
+        raise InvalidInput(f"{work.dimensions} are asked for; {card.model} has {card.dimensions}", field="dimensions")
+    if work.data_type in ("int8", "uint8", "binary") and other is not None:
+        raise InvalidInput(f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type")
+
+
+def _label_path(number: int) -> str:
+    return f"classify.labels[{number}]"

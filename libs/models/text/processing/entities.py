@@ -1,0 +1,96 @@
+"""Token labels -> entities, as transformers' TokenClassificationPipeline merges them (its `aggregation_strategy`).
+
+The last step of an entities job, in the worker's threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.labels import entity_kind
+from libs.models.results import Entity
+from libs.models.text.processing.text import Spans
+from libs.models.work import Aggregation
+
+Scores = NDArray[np.float32]
+_OUTSIDE = "O"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A token or a word with its class: code points start..end."""
+
+    label: str
+    score: np.float32
+    start: int
+    end: int
+
+
+def find_entities(text: str, logits: Scores, spans: Spans, classes: Sequence[str], aggregation: Aggregation) -> list[Entity]:
+    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes], special tokens included."""
+    scores = softmax(logits[spans.rows])
+    if aggregation in ("none", "simple"):
+        pieces = [_piece(scores[i], classes, spans, i, i) for i in range(len(scores))]
+    else:
+        pieces = [_word(scores, classes, spans, first, last, aggregation) for first, last in _words(spans.continues)]
+    if aggregation == "none":
+        return [_entity(text, [piece], piece.label) for piece in pieces if piece.label != _OUTSIDE]
+    groups = ((group, entity_kind(group[0].label)) for group in _groups(pieces))
+    return [_entity(text, group, kind) for group, kind in groups if kind != _OUTSIDE]
+
+
+def softmax(logits: Scores) -> Scores:
+    """Over the last axis."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Scores = shifted / shifted.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def _piece(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last: int) -> _Piece:
+    best = int(scores.argmax())
+    return _Piece(classes[best], scores[best], int(spans.starts[first]), int(spans.ends[last]))
+
+
+def _words(continues: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """First and last token of each word."""
+    starts = [i for i in range(len(continues)) if i == 0 or not continues[i]]
+    yield from zip(starts, [start - 1 for start in starts[1:]] + [len(continues) - 1], strict=True)
+
+
+def _word(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last: int, aggregation: Aggregation) -> _Piece:
+    """A word's class: of its first token, of its tokens' mean scores, or of its most certain token."""
+    tokens = scores[first : last + 1]
+    if aggregation == "first":
+        chosen = tokens[0]
+    elif aggregation == "average":
+        chosen = tokens.mean(axis=0)
+    else:
+        chosen = tokens[tokens.max(axis=1).argmax()]
+    return _piece(chosen, classes, spans, first, last)
+
+
+def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Neighbours of one kind; a B- class begins anew. Classes without B- or I- count as I-."""
+    group: list[_Piece] = []
+    for piece in pieces:
+        same = group and _tag(piece.label) == _tag(group[-1].label)
+        if group and (not same or piece.label.startswith("B-")):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def _tag(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _entity(text: str, group: Sequence[_Piece], label: str) -> Entity:
+    start, end = group[0].start, group[-1].end
+    score = float(np.mean([piece.score for piece in group]))
+    return Entity(start=start, end=end, label=label, score=score, text=text[start:end])

@@ -1,0 +1,161 @@
+"""Find entities with labels of the request's own, and relations between them, with a GLiNER model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from libs.catalog.card import Card
+from libs.catalog.gliner import Gliner
+from libs.errors import InvalidInput
+from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
+from libs.models.text.heads.words import Label, WordPlaces
+from libs.models.text.processing.answers import sigmoid
+from libs.models.text.processing.checks import need_labels, need_task, unsupported
+from libs.models.text.processing.cutting import encoded
+from libs.models.text.processing.relations import PairScorer
+from libs.models.text.processing.spans import Candidates, choose, of_spans, of_words, of_words_by_label
+from libs.models.text.processing.words import Framed, WordFrame, Words
+from libs.models.work import EntitiesWork, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
+
+Array = NDArray[np.float32]
+THRESHOLD: Final = 0.5
+"""The package's own, of entities and of relations."""
+MOST_RELATIONS: Final = 10_000
+"""Of one text, the best ones: a threshold of 0 keeps all pairs of its entities for every label."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The labels without doublets, and the words of each text."""
+
+    labels: tuple[str, ...]
+    relations: tuple[str, ...]
+    words: list[Words]
+
+
+class LabelTokens:
+    """Labels for an encoder of their own. `limit` in tokens; longer labels are cut."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(limit)
+        self._tokenizer = tokenizer
+
+    def __call__(self, labels: Many[str], go_on: GoOn) -> tuple[Label, ...]:
+        encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
+        return tuple(Label(name, np.array(item.ids, dtype=np.int32)) for name, item in zip(labels, encodings, strict=True))
+
+
+class GlinerProcessor:
+    """Of one model. `tokens`: for labels with an encoder of their own. `pairs`: for models that find relations."""
+
+    def __init__(
+        self, card: Card, settings: Gliner, frame: WordFrame, *, tokens: LabelTokens | None, pairs: PairScorer | None
+    ) -> None:
+        self._card, self._settings, self._frame, self._tokens, self._pairs = card, settings, frame, tokens, pairs
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if isinstance(work, EntitiesWork):
+            need_labels(work.labels, self._card, "entities.labels")
+            return self._prepare(work, work.labels, (), "entities.labels", go_on)
+        if isinstance(work, RelationsWork):
+            need_labels(work.entity_labels, self._card, "relations.entity_labels")
+            need_labels(work.labels, self._card, "relations.labels")
+            if work.entities:
+                number = next(number for number, given in enumerate(work.entities) if given)
+                field = f"items[{number}].entities"
+                raise InvalidInput(f"{self._card.model} finds the entities itself and takes none", field=field)
+            return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
+        raise unsupported(work, self._card)
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work, notes = prepared.work, cast("_Notes", prepared.notes)
+        if isinstance(work, EntitiesWork):
+            # models of relations give the states of words besides
+            logits = [cast("Array", output[0] if isinstance(output, tuple) else output) for output in outputs]
+            items = [self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True)]
+            return ExtractResult([Extraction(entities=tuple(found)) for found in items])
+        if isinstance(work, RelationsWork) and self._pairs is not None:
+            states = cast("Many[tuple[Array, Array, Array]]", outputs)
+            texts = zip(work.texts, states, notes.words, strict=True)
+            return ExtractResult([Extraction(relations=self._relations(self._pairs, work, *parts, notes)) for parts in texts])
+        raise unsupported(work, self._card)
+
+    def _prepare(
+        self, work: EntitiesWork | RelationsWork, labels: tuple[str, ...], relations: tuple[str, ...], path: str, go_on: GoOn
+    ) -> Prepared:
+        labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
+        own = () if self._tokens is None else self._tokens(labels, go_on)
+        framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path, go_on)
+        sequences = [Sequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
+        return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))
+
+    def _prompt(self, labels: Many[str], relations: Many[str]) -> list[str]:
+        """Each label behind its marker, and a separator; the same for relations in models that find them."""
+        settings = self._settings
+        if self._tokens is not None:
+            return []
+        prompt = [word for label in labels for word in (settings.ent_token, label)] + [settings.sep_token]
+        if settings.adjacency:
+            prompt += [word for relation in relations for word in (settings.rel_token, relation)] + [settings.sep_token]
+        return prompt
+
+    def _places(self, framed: Framed, labels: int, relations: int, own: tuple[Label, ...]) -> WordPlaces:
+        settings = self._settings
+        markers = framed.prompt[: 2 * labels : 2] + (0 if settings.marks_entities else 1)
+        begin = 2 * labels + 1
+        others = framed.prompt[begin : begin + 2 * relations : 2] + (0 if settings.marks_relations else 1)
+        return WordPlaces(framed.pieces, framed.sizes, markers, others, own)
+
+    def _found(self, logits: Array, words: Words, threshold: float) -> Candidates:
+        if self._settings.span_mode == "token_level":
+            return of_words(sigmoid(logits), threshold)
+        return of_spans(sigmoid(logits), len(words), self._settings.max_width, threshold)
+
+    def _entities(self, work: EntitiesWork, text: str, logits: Array, words: Words, notes: _Notes) -> list[Entity]:
+        threshold = THRESHOLD if work.threshold is None else work.threshold
+        found = self._found(logits, words, threshold)
+        return _entities(text, choose(found, len(words), flat=work.flat), words, notes.labels)
+
+    def _relations(
+        self, pairs: PairScorer, work: RelationsWork, text: str, states: tuple[Array, Array, Array], words: Words, notes: _Notes
+    ) -> tuple[Relation, ...]:
+        """The work's threshold is that of relations; entities, and which pairs are looked at, go by the model's own."""
+        logits, word_states, relation_states = states
+        found = self._found(logits, words, THRESHOLD)
+        chosen = choose(found, len(words), flat=True)
+        if len(chosen) < 2:
+            return ()
+        spans = found if pairs.whole else chosen
+        if pairs.whole and self._settings.span_mode == "token_level":
+            spans = of_words_by_label(sigmoid(logits), THRESHOLD)  # the package counts a span once for each label
+        scores = pairs.forward(word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD)
+        entities = _entities(text, chosen, words, notes.labels)
+        threshold = THRESHOLD if work.threshold is None else work.threshold
+        kept = np.argwhere((scores >= threshold) & ~np.eye(len(entities), dtype=bool)[:, :, None])
+        ranked = kept[np.argsort(-scores[tuple(kept.T)], kind="stable")[:MOST_RELATIONS]]
+        return tuple(
+            Relation(entities[head], entities[tail], notes.relations[name], float(scores[head, tail, name]))
+            for head, tail, name in ranked
+        )
+
+
+def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
+    """The row of each chosen one among the spans."""
+    rows = {(start, end): row for row, (start, end) in reversed(list(enumerate(zip(spans.starts, spans.ends, strict=True))))}
+    return np.array([rows[start, end] for start, end in zip(chosen.starts, chosen.ends, strict=True)], dtype=np.int64)
+
+
+def _entities(text: str, chosen: Candidates, words: Words, labels: Many[str]) -> list[Entity]:
+    entities = []
+    for first, last, label, score in zip(chosen.starts, chosen.ends, chosen.labels, chosen.scores, strict=True):
+        start, end = int(words.starts[first]), int(words.ends[last])
+        entities.append(Entity(start=start, end=end, label=labels[label], score=float(score), text=text[start:end]))
+    return entities

@@ -1,0 +1,151 @@
+"""Find relations between the entities that a request brings, with a GLiREL model: the glirel package's `predict_relations`.
+
+Entities come as characters and are looked at as the words that they touch. A text with fewer than two of them in what is left of it
+after cutting has no relations and does not go through the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.catalog.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
+from libs.errors import InvalidInput
+from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
+from libs.models.text.heads.pairs import PairPlaces
+from libs.models.text.heads.words import WordPlaces
+from libs.models.text.processing.answers import sigmoid
+from libs.models.text.processing.checks import need_labels, need_task, unsupported
+from libs.models.text.processing.gliner import MOST_RELATIONS, THRESHOLD
+from libs.models.text.processing.words import Framed, WordFrame, Words
+from libs.models.work import Given, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
+
+_LABELS = "relations.labels"
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """Entities in the words of a text: `rows` of those that are left among the request's, `firsts` and `lasts` of their words."""
+
+    rows: Ids
+    firsts: Ids
+    lasts: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Head and tail of each pair, as rows among the request's entities of a text."""
+
+    heads: Ids
+    tails: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The labels without doublets, and each text's pairs; texts without any have no sequence."""
+
+    labels: tuple[str, ...]
+    pairs: list[_Pairs]
+
+
+class GlirelProcessor:
+    """Of one model."""
+
+    def __init__(self, card: Card, settings: Glirel, frame: WordFrame) -> None:
+        self._card, self._settings, self._frame = card, settings, frame
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if not isinstance(work, RelationsWork):
+            raise unsupported(work, self._card)
+        need_labels(work.labels, self._card, _LABELS)
+        if work.entity_labels:
+            message = f"{self._card.model} finds no entities: they come with the items (`items[i].entities`)"
+            raise InvalidInput(message, field="relations.entity_labels")
+        labels = tuple(dict.fromkeys(work.labels))
+        prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
+        sequences, pairs = [], []
+        found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, go_on)
+        for framed, given in zip(found, _given(work), strict=True):
+            marked = _marked(framed.words, given)
+            heads, tails = self._pairs(marked.firsts)
+            pairs.append(_Pairs(marked.rows[heads], marked.rows[tails]))
+            if len(heads):
+                places = PairPlaces(self._words(framed, labels), marked.firsts, marked.lasts, heads, tails)
+                sequences.append(Sequence(framed.ids, input=places))
+        return Prepared(work, "relations", sequences, _Notes(labels, pairs))
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work, notes = prepared.work, cast("_Notes", prepared.notes)
+        if not isinstance(work, RelationsWork):
+            raise unsupported(work, self._card)
+        logits = iter(cast("Many[NDArray[np.float32]]", outputs))
+        threshold = THRESHOLD if work.threshold is None else work.threshold
+        return ExtractResult(
+            [
+                Extraction(relations=_relations(text, given, pairs, notes.labels, next(logits), threshold))
+                if len(pairs.heads)
+                else Extraction()
+                for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
+            ]
+        )
+
+    def _words(self, framed: Framed, labels: Many[str]) -> WordPlaces:
+        """The rows of words and of what stands for labels: markers, the labels' first tokens, or both."""
+        markers, names = framed.prompt[: 2 * len(labels) : 2], framed.prompt[1 : 2 * len(labels) : 2]
+        states = self._settings.label_states
+        if states == "ent_token":
+            return WordPlaces(framed.pieces, framed.sizes, markers, names[:0])
+        for number, row in enumerate(names):
+            if row < 0:
+                field = f"{_LABELS}[{number}]"
+                raise InvalidInput(f"{field} has nothing that the model's tokenizer knows", field=field)
+        if states == "label":
+            return WordPlaces(framed.pieces, framed.sizes, names, names[:0])
+        return WordPlaces(framed.pieces, framed.sizes, markers, names)
+
+    def _pairs(self, firsts: Ids) -> tuple[Ids, Ids]:
+        """Heads and tails of all pairs of two entities; from a later to an earlier one only within the model's distance.
+
+        Later and earlier are in the request's order, and the distance is between first words: the package's
+        `generate_entity_pairs_indices`.
+        """
+        count = len(firsts)
+        wanted = ~np.eye(count, dtype=bool)
+        if self._settings.farthest is not None:
+            near = np.abs(firsts[:, None] - firsts) <= self._settings.farthest
+            wanted &= near | np.triu(np.ones_like(wanted))
+        heads, tails = np.nonzero(wanted)
+        return heads.astype(np.int32), tails.astype(np.int32)
+
+
+def _given(work: RelationsWork) -> Many[Many[Given]]:
+    return work.entities or ((),) * len(work.texts)
+
+
+def _marked(words: Words, given: Many[Given]) -> _Marked:
+    """The words that each entity touches; entities that touch none, since they were cut off or are mere space, are left out."""
+    firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(np.int32)
+    lasts = np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
+    rows = np.flatnonzero(firsts <= lasts).astype(np.int32)
+    return _Marked(rows, firsts[rows], lasts[rows])
+
+
+def _relations(
+    text: str, given: Many[Given], pairs: _Pairs, labels: Many[str], logits: NDArray[np.float32], threshold: float
+) -> tuple[Relation, ...]:
+    """logits [pairs, labels] of one text -> the best relations first."""
+    scores = sigmoid(logits)
+    kept = np.argwhere(scores >= threshold)
+    ranked = kept[np.argsort(-scores[tuple(kept.T)], kind="stable")[:MOST_RELATIONS]]
+    entities = [Entity(one.start, one.end, one.label, 1.0, text[one.start : one.end]) for one in given]
+    return tuple(
+        Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], float(scores[pair, label]))
+        for pair, label in ranked
+    )

@@ -1,0 +1,51 @@
+"""Score pairs and classify texts with a model that gives logits: cross-encoders and classifiers with labels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.models.results import Extraction, ExtractResult, Result, ScoreResult
+from libs.models.text.processing import answers
+from libs.models.text.processing.chat import ChatPairs
+from libs.models.text.processing.checks import item_path, known_labels, need_task, prompt_of, unsupported
+from libs.models.text.processing.text import TextProcessor
+from libs.models.work import ClassifyWork, GoOn, Output, Prepared, ScoreWork, Sequence, Work, go_on_anyway
+
+
+class LabelsProcessor:
+    """Of one model. `chat`: for models that read a pair through a chat template."""
+
+    def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
+        self._card, self._text, self._chat = card, text, chat
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        match work:
+            case ScoreWork():
+                return Prepared(work, "logits", self._pairs(work, go_on))
+            case ClassifyWork():
+                known_labels(work.labels, self._card, "classify.labels")
+                return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path, go_on=go_on))
+        raise unsupported(work, self._card)
+
+    def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[Sequence]:
+        # A cross-encoder's prompts are no pair of roles: sentence-transformers takes its default one.
+        prompt = work.instruction or prompt_of(self._card, "")
+        if self._chat is not None:
+            return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
+        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work = prepared.work
+        logits = np.stack(cast("Many[NDArray[np.float32]]", outputs))
+        match work:
+            case ScoreWork():
+                return ScoreResult(answers.pair_scores(logits, self._card, work.scale))
+            case ClassifyWork():
+                return ExtractResult([Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits])
+        raise unsupported(work, self._card)

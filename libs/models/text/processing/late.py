@@ -1,0 +1,74 @@
+"""How a late-interaction model frames queries and documents: prompt, lengths, query expansion, and which token vectors count."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Expansion, LateInteraction
+from libs.errors import ModelBroken
+from libs.models.text.processing.text import TextProcessor, Where
+from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+
+Kept = NDArray[np.bool_] | None
+
+
+class LateFrame:
+    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else its end of text."""
+
+    def __init__(self, late: LateInteraction, text: TextProcessor, fill: str) -> None:
+        text.keep_whole(late.markers)
+        self._late, self._text = late, text
+        self._fill = _fill_id(late.expansion, text, fill) if late.expansion else 0
+        words = [text.token_id(word) for word in late.skip_words]
+        self._skipped = np.array(sorted({word for word in words if word is not None and word != text.unknown}), dtype=np.int32)
+
+    def queries(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[Sequence], list[Kept]]:
+        expansion = self._late.expansion
+        limit = expansion.length if expansion is not None and expansion.fixed else self._late.query_tokens
+        sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on)
+        kept = [self._kept(sequence, "query") for sequence in sequences]
+        if expansion is None:
+            return sequences, kept
+        longer = [self._expanded(sequence, expansion) for sequence in sequences]
+        return longer, [_padded(mask, sequence.tokens) for mask, sequence in zip(kept, longer, strict=True)]
+
+    def documents(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[Sequence], list[Kept]]:
+        limit = self._limit(self._late.document_tokens)
+        sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on)
+        return sequences, [self._kept(sequence, "document") for sequence in sequences]
+
+    def _limit(self, wanted: int) -> int:
+        return min(wanted, self._text.limit) if wanted else self._text.limit
+
+    def _kept(self, sequence: Sequence, role: str) -> Kept:
+        skips = role in self._late.skip_roles and len(self._skipped) > 0
+        if not skips and not self._late.leading:
+            return None
+        kept = ~np.isin(sequence.ids, self._skipped) if skips else np.ones(sequence.tokens, dtype=np.bool_)
+        kept[: self._late.leading] = False
+        return kept
+
+    def _expanded(self, sequence: Sequence, expansion: Expansion) -> Sequence:
+        """Filled up to the expansion's length; every added token is answered, whether or not the others attend to it."""
+        missing = min(expansion.length, self._text.limit) - sequence.tokens
+        if missing <= 0:
+            return sequence
+        ids = np.pad(sequence.ids, (0, missing), constant_values=self._fill)
+        return Sequence(ids, seen=0 if expansion.attend else sequence.tokens)
+
+
+def _padded(kept: Kept, tokens: int) -> Kept:
+    return None if kept is None else np.pad(kept, (0, tokens - len(kept)), constant_values=True)
+
+
+def _fill_id(expansion: Expansion, text: TextProcessor, fill: str) -> int:
+    token = expansion.token or fill
+    found = text.token_id(token)
+    if found is None:
+        raise ModelBroken(f"tokenizer.json: has no token {token!r}, with which queries are expanded")
+    return found

@@ -1,0 +1,62 @@
+"""Classify texts with the caller's labels by a model of natural language inference: does the text entail "This example is sport."?
+
+Each text is paired with one hypothesis a label. The numbers are those of transformers' zero-shot-classification pipeline (arXiv
+1909.00161): a label's share of all entailments, or, where labels do not exclude each other, entailment against contradiction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.text.processing.checks import hypotheses, item_path, need_task
+from libs.models.text.processing.entities import softmax
+from libs.models.text.processing.labels import LabelsProcessor
+from libs.models.text.processing.text import TextProcessor
+from libs.models.work import ClassifyWork, GoOn, Output, Prepared, Work, go_on_anyway
+
+_HYPOTHESIS = "This example is {}."  # the pipeline's
+
+
+class NliProcessor:
+    """Of one model. `own`: what else it can do: score pairs, and classify by its own classes where no label is named.
+
+    `contradiction`: the logit that says so.
+    """
+
+    def __init__(self, card: Card, contradiction: int, text: TextProcessor, own: LabelsProcessor) -> None:
+        self._card, self._contradiction, self._text, self._own = card, contradiction, text, own
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        if not isinstance(work, ClassifyWork) or not work.labels:
+            return self._own.prepare(work, go_on)
+        need_task(work, self._card)
+        asked = hypotheses(work, _HYPOTHESIS)
+        crossed = self._text.encode_crossed(work.texts, asked, work.truncation, item_path, _label_path, go_on)
+        return Prepared(work, "logits", crossed)
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work = prepared.work
+        if not isinstance(work, ClassifyWork) or not work.labels:
+            return self._own.finish(prepared, outputs)
+        logits = np.stack(cast("Many[NDArray[np.float32]]", outputs))
+        each = logits.reshape(len(work.texts), len(work.labels), -1)
+        return ExtractResult([Extraction(labels=self._labels(work, rows)) for rows in each])
+
+    def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
+        """logits [labels, classes] of one text"""
+        entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
+        multi = self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
+        # A label without rivals would have all of their share.
+        scores = sigmoid(entailment - contradiction) if multi or len(logits) == 1 else softmax(entailment)
+        return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
+
+
+def _label_path(number: int) -> str:
+    return f"classify.labels[{number}]"

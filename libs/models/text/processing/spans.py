@@ -1,0 +1,106 @@
+"""Scores of words and spans -> entities that do not contradict each other, as the gliner package decodes them.
+
+The last step of an entities job, in the worker's threads. Everything here counts in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.models.text.heads.spans import spans_of
+
+Array = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Spans that score enough: first and last word, the number of the label that fits best, its score. All [candidates]."""
+
+    starts: Ids
+    ends: Ids
+    labels: Ids
+    scores: Array
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def take(self, rows: Ids) -> Candidates:
+        return Candidates(self.starts[rows], self.ends[rows], self.labels[rows], self.scores[rows])
+
+
+def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candidates:
+    """`scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s order."""
+    starts, ends = spans_of(words, width)
+    labels, best = scores.argmax(axis=1), scores.max(axis=1)
+    rows = np.flatnonzero(best >= threshold)
+    return Candidates(starts[rows].astype(np.int64), ends[rows].astype(np.int64), labels[rows], best[rows])
+
+
+def of_words(scores: Array, threshold: float) -> Candidates:
+    """`scores` [words, labels, 3]: how far a word begins, ends and is within an entity."""
+    words = len(scores)
+    best, labels = np.full((words, words), -1, dtype=np.float32), np.zeros((words, words), dtype=np.int64)
+    for label, table in enumerate(_tables(scores)):
+        better = table > best
+        best[better], labels[better] = table[better], label
+    starts, ends = np.nonzero(best >= threshold)
+    return Candidates(starts, ends, labels[starts, ends], best[starts, ends])
+
+
+def of_words_by_label(scores: Array, threshold: float) -> Candidates:
+    """As `of_words`, with a span once for each label that it fits."""
+    tables = list(_tables(scores))
+    places = [np.nonzero(table >= threshold) for table in tables]
+    return Candidates(
+        starts=np.concatenate([starts for starts, _ in places]),
+        ends=np.concatenate([ends for _, ends in places]),
+        labels=np.repeat(np.arange(len(places)), [len(starts) for starts, _ in places]),
+        scores=np.concatenate([table[rows] for table, rows in zip(tables, places, strict=True)]),
+    )
+
+
+def _tables(scores: Array) -> Iterator[Array]:
+    """For each label the scores of all spans [words, words], by first and last word; -1 for no span.
+
+    A span's first word begins, its last one ends and all of them are within the entity: its score is the lowest of theirs.
+    """
+    ordered = np.triu(np.ones((len(scores), len(scores)), dtype=bool))
+    for begins, ends, within in scores.transpose(1, 2, 0):
+        lowest = np.minimum.accumulate(np.where(ordered, within, np.float32(1)), axis=1)
+        yield np.where(ordered, np.minimum(np.minimum(begins[:, None], ends), lowest), np.float32(-1))
+
+
+def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
+    """The best candidates that fit together, by their start: no two overlap, or, not `flat`, only one within the other."""
+    ranked = found.take(np.argsort(-found.scores, kind="stable"))
+    chosen = ranked.take(_disjoint(ranked, words) if flat else _nested(ranked))
+    return chosen.take(np.argsort(chosen.starts, kind="stable"))
+
+
+def _disjoint(ranked: Candidates, words: int) -> Ids:
+    taken = np.zeros(words, dtype=bool)
+    kept = []
+    for row, (start, end) in enumerate(zip(ranked.starts, ranked.ends, strict=True)):
+        if not taken[start : end + 1].any():
+            taken[start : end + 1] = True
+            kept.append(row)
+    return np.array(kept, dtype=np.int64)
+
+
+def _nested(ranked: Candidates) -> Ids:
+    """Spans may lie within each other, and may not cross."""
+    kept = np.empty(len(ranked), dtype=np.int64)
+    count = 0
+    for row, (start, end) in enumerate(zip(ranked.starts, ranked.ends, strict=True)):
+        starts, ends = ranked.starts[kept[:count]], ranked.ends[kept[:count]]
+        apart = (starts > end) | (ends < start)
+        within = ((starts <= start) & (ends >= end)) | ((starts >= start) & (ends <= end))
+        if (apart | within).all():
+            kept[count] = row
+            count += 1
+    return kept[:count]

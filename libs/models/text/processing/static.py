@@ -1,0 +1,84 @@
+"""Sparse vectors of queries without a forward: a fixed weight for each distinct token (inference-free SPLADE, arXiv 2411.04403).
+
+Between a job and its answer with no stop at the device; sentence-transformers' SparseStaticEmbedding, opensearch's idf.json.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, processors
+
+from libs.catalog.card import StaticQueries
+from libs.catalog.files import need_config, read_config
+from libs.errors import ModelBroken
+from libs.models.text.processing.text import TextProcessor, Where
+from libs.models.text.processing.tokenizer import largest_id, load_tokenizer
+from libs.models.weights import TensorFile
+from libs.models.work import GoOn, SparseRow, Truncation, go_on_anyway
+
+_TENSOR = "weight"
+_MOST_TOKENS = 1 << 24
+
+
+class StaticLookup:
+    """`weights`: float32, one for each id of `text`'s vocabulary."""
+
+    def __init__(self, text: TextProcessor, weights: NDArray[np.float32]) -> None:
+        self._text, self._weights = text, weights
+
+    def rows(
+        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[SparseRow], int]:
+        """A row a text, and the tokens of all texts; there are no special ones among them."""
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
+        return [self._row(sequence.ids) for sequence in sequences], sum(sequence.tokens for sequence in sequences)
+
+    def _row(self, ids: NDArray[np.int32]) -> SparseRow:
+        distinct = np.unique(ids)
+        weights = self._weights[distinct]
+        return SparseRow(distinct[weights != 0], weights[weights != 0])
+
+
+def load_lookup(directory: Path, queries: StaticQueries, *, columns: int, limit: int, lowercase: bool) -> StaticLookup:
+    """`limit`: the longest query where the tokenizer names none. Raises ModelBroken for weights that do not fit the tokenizer."""
+    folder = directory / queries.folder
+    tokenizer = load_tokenizer(folder, lowercase=lowercase)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    weights = _stored(directory, queries, tokenizer)
+    tokens = largest_id(tokenizer) + 1
+    if not tokens <= weights.shape[0] <= columns:
+        raise ModelBroken(
+            f"{queries.file}: has {weights.shape[0]} weights; the tokenizer beside it has {tokens} tokens, and `vocab_size` of "
+            f"config.json is {columns}"
+        )
+    settings = read_config(folder, "tokenizer_config.json")
+    own = 0 if settings is None else settings.number("model_max_length", most=math.inf)
+    return StaticLookup(TextProcessor(tokenizer, limit=own or limit, segments=False), weights)
+
+
+def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> NDArray[np.float32]:
+    if queries.file.endswith(".json"):
+        return _from_json(directory, queries, tokenizer)
+    tensors = TensorFile.open(directory, str(Path(queries.file).parent))
+    if tensors.names() != [_TENSOR] or len(tensors.shape(_TENSOR)) != 1:
+        raise ModelBroken(f"{queries.file}: must hold one list of numbers, `{_TENSOR}`, and holds {', '.join(tensors.names())}")
+    return tensors.read(_TENSOR).to(torch.float32).numpy()
+
+
+def _from_json(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """Tokens that are not in the vocabulary are left out; those without a weight have 0."""
+    vocabulary = tokenizer.get_vocab()
+    if largest_id(tokenizer) >= _MOST_TOKENS:
+        raise ModelBroken(f"tokenizer.json: has the id {largest_id(tokenizer)}; below {_MOST_TOKENS:,} are served")
+    weights = np.zeros(largest_id(tokenizer) + 1, dtype=np.float32)
+    for token, weight in need_config(directory, queries.file).values.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ModelBroken(f"{queries.file}: `{token}` is {weight!r}, which is no number")
+        if token in vocabulary:
+            weights[vocabulary[token]] = weight
+    return weights

@@ -1,0 +1,48 @@
+"""Find entities with a token classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.catalog.labels import entity_kind
+from libs.models.results import Entity, Extraction, ExtractResult, Result
+from libs.models.text.processing.checks import item_path, known_labels, need_task, unsupported
+from libs.models.text.processing.entities import find_entities
+from libs.models.text.processing.text import Spans, TextProcessor
+from libs.models.work import EntitiesWork, GoOn, Output, Prepared, Work, go_on_anyway
+
+
+class TaggingProcessor:
+    """Of one model."""
+
+    def __init__(self, card: Card, text: TextProcessor) -> None:
+        self._card, self._text = card, text
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if not isinstance(work, EntitiesWork):
+            raise unsupported(work, self._card)
+        known_labels(work.labels, self._card, "entities.labels")
+        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
+        return Prepared(work, "token_logits", sequences, spans)
+
+    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+        work = prepared.work
+        if not isinstance(work, EntitiesWork):
+            raise unsupported(work, self._card)
+        logits, spans = cast("Many[NDArray[np.float32]]", outputs), cast("list[Spans]", prepared.notes)
+        found = [
+            find_entities(text, rows, places, self._card.classes, work.aggregation)
+            for text, rows, places in zip(work.texts, logits, spans, strict=True)
+        ]
+        return ExtractResult([Extraction(entities=tuple(item for item in items if _wanted(item, work))) for items in found])
+
+
+def _wanted(entity: Entity, work: EntitiesWork) -> bool:
+    enough = work.threshold is None or entity.score >= work.threshold
+    return enough and (not work.labels or entity_kind(entity.label) in work.labels)

@@ -1,0 +1,264 @@
+"""Texts -> token ids, with nothing but the `tokenizers` library and tokenizer.json.
+
+The first step of `TextModel.prepare`, in the worker's threads. One Tokenizer serves all threads, so its state (truncation, padding)
+is set once, to none: texts are cut here, on the finished encoding, to the very ids that the tokenizer's own truncation would leave.
+Of a long text no more is tokenised than that takes (`cutting.py`), and of many texts a slice at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Encoding, Tokenizer
+
+from libs.catalog.files import read_config
+from libs.errors import InputTooLong, InvalidInput
+from libs.models.text.processing.cutting import Cutter, Part
+from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+
+Where = Callable[[int], str]
+"""The path of text i in the job, such as `items[3].text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the tokens of one text lie in it, special tokens left out. All [text tokens]."""
+
+    rows: NDArray[np.int32]  # of the token in its sequence
+    starts: NDArray[np.int32]  # code points
+    ends: NDArray[np.int32]  # code points, exclusive
+    continues: NDArray[np.bool_]  # the token continues the word of the token before it
+
+
+class TextProcessor:
+    """`limit`: the longest sequence in tokens. `segments`: the encoder tells a pair's texts apart. `unknown`: that token's name."""
+
+    def __init__(self, tokenizer: Tokenizer, *, limit: int, segments: bool, unknown: str = "") -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.limit = limit
+        self._tokenizer = tokenizer
+        self._cutter = Cutter(tokenizer)
+        self._segments = segments
+        # Almost no tokenizer puts a single text anywhere but in segment 0.
+        self._segments_of_one = segments and any(tokenizer.encode("a").type_ids)
+        self.unknown = self.token_id(unknown)
+        # WordPiece and its like mark a token that continues a word; other models leave it to the spaces.
+        self._marks_words = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+
+    def encode(
+        self,
+        texts: list[str],
+        truncation: Truncation,
+        where: Where,
+        *,
+        limit: int = 0,
+        prompt: str = "",
+        go_on: GoOn = go_on_anyway,
+    ) -> list[Sequence]:
+        """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the model's."""
+        limit = limit or self.limit
+        before: Part | None = None
+        sequences: list[Sequence] = []
+        for number, part in enumerate(self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)):
+            if part is before:  # cut to nothing but the same prompt: numbers are made of its tokens once
+                sequences.append(sequences[-1])
+            else:
+                sequences.append(self._sequence(part.encoding, self._rows(part, limit, truncation, where(number))))
+                before = part
+        return sequences
+
+    def encode_spans(
+        self, texts: list[str], truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+    ) -> tuple[list[Sequence], list[Spans]]:
+        """As `encode`, with the place of each token in its text."""
+        sequences, spans = [], []
+        for number, part in enumerate(self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)):
+            rows = self._rows(part, self.limit, truncation, where(number))
+            sequences.append(self._sequence(part.encoding, rows))
+            spans.append(self._spans(texts[number], part, rows))
+        return sequences, spans
+
+    def encode_pairs(self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway) -> list[Sequence]:
+        """The query, tokenised once, with each document, in tokenizer.json's frame for pairs. Only documents are cut."""
+        frame = self._tokenizer.num_special_tokens_to_add(True)
+        (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
+        first, room = asked.encoding, self.limit - frame - len(asked.encoding)
+        if not asked.is_whole:
+            raise too_long("query.text", self.limit, self.limit, "without a document", more=True)
+        pairs = []
+        for number, part in enumerate(self._cutter.parts(documents, self.limit, truncation, go_on, frame=False)):
+            if len(part.encoding) > room:
+                self._cut_document(part, room, truncation, number)
+            pairs.append(self._pair(first, part.encoding))
+        return pairs
+
+    def encode_crossed(
+        self,
+        firsts: list[str],
+        seconds: list[str],
+        truncation: Truncation,
+        where: Where,
+        second_where: Where,
+        go_on: GoOn = go_on_anyway,
+    ) -> list[Sequence]:
+        """Each first text with each second, all tokenised once, in tokenizer.json's frame for pairs. Only first texts are cut.
+
+        Returns the sequences of the first text in the order of the seconds, then those of the next.
+        """
+        frame = self._tokenizer.num_special_tokens_to_add(True)
+        others = []
+        for number, part in enumerate(self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)):
+            needed = len(part.encoding) + frame + 1
+            if needed > self.limit:
+                how = "with special tokens and at least one token of an item"
+                raise too_long(second_where(number), needed, self.limit, how, more=not part.is_whole)
+            others.append(part.encoding)
+        rooms = [self.limit - frame - len(other) for other in others]
+        # Cutting is for good, so the second that leaves most room comes first.
+        order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
+        sequences: list[Sequence] = []
+        for place, part in enumerate(self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)):
+            go_on()
+            first = part.encoding
+            pairs: dict[int, Sequence] = {}
+            for number in order:
+                if len(first) > rooms[number]:
+                    if truncation == "none":
+                        needed = len(first) - rooms[number] + self.limit
+                        raise too_long(where(place), needed, self.limit, more=not part.is_whole)
+                    first.truncate(rooms[number], direction="right" if truncation == "end" else "left")
+                pairs[number] = self._pair(first, others[number])
+            sequences += [pairs[number] for number in range(len(seconds))]
+        return sequences
+
+    def encode_plain(
+        self, texts: Many[str], truncation: Truncation, go_on: GoOn, *, before: str = "", after: str = ""
+    ) -> Iterator[tuple[NDArray[np.int32], bool]]:
+        """Ids of `before + text + after` for each text with no tokens put around them, and whether these are all.
+
+        If not, there are more than the limit, and cut to it, within the text, they are those of the whole.
+        """
+        for part in self._cutter.parts(texts, self.limit, truncation, go_on, before=before, after=after, frame=False):
+            yield _int32(part.encoding.ids), part.is_whole
+
+    def prompt_tokens(self, prompt: str) -> int:
+        """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length).
+
+        Of a very long one any number above the limit.
+        """
+        (part,) = self._cutter.parts([prompt], self.limit, "end", go_on_anyway)
+        encoding = part.encoding
+        return len(encoding) - run_of_ones(reversed(encoding.special_tokens_mask))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token of the vocabulary; None if it is not one."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def keep_whole(self, markers: Iterable[str]) -> None:
+        """Make each marker that the vocabulary holds, whole or its first word, one special token. Only before the first text.
+
+        Late-interaction models were trained with such tokens put in by id; as plain text "[unused0]" would fall to pieces.
+        """
+        vocabulary = self._tokenizer.get_vocab()
+        for marker in markers:
+            token = next((form for form in (marker, *marker.split()[:1]) if form in vocabulary), None)
+            if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+
+    def _rows(self, part: Part, limit: int, truncation: Truncation, where: str) -> NDArray[np.int64] | None:
+        """Which tokens stay of an encoding that is too long: the special tokens around it and one end of the text. None: all."""
+        encoding = part.encoding
+        tokens = len(encoding)
+        if tokens == 0:
+            raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
+        if tokens <= limit:
+            return None
+        if truncation == "none":
+            raise too_long(where, tokens, limit, more=not part.is_whole)
+        # The mask is set only by the tokenizer's frame: "[SEP]" within the text does not count.
+        mask = encoding.special_tokens_mask
+        before, after = run_of_ones(mask), run_of_ones(reversed(mask))
+        room = max(limit - before - after, 0)
+        start = before if truncation == "end" else tokens - after - room
+        return np.concatenate([np.arange(before), np.arange(start, start + room), np.arange(tokens - after, tokens)])
+
+    def _cut_document(self, part: Part, room: int, truncation: Truncation, number: int) -> None:
+        if truncation == "none":
+            where = f"documents[{number}].text"
+            raise too_long(where, len(part.encoding) - room + self.limit, self.limit, more=not part.is_whole)
+        if room < 1:
+            needed = self.limit - room + 1
+            raise too_long("query.text", needed, self.limit, "with special tokens and at least one token of a document")
+        part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
+
+    def _pair(self, first: Encoding, second: Encoding) -> Sequence:
+        pair = self._tokenizer.post_process(first, second)
+        return Sequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
+
+    def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> Sequence:
+        ids = _int32(encoding.ids)
+        types = _int32(encoding.type_ids) if self._segments_of_one else None
+        if rows is None:
+            return Sequence(ids, types)
+        return Sequence(ids[rows], None if types is None else types[rows])
+
+    def _spans(self, text: str, part: Part, rows: NDArray[np.int64] | None) -> Spans:
+        encoding = part.encoding
+        tokens = np.arange(len(encoding)) if rows is None else rows
+        inside = np.flatnonzero(np.array(encoding.special_tokens_mask)[tokens] == 0)
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)[tokens[inside]] + part.before
+        names = encoding.tokens
+        continues = [
+            self._continues(text, encoding.ids[token], names[token], int(start), int(end))
+            for token, (start, end) in zip(tokens[inside], offsets, strict=True)
+        ]
+        return Spans(inside.astype(np.int32), offsets[:, 0], offsets[:, 1], np.array(continues, dtype=bool))
+
+    def _continues(self, text: str, token_id: int, token: str, start: int, end: int) -> bool:
+        """Whether a token continues a word: transformers' rule (TokenClassificationPipeline.gather_pre_entities)."""
+        if token_id == self.unknown:
+            return False
+        if self._marks_words:
+            return len(token) != end - start
+        return start > 0 and " " not in text[start - 1 : start + 1]
+
+
+def special_token(directory: Path, role: str) -> str:
+    """The token of a role such as `mask_token`, from tokenizer_config.json or special_tokens_map.json; empty if there is none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        config = read_config(directory, name)
+        value = None if config is None else config.values.get(role)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            return content
+    return ""
+
+
+def _int32(values: list[int]) -> NDArray[np.int32]:
+    try:
+        return np.array(values, dtype=np.int32)
+    except OverflowError:
+        raise InvalidInput(f"the model's tokenizer makes the token {max(values)} of a text, which no model has") from None
+
+
+def run_of_ones(mask: Iterable[int]) -> int:
+    count = 0
+    for value in mask:
+        if not value:
+            break
+        count += 1
+    return count
+
+
+def too_long(where: str, tokens: int, limit: int, how: str = "special tokens included", *, more: bool = False) -> InputTooLong:
+    """`more`: nobody has counted how many, `limit` is all that is known."""
+    count = f"more than {limit}" if more else tokens
+    message = f"{where} has {count} tokens, {how}; the model takes {limit}. Shorten it, or have it cut: truncation END or START"
+    return InputTooLong(message, field=where)

@@ -1,0 +1,82 @@
+"""tokenizer.json, which the `tokenizers` library runs: what of it is refused, and the library's own ways to fail.
+
+Whoever wrote the file is not trusted. The library does whatever a file says, ends the process where its memory does not suffice,
+and panics where something cannot be done: what a file asks for is held within bounds (`bounds.py`) before the library sees it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer, normalizers
+
+from libs.catalog.files import Config, once, read_file, shortened
+from libs.errors import ModelBroken, ShoalError
+from libs.models.text.processing.bounds import refuse_bombs
+
+FILE: Final = "tokenizer.json"
+MAX_BYTES: Final = 128 << 20
+_MOST_VALUES: Final = 4_000_000
+"""Each takes the library 32 bytes while it reads. The largest published vocabularies have 1.3 million, with their merges."""
+
+
+def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
+    """tokenizer.json of a directory. `lowercase`: lower case first, whatever its own normaliser does.
+
+    Raises ModelBroken for one that cannot be read, or that could make the smallest text take very long or become very large.
+    """
+    data = read_file(directory, FILE, MAX_BYTES)
+    if data is None:
+        raise ModelBroken(f"{FILE}: cannot be read: there is no such file in {directory}")
+    refuse_bombs(Config(FILE, _parsed(data)))
+    with failing(_broken):
+        try:
+            tokenizer: Tokenizer = Tokenizer.from_buffer(data)
+        except ValueError as error:
+            raise _broken(f"cannot be read: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    if lowercase:
+        own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    return tokenizer
+
+
+@contextmanager
+def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
+    """The library panics, or raises a bare Exception, where a tokenizer asks for what cannot be done: `error_of` that instead.
+
+    A panic is no Exception: it would pass every handler and end the thread that it meets.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise error_of(shortened(str(error), 200)) from None
+        raise
+
+
+def largest_id(tokenizer: Tokenizer) -> int:
+    """Of the vocabulary; ids need not follow each other."""
+    return max(tokenizer.get_vocab().values(), default=-1)
+
+
+def _parsed(data: bytes) -> Mapping[str, object]:
+    """What the library is about to read. Raises ModelBroken for what it would read otherwise, or in far more memory."""
+    if (values := data.count(b",")) > _MOST_VALUES:
+        raise _broken(f"has up to {values:,} values; at most {_MOST_VALUES:,} are served")
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise _broken(f"cannot be read: {error or type(error).__name__}") from error
+    if not isinstance(found, dict):
+        raise _broken("must hold a JSON object")
+    return found
+
+
+def _broken(problem: str) -> ModelBroken:
+    return ModelBroken(shortened(f"{FILE}: {problem}"))

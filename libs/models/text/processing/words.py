@@ -1,0 +1,195 @@
+"""Texts as words, for models that label words: the gliner package's splitting, and the words' places among the tokens.
+
+The first step of an entities or relations job, in the worker's threads. A sequence is the labels, each behind a marker, then the
+text's words; every word is tokenised on its own, as the models were trained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from libs.catalog.gliner import Pooling
+from libs.errors import InputTooLong, InvalidInput
+from libs.models.text.processing.checks import item_path
+from libs.models.text.processing.cutting import sliced
+from libs.models.text.processing.text import run_of_ones
+from libs.models.work import GoOn, Truncation, go_on_anyway
+
+Ids = NDArray[np.int32]
+_SPACE: Final = re.compile(r"\s")
+_WORD_CHARACTERS: Final = 16
+_CHARACTERS_A_TOKEN: Final = 16
+"""Tokens of a word have fewer, nearly all; a normaliser may make eighteen characters of one, and a text may be one endless word."""
+_WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words of a text: where each begins and ends in it, in code points, end exclusive. Both [words]."""
+
+    starts: Ids
+    ends: Ids
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A sequence's tokens and what they stand for. Rows count from the sequence's first token.
+
+    `prompt`: the first token of each word of the prompt, -1 for one without tokens. `pieces`: rows of the tokens that make the
+    words, `sizes` of them each. `words`: those that were kept.
+    """
+
+    ids: Ids
+    prompt: Ids
+    pieces: Ids
+    sizes: Ids
+    words: Words
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """What all texts of a job have in common: tokens before a text, the words that they are of (-1: none), and those after it."""
+
+    ids: Ids
+    owners: Ids
+    tail: Ids
+    words: int
+
+
+class WordFrame:
+    """`limit`: the longest sequence in tokens; `max_words` of a text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, limit: int, max_words: int, pooling: Pooling) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
+        # Tokens that are put before and after a text.
+        framed = tokenizer.encode(["a"], is_pretokenized=True)
+        before, after = run_of_ones(framed.special_tokens_mask), run_of_ones(reversed(framed.special_tokens_mask))
+        ids = np.array(framed.ids, dtype=np.int32)
+        self._head, self._tail = ids[:before], ids[len(ids) - after :]
+
+    def encode(
+        self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
+    ) -> list[Framed]:
+        """Each text behind the words of the prompt, which are tokenised once.
+
+        Raises InputTooLong, or InvalidInput if the prompt alone is too long.
+        """
+        front = self._front(prompt, go_on)
+        found: list[Framed] = []
+        for numbers in sliced([len(text) for text in texts], go_on):
+            split = [self._split(texts[number], truncation, item_path(number)) for number in numbers]
+            encodings = self._tokenizer.encode_batch([words for words, _ in split], is_pretokenized=True, add_special_tokens=False)
+            for number, encoding, (_, words) in zip(numbers, encodings, split, strict=True):
+                found.append(self._frame(front, encoding, words, truncation, item_path(number), labels_path))
+        return found
+
+    def _front(self, prompt: Many[str], go_on: GoOn) -> _Front:
+        """As every word is tokenised on its own, the prompt can be tokenised in slices."""
+        ids, owners = [self._head], [np.full_like(self._head, -1)]
+        for numbers in sliced([len(word) for word in prompt], go_on):
+            words = [prompt[number] for number in numbers]
+            encoding = self._tokenizer.encode_batch([words], is_pretokenized=True, add_special_tokens=False)[0]
+            ids.append(np.array(encoding.ids, dtype=np.int32))
+            owners.append(np.array(encoding.word_ids, dtype=np.int32) + np.int32(numbers.start))
+        return _Front(np.concatenate(ids), np.concatenate(owners), self._tail, len(prompt))
+
+    def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
+        if truncation == "start":
+            kept = list(deque(_WORD.finditer(text, self._last_words(text)), maxlen=self._max_words))
+        else:
+            kept = list(islice(_WORD.finditer(text), self._max_words + 1))
+            if len(kept) > self._max_words and truncation == "none":
+                raise InputTooLong(
+                    f"{where} has more than {self._max_words} words, which is what the model takes. Shorten it, or have it cut: "
+                    "truncation END or START",
+                    field=where,
+                )
+            kept = kept[: self._max_words]
+        places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
+        return [self._shortened(match.group(), truncation) for match in kept], Words(places[:, 0], places[:, 1])
+
+    def _shortened(self, word: str, truncation: Truncation) -> str:
+        """What can matter of a word: one that is longer has more tokens than the model takes, or is none of its words."""
+        most = _CHARACTERS_A_TOKEN * self._limit
+        if len(word) <= most:
+            return word
+        return word[-most:] if truncation == "start" else word[:most]
+
+    def _last_words(self, text: str) -> int:
+        """A place from which on there are as many words as are kept, or 0. It is at a space, which no word goes across."""
+        size = _WORD_CHARACTERS * self._max_words
+        while size < len(text):
+            space = _SPACE.search(text, len(text) - size)
+            if space is not None:
+                words = islice(_WORD.finditer(text, space.start()), self._max_words)
+                if sum(1 for _ in words) == self._max_words:
+                    return space.start()
+            size *= 2
+        return 0
+
+    def _frame(
+        self, front: _Front, encoding: Encoding, words: Words, truncation: Truncation, where: str, labels_path: str
+    ) -> Framed:
+        prompt = front.words
+        ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
+        if not len(ids):
+            raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
+        own = np.array(encoding.word_ids, dtype=np.int32)
+        owners = np.concatenate([front.owners, own + np.int32(prompt), np.full_like(front.tail, -1)])
+        firsts = np.flatnonzero((owners >= 0) & (np.diff(owners, prepend=-1) != 0)).astype(np.int32)
+        tail = len(ids) - 1 - int(np.max(np.flatnonzero(owners >= 0), initial=-1))
+        text = firsts[owners[firsts] >= prompt]
+        begin = int(text[0]) if len(text) else len(ids) - tail
+        ends = np.append(text[1:], np.int32(len(ids) - tail)) if len(text) else text
+        if begin + tail >= self._limit:
+            message = f"the labels take {begin + tail} tokens; the model takes {self._limit} with the text: name fewer at a time"
+            raise InvalidInput(message, field=labels_path)
+        if len(ids) > self._limit:
+            if truncation == "none":
+                message = f"{where} has {len(ids)} tokens, labels included; the model takes {self._limit}"
+                raise InputTooLong(f"{message}. Shorten it, or have it cut: truncation END or START", field=where)
+            text, ends = _fit(text, ends, self._limit - begin - tail, truncation)
+        first, last = (int(text[0]), int(ends[-1])) if len(text) else (begin, begin)
+        rows = np.full(prompt, -1, dtype=np.int32)
+        rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
+        pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
+        numbers = owners[text] - prompt  # a word without tokens, such as a mere accent, has no number here
+        return Framed(
+            ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
+            prompt=rows,
+            pieces=pieces,
+            sizes=sizes,
+            words=Words(words.starts[numbers], words.ends[numbers]),
+        )
+
+    def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:
+        """The rows that make each word of the tokens `starts[i]:ends[i]`, and how many they are."""
+        if self._pooling == "first":
+            return starts, np.ones_like(starts)
+        if self._pooling == "last":
+            return ends - 1, np.ones_like(starts)
+        every = np.arange(starts[0], ends[-1], dtype=np.int32) if len(starts) else starts
+        return every, ends - starts
+
+
+def _fit(starts: Ids, ends: Ids, room: int, truncation: Truncation) -> tuple[Ids, Ids]:
+    """The words whose tokens fit, of the text's beginning or end."""
+    if truncation == "end":
+        count = int(np.searchsorted(ends - starts[0], room, side="right"))
+        return starts[:count], ends[:count]
+    first = int(np.searchsorted(-(ends[-1] - starts), -room, side="left"))
+    return starts[first:], ends[first:]

@@ -1,0 +1,163 @@
+"""From `model_type` to a family, and from a checkpoint to an encoder on its device.
+
+Called once when a worker loads a model. Adding an architecture: one file in `families`, one line here, one row in the parity table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from libs.catalog.files import shortened
+from libs.errors import ModelBroken
+from libs.kernels.linear import has_bfloat16
+from libs.models import weights
+from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.spec import Config
+from libs.models.text.families import (
+    bert,
+    deberta,
+    distilbert,
+    eurobert,
+    gemma3,
+    gte,
+    jina,
+    jina_code,
+    llama,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    nomic_moe,
+    prenorm,
+    qwen,
+    t5,
+    xlmr_flash,
+)
+from libs.models.weights import HeadRule, Rule, TensorFile
+
+
+class Family(Protocol):
+    """What a file in `families` holds."""
+
+    @property
+    def MODEL_TYPES(self) -> tuple[str, ...]: ...
+
+    @property
+    def PREFIXES(self) -> tuple[str, ...]: ...
+
+    @property
+    def WEIGHTS(self) -> Mapping[str, Rule]: ...
+
+    def build(self, config: Config) -> TextEncoder: ...
+
+
+@runtime_checkable
+class _Claims(Protocol):
+    """A family that shares its model_type with another: which of the checkpoints are its own. It is asked before the other."""
+
+    def claims(self, config: Config) -> bool: ...
+
+
+@runtime_checkable
+class _Renames(Protocol):
+    """A family whose layers transformers calls otherwise than its checkpoints' tensors: adapters have those names."""
+
+    @property
+    def MODULES(self) -> dict[str, Rule]: ...
+
+
+@runtime_checkable
+class _Prepares(Protocol):
+    def prepare(self) -> None: ...
+
+
+_FAMILIES: tuple[Family, ...] = (
+    bert,
+    deberta,
+    distilbert,
+    eurobert,
+    gemma3,
+    gte,
+    jina,
+    jina_code,
+    llama,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    nomic_moe,
+    prenorm,
+    qwen,
+    t5,
+    xlmr_flash,
+)
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return torch.bfloat16 if has_bfloat16() else torch.float32
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that `build_encoder` takes."""
+    return tuple(dict.fromkeys(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES))
+
+
+def build_encoder(
+    config: Mapping[str, object],
+    tensors: TensorFile,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    head_tables: Mapping[str, HeadRule],
+) -> tuple[TextEncoder, dict[str, Tensor]]:
+    """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of `head_tables`.
+
+    Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
+    """
+    encoder, family = empty_encoder(Config(config))
+    state = weights.load(
+        encoder, tensors, table=family.WEIGHTS, prefixes=family.PREFIXES, head_table=head_tables, dtype=dtype, device=device
+    )
+    prepare(encoder)
+    return encoder.requires_grad_(False).eval(), state
+
+
+def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
+    """The names of layers in the family that serves a config.json, by which adapters call them, and what may stand before them."""
+    family = _family_of(Config(config))
+    return {**family.WEIGHTS, **family.MODULES} if isinstance(family, _Renames) else family.WEIGHTS, family.PREFIXES
+
+
+def empty_encoder(config: Config) -> tuple[TextEncoder, Family]:
+    """The encoder that config.json describes, on the meta device, and its family."""
+    family = _family_of(config)
+    try:
+        with torch.device("meta"):
+            encoder = family.build(config)
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelBroken(shortened(f"config.json: describes no encoder that can be built: {error}")) from error
+    if encoder.max_positions < 1:
+        raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
+    return encoder, family
+
+
+def _family_of(config: Config) -> Family:
+    named = [family for family in _FAMILIES if config.text("model_type") in family.MODEL_TYPES]
+    own: list[Family] = [family for family in named if isinstance(family, _Claims) and family.claims(config)]
+    own += [family for family in named if not isinstance(family, _Claims)]
+    if own:
+        return own[0]
+    code = " The checkpoint's own code, which auto_map names, is never run." if config.has("auto_map") else ""
+    raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
+
+
+def prepare(encoder: TextEncoder) -> None:
+    """Let every part lay out its weights, which are final now, for the device they are on."""
+    for module in encoder.modules():
+        if isinstance(module, _Prepares):
+            module.prepare()
