@@ -24,9 +24,9 @@ from benchmarks.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear import has_bfloat16
 from libs.models import EncodeWork, TextModel
 from libs.models.work import go_on_anyway
-from services.worker.device import Device, open_device
-from services.worker.disk import Shelf
-from services.worker.residency import Budget, Residency
+from services.worker.machine.device import Device, open_device
+from services.worker.machine.disk import Shelf
+from services.worker.memory.residency import Budget, Residency
 from services.worker.settings import Settings
 
 COLD_SECONDS = 0.150

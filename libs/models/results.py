@@ -1,4 +1,4 @@
-"""What `TextModel.finish` answers, in numpy and without protobuf: `services/worker/codec.py` puts it on the wire."""
+"""What `TextModel.finish` answers, in numpy and without protobuf: `services/worker/mesh/codec.py` puts it on the wire."""
 
 from __future__ import annotations
 

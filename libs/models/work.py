@@ -1,6 +1,6 @@
 """What a worker asks of a text model: one Work for each job, without protobuf.
 
-Between `services/worker/codec.py`, which makes a Work from a Job, and `TextModel.prepare`, which makes it a Prepared. Field paths
+Between `services/worker/mesh/codec.py`, which makes a Work from a Job, and `TextModel.prepare`, which makes it a Prepared. Paths
 in errors (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count from the job's own first item.
 """
 

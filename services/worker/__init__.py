@@ -1,1 +1,1 @@
-"""The worker: owns one device, pulls jobs from routers, and answers them (`services/worker/intake.py` is where its way begins)."""
+"""The worker: owns one device, pulls jobs from routers, and answers them. `app.py` puts it together; a job's way is in `jobs/`."""

@@ -16,7 +16,7 @@ from libs.telemetry.logs import configure, fields
 from services.worker.settings import Settings
 
 if TYPE_CHECKING:
-    from services.worker.device import Device
+    from services.worker.machine.device import Device
 
 log = logging.getLogger("services.worker")
 
@@ -71,8 +71,8 @@ def limit_compiled_products() -> None:
 def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -> int:
     import torch
 
-    from services.worker import device as devices
     from services.worker.app import run_until_signalled
+    from services.worker.machine import device as devices
 
     torch.set_num_threads(settings.threads)
     torch.set_num_interop_threads(1)

@@ -22,24 +22,24 @@ from libs.serving import serving
 from libs.store import open_store
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
-from services.worker.adapters import AdapterLoader, adapter_finder
-from services.worker.batcher import Limits
-from services.worker.clock import MeshClock
-from services.worker.delivery import Delivery
-from services.worker.device import Device
-from services.worker.finisher import Finisher
 from services.worker.heartbeat import Heartbeat
-from services.worker.intake import Identity, Intake
-from services.worker.link import Link
+from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.finisher import Finisher
+from services.worker.jobs.intake import Identity, Intake
+from services.worker.jobs.preparing import MOST_AWAY, Preparers
+from services.worker.jobs.runner import Runner
+from services.worker.jobs.waste import Waste
+from services.worker.jobs.widening import Widening
+from services.worker.machine.device import Device
+from services.worker.machine.notice import Source, grace_left, noticed, source_of, stops_at
+from services.worker.memory.adapters import AdapterLoader, adapter_finder
+from services.worker.memory.residency import Budget, Residency
+from services.worker.mesh.clock import MeshClock
+from services.worker.mesh.link import Link
 from services.worker.metrics import WorkerMetrics
-from services.worker.notice import Source, grace_left, noticed, source_of, stops_at
-from services.worker.preparing import MOST_AWAY, Preparers
 from services.worker.presence import Presence
-from services.worker.residency import Budget, Residency
-from services.worker.runner import Runner
+from services.worker.scheduling.batcher import Limits
 from services.worker.settings import Settings
-from services.worker.waste import Waste
-from services.worker.widening import Widening
 
 log = logging.getLogger(__name__)
 

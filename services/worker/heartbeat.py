@@ -17,12 +17,12 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.delivery import Delivery
-from services.worker.device import Device
-from services.worker.intake import Identity
-from services.worker.link import Link
-from services.worker.residency import Residency
-from services.worker.waste import Waste
+from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.intake import Identity
+from services.worker.jobs.waste import Waste
+from services.worker.machine.device import Device
+from services.worker.memory.residency import Residency
+from services.worker.mesh.link import Link
 
 log = logging.getLogger(__name__)
 

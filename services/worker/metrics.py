@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from libs.telemetry import metrics
-from services.worker.device import Device
-from services.worker.residency import Residency
-from services.worker.waste import Waste
+from services.worker.jobs.waste import Waste
+from services.worker.machine.device import Device
+from services.worker.memory.residency import Residency
 
 
 class WorkerMetrics:

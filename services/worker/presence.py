@@ -15,8 +15,8 @@ from shoal.v1 import worker_pb2
 from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.intake import Identity
-from services.worker.link import Backoff, Link
+from services.worker.jobs.intake import Identity
+from services.worker.mesh.link import Backoff, Link
 
 log = logging.getLogger(__name__)
 

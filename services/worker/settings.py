@@ -17,7 +17,7 @@ from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, in
 from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
 from libs.store import check_urls, default_root
-from services.worker.disk import Shelf, parse_shelves
+from services.worker.machine.disk import Shelf, parse_shelves
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "bfloat16", "float32"]

@@ -28,7 +28,8 @@ from libs.models.text.processing.text import TextProcessor
 from libs.models.text.processing.tokenizer import failing, load_tokenizer
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.weights import TensorFile
-from services.worker import codec, disk
+from services.worker.machine import disk
+from services.worker.mesh import codec
 from tests.fuzz import mutate, tiny
 from tests.fuzz.target import Broken, Random, Target, Try, plain
 

@@ -38,7 +38,7 @@ from services.scheduler import placement
 from services.scheduler.demand import Demand
 from services.scheduler.simulate.trace import read_trace
 from services.scheduler.view import Look
-from services.worker import codec as worker_codec
+from services.worker.mesh import codec as worker_codec
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, Try, plain
 

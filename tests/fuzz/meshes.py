@@ -20,8 +20,8 @@ from services.router.settings import Settings as RouterSettings
 from services.scheduler import app as scheduler_app
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.app import serve
-from services.worker.device import open_device
-from services.worker.disk import Shelf
+from services.worker.machine.device import open_device
+from services.worker.machine.disk import Shelf
 from services.worker.settings import Settings as WorkerSettings
 from tests.fuzz import tiny
 from tests.support.redis import RedisServer

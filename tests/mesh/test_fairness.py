@@ -20,8 +20,8 @@ from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc,
 from libs.models import Between, GoOn, Head, Output, Prepared, Sequence, Work
 from libs.models.work import go_on_anyway, nothing_between
 from services.worker.app import serve
-from services.worker.device import Device
-from services.worker.disk import Shelf
+from services.worker.machine.device import Device
+from services.worker.machine.disk import Shelf
 from services.worker.settings import Settings
 from tests.support.cluster import Cluster
 from tests.worker.fakes import FakeModel, checkpoint, until

@@ -27,7 +27,7 @@ from libs.models import (
     TextModel,
     Work,
 )
-from services.worker.disk import Shelf, listing
+from services.worker.machine.disk import Shelf, listing
 from tests.mesh.test_families import relative_error
 from tests.models.restoring import restore
 from tests.parity.recipes import RECIPES

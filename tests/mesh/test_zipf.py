@@ -35,7 +35,7 @@ from libs.models import EncodeResult, EncodeWork, TextModel
 from services.scheduler.simulate.engine import Fleet, simulate
 from services.scheduler.simulate.record import Recorder
 from services.scheduler.simulate.trace import ModelCost, Request, Trace
-from services.worker.disk import weight_bytes
+from services.worker.machine.disk import weight_bytes
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster

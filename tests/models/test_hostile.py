@@ -31,7 +31,8 @@ from libs.models.text.processing.chat import _messages, _rendered, _text
 from libs.models.text.processing.regexes import PUBLISHED, slow, tried
 from libs.models.text.processing.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from services.worker import codec, disk
+from services.worker.machine import disk
+from services.worker.mesh import codec
 from tests.fuzz import tiny
 from tests.fuzz.run import limited
 from tests.support.peak import Peak

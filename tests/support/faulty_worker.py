@@ -19,10 +19,9 @@ from typing import Literal
 import torch
 
 from libs.errors import ModelBroken
-from libs.models import Between, Output, Sequence, nothing_between
+from libs.models import Between, Model, Output, Sequence, nothing_between
 from services.worker.__main__ import main
-from services.worker.device import Device, open_device
-from services.worker.held import Load, Model
+from services.worker.machine.device import Device, Load, open_device
 from services.worker.settings import Settings
 
 VARIABLE = "FAULTS"

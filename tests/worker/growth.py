@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from services.worker.device import open_device
-from services.worker.disk import Shelf
-from services.worker.residency import Budget, Residency
+from services.worker.machine.device import open_device
+from services.worker.machine.disk import Shelf
+from services.worker.memory.residency import Budget, Residency
 from services.worker.settings import Settings
 from tests.worker.fakes import until
 from tests.worker.residing import loaded, unloaded

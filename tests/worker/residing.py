@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.store import Store
-from services.worker.disk import Shelf
-from services.worker.held import Resident
-from services.worker.residency import Budget, Residency
+from services.worker.machine.disk import Shelf
+from services.worker.memory.residency import Budget, Residency
+from services.worker.memory.resident import Resident
 from tests.worker.fakes import FakeModel, checkpoint, until
 
 

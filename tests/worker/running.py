@@ -13,8 +13,8 @@ from pathlib import Path
 
 from services.worker.__main__ import main
 from services.worker.app import serve
-from services.worker.device import Device
-from services.worker.disk import Shelf
+from services.worker.machine.device import Device
+from services.worker.machine.disk import Shelf
 from services.worker.settings import Settings
 from tests.worker.fakes import FakeModel, FakeRouter, checkpoint
 

@@ -12,9 +12,9 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
-from services.worker.adapters import UNUSED_SECONDS, AdapterLoader
-from services.worker.disk import Shelf, find, find_adapter, listing
-from services.worker.held import Resident
+from services.worker.machine.disk import Shelf, find, find_adapter, listing
+from services.worker.memory.adapters import AdapterLoader
+from services.worker.memory.resident import UNUSED_SECONDS, Resident
 from tests.worker.fakes import FakeLanes, FakeModel, checkpoint, encode_job, routers, until, vector, vectors
 from tests.worker.residing import Hand
 from tests.worker.running import MODEL, worker

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.batcher import (
+from services.worker.scheduling.batcher import (
     BULK_SHARE,
     CANDIDATES,
     COMPANY_SECONDS,
@@ -24,7 +24,7 @@ from services.worker.batcher import (
     Waiting,
     WaitingRoom,
 )
-from services.worker.turns import BURST_SECONDS, REMEMBERED_SECONDS
+from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
 FLOWS = [NOBODY, Flow(tenant="x"), Flow(tenant="y"), Flow(adapter="org/adapter"), Flow(is_bulk=True)]

@@ -16,8 +16,8 @@ from libs.errors import InvalidInput
 from libs.models import EncodeResult, EncodeWork
 from libs.models.work import go_on_anyway
 from libs.store import open_store
-from services.worker.device import open_device
-from services.worker.residency import Budget, Residency
+from services.worker.machine.device import open_device
+from services.worker.memory.residency import Budget, Residency
 from services.worker.settings import Settings
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import until

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from libs.catalog.cards import read_catalog
 from libs.models import Head, Output, TextModel
 from libs.models.work import Sequence as Tokens
-from services.worker import selftest
-from services.worker.check import Report, inspect
+from services.worker.check import selftest
+from services.worker.check.explain import Report, inspect
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
 
 LABELS = ("O", "B-PER", "I-PER")
-CHECK = EntryPoint("models.check", "services.worker.command:check", plugins.GROUP)
+CHECK = EntryPoint("models.check", "services.worker.check.command:check", plugins.GROUP)
 
 
 class Ran:
@@ -259,7 +259,7 @@ def test_a_broken_card_is_a_usage_error(check: Check, embedder: Path, tmp_path: 
 
 
 def test_a_model_too_large_for_this_memory_is_not_loaded(check: Check, embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.command._free_bytes", lambda: 1000)
+    monkeypatch.setattr("services.worker.check.command._free_bytes", lambda: 1000)
     (report,) = check(embedder, "--json").json()
     assert report["good"]
     assert "of memory, and 1000 B are free" in report["skipped"]

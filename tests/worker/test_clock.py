@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
-from services.worker.clock import MeshClock
+from services.worker.mesh.clock import MeshClock
 from tests.worker.fakes import FakeLanes, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, worker
 

@@ -26,8 +26,8 @@ from libs.models import (
     ScoreWork,
     Stored,
 )
-from services.worker import codec
-from services.worker.codec import Timings
+from services.worker.mesh import codec
+from services.worker.mesh.codec import Timings
 
 TIMES = Timings(queue=1.0, prepare=2.0, wait=3.0, forward=4.0, finish=5.0)
 

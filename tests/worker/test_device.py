@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput
-from services.worker.device import open_device
+from services.worker.machine.device import open_device
 from services.worker.settings import Settings
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
-from services.worker.link import Link
+from services.worker.mesh.link import Link
 from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
 from tests.worker.running import MODEL, Bay, worker
 

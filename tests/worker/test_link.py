@@ -16,7 +16,7 @@ from shoal.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.serving import Security, Service, serving
-from services.worker.link import Link
+from services.worker.mesh.link import Link
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
 from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors

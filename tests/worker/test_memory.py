@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from libs.errors import InternalError
 from libs.eviction import Candidate, Challenger, lru
-from services.worker.memory import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
 
 HURRY = Challenger("new", 0, waiting_seconds=1e9)
 

@@ -9,7 +9,7 @@ import pytest
 
 from libs.catalog.card import Card
 from libs.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
-from services.worker.meter import Meter, whole_texts
+from services.worker.scheduling.meter import Meter, whole_texts
 
 
 def test_a_large_batch_counts_for_more_than_a_small_one() -> None:

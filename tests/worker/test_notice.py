@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput
-from services.worker.notice import (
+from services.worker.machine.notice import (
     GOOGLE_SECONDS,
     LAST_SECONDS,
     STOP_SECONDS,

@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from shoal.v1 import inference_pb2, worker_pb2
 
-from services.worker import preparing
-from services.worker.held import HeldJob, Lease, Resident
-from services.worker.preparing import (
+from services.worker.jobs import preparing
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.preparing import (
     HELD_SECONDS,
     MOST_AWAY,
     SMALL_BYTES,
@@ -24,6 +24,7 @@ from services.worker.preparing import (
     estimated_tokens,
     read_bytes,
 )
+from services.worker.memory.resident import Resident
 from tests.support.waiting import wait_until
 from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, Bay, worker

@@ -19,7 +19,7 @@ from libs.store import Remote, RemoteFile, Store
 from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.objects import ObjectStore
-from services.worker.residency import MAX_DOWNLOADS
+from services.worker.memory.residency import MAX_DOWNLOADS
 from tests.worker.fakes import checkpoint, until
 from tests.worker.residing import Checkpoints, held, line, loaded, residency, state
 

@@ -19,8 +19,8 @@ from shoal.v1 import models_pb2
 
 from libs.errors import ModelBroken, NoCapacity
 from libs.eviction import lru
-from services.worker.held import Resident
-from services.worker.residency import Residency
+from services.worker.memory.residency import Residency
+from services.worker.memory.resident import Resident
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import FakeModel, until
 from tests.worker.residing import Checkpoints, Hand, failed, held, line, loaded, residency, state, unloaded

@@ -14,11 +14,12 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from libs.models import Between, Output, Sequence, nothing_between
-from services.worker import codec
-from services.worker.batcher import NOBODY, Batch, Flow, Group, Limits
-from services.worker.held import HeldJob, Lease, Resident
-from services.worker.runner import Runner
-from services.worker.waste import Waste
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.runner import Runner
+from services.worker.jobs.waste import Waste
+from services.worker.memory.resident import Resident
+from services.worker.mesh import codec
+from services.worker.scheduling.batcher import NOBODY, Batch, Flow, Group, Limits
 from tests.support.waiting import wait_until
 from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
 

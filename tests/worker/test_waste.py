@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
-from services.worker.held import HeldJob, Lease, Resident
-from services.worker.waste import Waste
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.waste import Waste
+from services.worker.memory.resident import Resident
 from tests.worker.fakes import SLOW, FakeLanes, FakeModel, FakeRouter, encode_job, routers, until
 from tests.worker.running import MODEL, worker
 

@@ -1,1 +1,1 @@
-"""What reads text: `registry.py` and `families/` make the encoder of a checkpoint, `kinds/` choose its `heads/` and `processing/`."""
+"""What reads text: `registry.py` and `families/` make a checkpoint's encoder, `kinds/` choose its `heads/` and `processing/`."""

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "up": ("services.local.command:up", "local"),
     "certs": ("services.local.trust_command:certs", "local"),
     "redis_acl": ("services.local.trust_command:redis_acl", "local"),
-    "check": ("services.worker.command:check", "worker"),
+    "check": ("services.worker.check.command:check", "worker"),
     "simulate": ("services.scheduler.simulate.command:app", "scheduler"),
     "profile": ("services.local.profile.command:profile", "local"),
 }

@@ -20,8 +20,8 @@ from libs.errors import InvalidInput, ShoalError
 from libs.store import check_urls
 from services.local import settings as local
 from services.local.profile import report
-from services.worker.disk import parse_shelves
-from services.worker.found import Tell, found
+from services.worker.check.found import Tell, found
+from services.worker.machine.disk import parse_shelves
 from services.worker.settings import DeviceChoice, DtypeChoice, Settings
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from libs.errors import TaskNotSupported
 from libs.models import TextModel, Work
-from services.worker.device import open_device
+from services.worker.check.selftest import works
+from services.worker.machine.device import open_device
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.trace import FORWARD, Forward, Part, forwards, read
-from services.worker.selftest import works
 from services.worker.settings import Settings
 
 _WARM_RUNS: Final = 3

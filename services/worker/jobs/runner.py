@@ -22,12 +22,12 @@ from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.worker import spans
-from services.worker.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
-from services.worker.held import HeldJob
-from services.worker.ladder import Caps, Ladder, Outcome
-from services.worker.meter import Meter
-from services.worker.waste import Waste
+from services.worker.jobs import spans
+from services.worker.jobs.held import HeldJob
+from services.worker.jobs.ladder import Caps, Ladder, Outcome
+from services.worker.jobs.waste import Waste
+from services.worker.scheduling.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
+from services.worker.scheduling.meter import Meter
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,8 @@ class Runner:
             }
         )
         log.debug("batch", extra=told)
-        spans.batch(jobs, started, ended, tokens=batch.tokens, sequences=len(sequences))
+        traced = [held.span for held in dict.fromkeys(jobs)]
+        spans.batch(resident.name, traced, started, ended, tokens=batch.tokens, sequences=len(sequences))
         self._measure(batch, jobs, seconds)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds

@@ -13,11 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from libs.errors import InternalError, ShoalError
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.worker import codec
-from services.worker.codec import Timings
-from services.worker.delivery import Delivery
-from services.worker.held import HeldJob
-from services.worker.widening import Widening, odd_outputs
+from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.held import HeldJob
+from services.worker.jobs.widening import Widening, odd_outputs
+from services.worker.mesh import codec
+from services.worker.mesh.codec import Timings
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,14 @@ another, ended by `delivery.py`. Times are seconds of the worker's rising clock;
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from opentelemetry.trace import Span, SpanKind
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.telemetry import traces
-
-if TYPE_CHECKING:
-    from services.worker.held import HeldJob
 
 
 class JobSpan:
@@ -64,13 +61,13 @@ def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited:
     return JobSpan(traces.begin(f"process {name}", context, kind=SpanKind.CONSUMER, attributes=attributes, start_ns=now))
 
 
-def batch(jobs: Sequence[HeldJob], started: float, ended: float, *, tokens: int, sequences: int) -> None:
+def batch(model: str, jobs: Iterable[JobSpan], started: float, ended: float, *, tokens: int, sequences: int) -> None:
     """One forward pass: a span in the trace of its first traced job, linked with all of them and they with it."""
-    spans = [held.span.span for held in dict.fromkeys(jobs) if held.span.span is not None]
+    spans = [job.span for job in jobs if job.span is not None]
     if not spans:
         return
     attributes: traces.Attributes = {
-        "shoal.model": jobs[0].resident.name,
+        "shoal.model": model,
         "shoal.batch.tokens": tokens,
         "shoal.batch.sequences": sequences,
     }

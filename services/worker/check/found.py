@@ -9,7 +9,7 @@ from shoal.cli.console import size
 
 from libs.errors import ModelNotFound
 from libs.store import Copy, Progress, is_model_id, open_store
-from services.worker import disk
+from services.worker.machine import disk
 from services.worker.settings import Settings
 
 Tell = Callable[[str], None]

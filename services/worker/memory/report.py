@@ -11,10 +11,10 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import ShoalError
-from services.worker import codec
-from services.worker.loading import Loading
-from services.worker.meter import Meter
-from services.worker.space import Place, Warm
+from services.worker.memory.loading import Loading
+from services.worker.memory.space import Place, Warm
+from services.worker.mesh import codec
+from services.worker.scheduling.meter import Meter
 
 DATA_TYPES: Final = {2: "bfloat16", 4: "float32"}
 """By the bytes of a weight."""

@@ -16,11 +16,12 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput
 from libs.telemetry.logs import fields
-from services.worker import codec
-from services.worker.clock import MeshClock
-from services.worker.held import HeldJob, Lease, Resident
-from services.worker.link import Link
-from services.worker.waste import Waste
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.waste import Waste
+from services.worker.memory.resident import Resident
+from services.worker.mesh import codec
+from services.worker.mesh.clock import MeshClock
+from services.worker.mesh.link import Link
 
 log = logging.getLogger(__name__)
 

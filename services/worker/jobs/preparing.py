@@ -18,11 +18,11 @@ from typing import Final
 
 from shoal.v1 import worker_pb2
 
-from services.worker.batcher import BULK_SHARE, Caller, Flow
-from services.worker.finisher import must_succeed
-from services.worker.held import HeldJob
-from services.worker.pulls import LaneName
-from services.worker.turns import Turns
+from services.worker.jobs.finisher import must_succeed
+from services.worker.jobs.held import HeldJob
+from services.worker.jobs.pulls import LaneName
+from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
+from services.worker.scheduling.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
 """Of a pulled batch that is prepared as one, whosever jobs are in it: it takes a few milliseconds, and is handed on together."""

@@ -17,13 +17,15 @@ from typing import Final, TypeVar
 
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound
+from libs.models import Model
 from libs.store import Copy, Progress, Store
 from libs.telemetry.logs import fields
-from services.worker import disk
-from services.worker.held import Load, Model, Resident
-from services.worker.memory import Claim, Size
-from services.worker.space import Space, Start, Warm, Wish
-from services.worker.threads import begin, in_thread
+from services.worker.machine import disk
+from services.worker.machine.device import Load
+from services.worker.machine.threads import begin, in_thread
+from services.worker.memory.budget import Claim, Size
+from services.worker.memory.resident import Resident
+from services.worker.memory.space import Space, Start, Warm, Wish
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Final
 
-from services.worker.turns import Turns
+from services.worker.scheduling.turns import Turns
 
 BULK_SHARE: Final = 1 / 9
 """Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in the lanes."""

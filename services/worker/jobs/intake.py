@@ -23,19 +23,21 @@ from libs.models import GoOn, Prepared
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker import codec, spans
-from services.worker.adapters import AdapterLoader
-from services.worker.batcher import Flow, Limits
-from services.worker.clock import MeshClock
-from services.worker.delivery import Delivery
-from services.worker.finisher import Finisher
-from services.worker.held import HeldJob, Lease, Resident
-from services.worker.link import Backoff, Link
-from services.worker.meter import whole_texts
-from services.worker.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens, read_bytes
-from services.worker.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
-from services.worker.residency import Residency
-from services.worker.runner import Runner
+from services.worker.jobs import spans
+from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.finisher import Finisher
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens, read_bytes
+from services.worker.jobs.pulls import LaneName, LaneState, Lead, Pull, Situation, plan_pulls
+from services.worker.jobs.runner import Runner
+from services.worker.memory.adapters import AdapterLoader
+from services.worker.memory.residency import Residency
+from services.worker.memory.resident import Resident
+from services.worker.mesh import codec
+from services.worker.mesh.clock import MeshClock
+from services.worker.mesh.link import Backoff, Link
+from services.worker.scheduling.batcher import Flow, Limits
+from services.worker.scheduling.meter import whole_texts
 
 log = logging.getLogger(__name__)
 

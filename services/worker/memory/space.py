@@ -16,13 +16,14 @@ from typing import Final
 
 from libs.errors import ModelBroken, NoCapacity
 from libs.eviction import Candidate, Challenger, Policy, choose_victims
+from libs.models import Model, Parked
 from libs.store import Copy
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.worker.held import Model, Parked, Resident
-from services.worker.memory import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
-from services.worker.meter import Meter
-from services.worker.threads import in_thread
+from services.worker.machine.threads import in_thread
+from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.resident import Resident
+from services.worker.scheduling.meter import Meter
 
 log = logging.getLogger(__name__)
 

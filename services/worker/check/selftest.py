@@ -35,7 +35,7 @@ from libs.models import (
     Work,
     is_finite,
 )
-from services.worker.check import Test
+from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5
 """Of float32, packed against alone."""

@@ -12,9 +12,8 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
-from libs.models import TextModel
+from libs.models import Model, TextModel
 from libs.models.text.registry import default_dtype
-from services.worker.held import Model
 from services.worker.settings import Settings
 
 _CPU_BATCH_TOKENS = 2048
@@ -30,6 +29,10 @@ _HOST_SHARE = 0.5
 """Of the host's memory, for models that had to leave an accelerator."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+Load = Callable[[Path, str], Model]
+"""Reads a model from its directory: (directory, model id). Blocking; raises ShoalError."""
 
 
 def _nothing() -> None:
@@ -50,7 +53,7 @@ class Device:
     memory_bytes: int
     batch_tokens: int
     item_bytes: int
-    load: Callable[[Path, str], Model]
+    load: Load
     recover: Callable[[], None] = _nothing
     trim: Callable[[], None] = _nothing
     enter: Callable[[], None] = _nothing

@@ -6,103 +6,18 @@ device thread. Only `unwanted` is written by one while another may read it: a st
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from shoal.v1 import inference_pb2, worker_pb2
 
-from libs.catalog.card import Card
-from libs.models import Between, GoOn, Head, Output, Prepared, Result, Sequence, Work, nothing_between
-from services.worker.adapters import AdapterCache
-from services.worker.batcher import Flow
-from services.worker.meter import Meter
-from services.worker.spans import UNTRACED, JobSpan
+from libs.models import Output, Prepared
+from services.worker.jobs.spans import UNTRACED, JobSpan
+from services.worker.memory.resident import Resident
+from services.worker.scheduling.batcher import Flow
 
 WEIGHTS: Final = (1e-3, 1e3)
 """Tenants' weights are kept within these, whatever a router says."""
-
-
-class Parked(Protocol):
-    """A model in host memory, off the device."""
-
-    @property
-    def host_bytes(self) -> int:
-        """What it takes there."""
-
-    def resume(self) -> Model:
-        """Back to the device. Blocking, but need not wait for the copy: the first forward does, on the device."""
-
-
-class Model(Protocol):
-    """What the worker needs of a model: `libs.models.TextModel` is one."""
-
-    card: Card
-    bytes: int
-
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """`go_on` is called every few milliseconds; what it raises ends the preparation."""
-
-    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
-        """`between` may be called between two layers; a forward of this model or of another may run within."""
-
-    def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
-
-    def widened(self) -> Model | None:
-        """The same in float32 on the CPU, read anew; None if it computes in float32 already. Blocking; raises ShoalError."""
-
-    @property
-    def host_bytes(self) -> int:
-        """Of a copy that it keeps in host memory while it is on the device; 0: it keeps none."""
-
-    def drop_host_copy(self) -> None:
-        """Keep none from now on. Blocking."""
-
-    def park(self) -> Parked:
-        """Give its device memory back, and stay in host memory. No call of it may be under way. Blocking."""
-
-    def probe(self) -> float:
-        """Bytes of activations that a token of a batch takes on the device, measured with a tiny forward. Blocking."""
-
-
-Load = Callable[[Path, str], Model]
-"""Reads a model from its directory: (directory, model id). Blocking; raises ShoalError."""
-
-
-def _set() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
-
-
-@dataclass(slots=True, eq=False)
-class Resident:
-    """A model on the device. Times are seconds of the worker's rising clock."""
-
-    name: str
-    model: Model
-    load_seconds: float
-    loaded_at: float
-    last_used: float
-    pinned: bool = False
-    leaving: bool = False
-    """It is being unloaded: it takes no new work, and goes when `held_jobs` is 0."""
-    held_jobs: int = 0
-    drained: asyncio.Event = field(default_factory=_set)
-    """Set while no job is held."""
-    held_tokens: float = 0.0
-    """Of the jobs held, estimated."""
-    uses: int = 0
-    """Jobs since it became resident."""
-    floor: float = 0.0
-    """The value of the model that was evicted last before it was used last (GDSF)."""
-    activation_bytes_per_token: float = 0.0
-    turn: float = 0.0
-    """What it has had of the device, as the batcher counts it: the lower, the sooner it is next."""
-    meter: Meter = field(default_factory=Meter)
-    adapters: AdapterCache = field(default_factory=AdapterCache)
 
 
 @dataclass(slots=True, eq=False)

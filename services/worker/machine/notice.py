@@ -24,7 +24,7 @@ from typing import Final, Protocol
 from urllib.error import HTTPError
 
 from libs.telemetry.logs import fields
-from services.worker.threads import in_thread
+from services.worker.machine.threads import in_thread
 
 log = logging.getLogger(__name__)
 

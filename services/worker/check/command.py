@@ -17,9 +17,9 @@ from shoal.cli.console import Console, complain, emit, show, size, table
 from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
 from libs.store import is_model_id
-from services.worker import disk
-from services.worker.check import Report, Test, inspect
-from services.worker.found import Tell, found
+from services.worker.check.explain import Report, Test, inspect
+from services.worker.check.found import Tell, found
+from services.worker.machine import disk
 from services.worker.settings import Settings
 
 _FLOAT32_BYTES = 4
@@ -95,7 +95,7 @@ def _free_bytes() -> int | None:
 
 def _tested(report: Report, directory: Path, said: Overrides | None, tell: Tell) -> Report:
     tell(f"{report.model}: importing torch")
-    from services.worker import selftest
+    from services.worker.check import selftest
 
     done: list[Test] = []
     try:

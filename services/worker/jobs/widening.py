@@ -14,9 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
-from libs.models import Output, is_finite
+from libs.models import Model, Output, is_finite
 from libs.telemetry.logs import fields
-from services.worker.held import HeldJob, Model
+from services.worker.jobs.held import HeldJob
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Which models are on the device: loads them on order or first demand, unloads them when others need the room more, reports them.
 
 Beside the way of a request: `intake.py` asks what is resident and passes on what routers want loaded; `heartbeat.py` reports it.
-`loading.py` supervises one load, `space.py` decides who stays where, by `memory.py`. Event loop only.
+`loading.py` supervises one load, `space.py` decides who stays where, by `budget.py`. Event loop only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from libs.eviction.choose import MIN_RESIDENT_SECONDS
 from libs.store import Store
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.worker import codec, disk, report
-from services.worker.held import Load, Resident
-from services.worker.loading import ITEM_BYTES, Loader, Loading
-from services.worker.memory import Size
-from services.worker.space import Space
-from services.worker.threads import in_thread
+from services.worker.machine import disk
+from services.worker.machine.device import Load
+from services.worker.machine.threads import in_thread
+from services.worker.memory import report
+from services.worker.memory.budget import Size
+from services.worker.memory.loading import ITEM_BYTES, Loader, Loading
+from services.worker.memory.resident import Resident
+from services.worker.memory.space import Space
+from services.worker.mesh import codec
 
 log = logging.getLogger(__name__)
 

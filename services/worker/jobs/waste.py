@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from services.worker.held import HeldJob
+from services.worker.jobs.held import HeldJob
 
 
 class Waste:
