@@ -1,4 +1,4 @@
-"""The registry of workers in Redis: written from heartbeats by `services/router/pull.py`, read by every router.
+"""The registry of workers in Redis: written from heartbeats by `services/router/lanes/pull.py`, read by every router.
 
 Everything is small: hashes of heartbeats, of cards, of failed loads, of the scheduler that leads and of its plan's notes, a sorted
 set of routers, and a key for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than

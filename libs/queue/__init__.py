@@ -1,4 +1,4 @@
-"""The lanes: jobs wait in Redis here, between `services/router/dispatch.py` and `services/router/pull.py`."""
+"""The lanes: jobs wait in Redis here, between `services/router/lanes/dispatch.py` and `services/router/lanes/pull.py`."""
 
 from libs.queue.connection import UnsuitableRedis, connect, open_all
 from libs.queue.fitness import Fitness

@@ -18,23 +18,23 @@ from libs.queue.standing import Standings
 from libs.serving import Service, serving
 from libs.serving.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
-from services.router import report_limits
-from services.router.background import Background
-from services.router.bells import Bells
-from services.router.codec import failed
-from services.router.dispatch import Dispatcher
+from services.router.admission import report_limits
+from services.router.admission.standings import LaneAsker
 from services.router.flight import Flight
-from services.router.mesh import MeshService
+from services.router.lanes.bells import Bells
+from services.router.lanes.codec import failed
+from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.presence import Presence
+from services.router.lanes.pull import WorkerService
+from services.router.lanes.waiters import Waiters
 from services.router.metrics import RouterMetrics
-from services.router.models import ModelService
-from services.router.presence import Presence
-from services.router.pull import WorkerService
+from services.router.operators.mesh import MeshService
+from services.router.operators.models import ModelService
 from services.router.service import InferenceService
 from services.router.settings import Settings
-from services.router.standings import LaneAsker
+from services.router.state.background import Background
+from services.router.state.view import View
 from services.router.upkeep import RECONNECT_SECONDS, Upkeep
-from services.router.view import View
-from services.router.waiters import Waiters
 
 log = logging.getLogger(__name__)
 

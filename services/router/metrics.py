@@ -12,9 +12,9 @@ from libs.queue import LaneGauges, LaneKey
 from libs.telemetry import metrics
 from libs.telemetry.metrics import Series
 from services.router.flight import Flight
+from services.router.lanes.waiters import Waiters
+from services.router.state.view import View, known_names
 from services.router.upkeep import Upkeep
-from services.router.view import View, known_names
-from services.router.waiters import Waiters
 
 _OF_LANES: Final[tuple[tuple[Series, str], ...]] = (
     (metrics.LANE_QUEUED_JOBS, "queued_jobs"),

@@ -21,18 +21,20 @@ from libs.queue.rates import Rates
 from libs.serving import Call, Deadline, current_call
 from libs.serving.watched import Watched
 from libs.telemetry import traces
-from services.router import admission, codec, validation
-from services.router.appointments import Appointments
-from services.router.chunks import Parts
-from services.router.codec import Request, Response, Stamp
-from services.router.dispatch import Answered, Dispatcher, Plan
+from services.router.admission import control as admission
+from services.router.admission import validation
+from services.router.admission.appointments import Appointments
+from services.router.admission.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
+from services.router.admission.standings import Answer, LaneAsker
+from services.router.admission.tenants import Tenant, Tenants
+from services.router.admission.validation import Sizes
 from services.router.flight import Flight, Held, Rpc
-from services.router.pace import Pace
-from services.router.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
-from services.router.standings import Answer, LaneAsker
-from services.router.tenants import Tenant, Tenants
-from services.router.validation import Sizes
-from services.router.view import View, is_new
+from services.router.lanes import codec
+from services.router.lanes.chunks import Parts
+from services.router.lanes.codec import Request, Response, Stamp
+from services.router.lanes.dispatch import Answered, Dispatcher, Plan
+from services.router.state.pace import Pace
+from services.router.state.view import View, is_new
 
 LARGE_BYTES: Final = 256 * 1024
 """From here on a request is taken apart, and its answer put together, in a thread: the event loop serves others meanwhile."""

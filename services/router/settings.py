@@ -15,9 +15,9 @@ from libs.queue import RedisTrust
 from libs.queue.urls import without_password
 from libs.serving import Security
 from libs.serving.watched import Watched
-from services.router.routes import Routes
-from services.router.routes_files import watch_routes
-from services.router.tenants import NOBODY, Tenants, watch_tenants
+from services.router.admission.routes import Routes
+from services.router.admission.routes_files import watch_routes
+from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
 
 
 @dataclass(frozen=True, slots=True)

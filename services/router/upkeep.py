@@ -16,10 +16,10 @@ from libs.queue import Fitness, LaneKey, Lanes, WorkerBell
 from libs.queue.standing import Standings
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
-from services.router.bells import Bells
-from services.router.dispatch import Dispatcher
-from services.router.pull import WorkerService
-from services.router.view import View
+from services.router.lanes.bells import Bells
+from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.pull import WorkerService
+from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 

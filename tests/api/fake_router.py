@@ -31,7 +31,7 @@ from shoal.v1 import (
     tensor_pb2,
 )
 
-from services.router.chunks import split
+from services.router.lanes.chunks import split
 from tests.api import wire
 
 DIMENSIONS = 12

@@ -83,6 +83,8 @@ def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(ful
 def test_what_the_mesh_refuses_is_paid_from_a_small_budget_and_failing_over_is_not() -> None:
     budgets = RetryBudgets()
     overload, failover = budgets.of(QueueFull("full")), budgets.of(CannotConnect("gone"))
+    assert overload is not None
+    assert failover is not None
     assert budgets.of(RateLimited("slower")) is overload is not failover
     free = 0
     while overload.wait(0.0) == 0:

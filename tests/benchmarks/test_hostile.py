@@ -10,7 +10,7 @@ from shoal.v1 import inference_pb2 as pb
 from benchmarks.hostile import Asked, Found, Memory
 from benchmarks.hostile_client import Attack, attacks
 from libs.errors import InvalidInput
-from services.router import validation
+from services.router.admission import validation
 
 ATTACKS = {f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in attacks()}
 

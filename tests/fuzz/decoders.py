@@ -29,11 +29,13 @@ from libs.fleet.snapshot import WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from libs.serving import decode
 from libs.serving.tokens import read_tokens
-from services.router import admission, codec, reports, validation
-from services.router.codec import Stamp
-from services.router.routes import Routes, Wanted, choose_lane
-from services.router.tenants import parse_tenants
-from services.router.view import known_models
+from services.router.admission import control as admission
+from services.router.admission import reports, validation
+from services.router.admission.routes import Routes, Wanted, choose_lane
+from services.router.admission.tenants import parse_tenants
+from services.router.lanes import codec
+from services.router.lanes.codec import Stamp
+from services.router.state.view import known_models
 from services.scheduler import placement
 from services.scheduler.demand import Demand
 from services.scheduler.simulate.trace import read_trace

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from libs.queue.acl import acl_file
+from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings
-from services.router.tenants import parse_tenants
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.settings import Settings as WorkerSettings
 from tests.k8s.charts import CHARTS, made

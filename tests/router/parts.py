@@ -30,10 +30,10 @@ from shoal.v1 import (
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from libs.serving.watched import Watched
+from services.router.admission.routes import Routes
+from services.router.admission.tenants import NOBODY, watch_tenants
 from services.router.app import running
-from services.router.routes import Routes
 from services.router.settings import Settings
-from services.router.tenants import NOBODY, watch_tenants
 
 MODEL = "tests/embedder"
 EMBEDS = (models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE)

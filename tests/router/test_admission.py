@@ -15,7 +15,7 @@ from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.standing import Standing
-from services.router.admission import (
+from services.router.admission.control import (
     IN_TIME,
     MAX_JOBS,
     MOST_UNKNOWN,
@@ -34,8 +34,8 @@ from services.router.admission import (
     why_broken,
     why_late,
 )
-from services.router.pace import Neighbour, Pace
-from services.router.validation import Sizes, check_extract
+from services.router.admission.validation import Sizes, check_extract
+from services.router.state.pace import Neighbour, Pace
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from libs.queue import LaneKey
-from services.router.appointments import BOOKED, LONGEST_SECONDS, Appointments
+from services.router.admission.appointments import BOOKED, LONGEST_SECONDS, Appointments
 
 LANE, OTHER = LaneKey("cpu", "a/b"), LaneKey("cpu", "c/d")
 

@@ -12,7 +12,7 @@ import pytest
 from shoal.v1 import worker_pb2
 
 from libs.fleet.versions import WIRE_VERSION, check_worker
-from services.router import pull
+from services.router.lanes import pull
 from tests.router.parts import MODEL, Client, FakeWorker, card, encode_answer, refused, router, until, vector, worker_stub
 
 

@@ -10,8 +10,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import InputTooLong, InternalError
-from services.router.admission import Part, split
-from services.router.codec import Stamp, failed, job_payloads, job_result, merge_encode, merge_extract, merge_score, ranking
+from services.router.admission.control import Part, split
+from services.router.lanes.codec import Stamp, failed, job_payloads, job_result, merge_encode, merge_extract, merge_score, ranking
 
 STAMP = Stamp("request", 2000, 1000)
 

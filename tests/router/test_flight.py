@@ -16,10 +16,10 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import QueueFull
-from services.router.admission import MOST_UNKNOWN, MOST_UNKNOWN_OF_TENANT
-from services.router.codec import count_parts
+from services.router.admission.control import MOST_UNKNOWN, MOST_UNKNOWN_OF_TENANT
 from services.router.flight import COPIES, LEAST_BYTES, PART_BYTES, Flight, Rpc
-from services.router.mesh import MOST_WATCHERS
+from services.router.lanes.codec import count_parts
+from services.router.operators.mesh import MOST_WATCHERS
 from tests.router.parts import MODEL, Client, FakeWorker, Refusal, card, encode_request, refused, router, until
 
 EMPTY = LEAST_BYTES

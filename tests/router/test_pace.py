@@ -12,7 +12,7 @@ from shoal.v1 import models_pb2
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from libs.queue.standing import Standing
-from services.router.pace import (
+from services.router.state.pace import (
     BULK_SHARE,
     SLOWEST,
     Drains,

@@ -12,12 +12,12 @@ from shoal.v1 import worker_pb2
 
 from libs.fleet import Fleet
 from libs.queue import Idle, Lanes
-from services.router import presence
-from services.router.background import Background
-from services.router.bells import Bells
-from services.router.presence import Presence
-from services.router.view import View
-from services.router.waiters import Waiters
+from services.router.lanes import presence
+from services.router.lanes.bells import Bells
+from services.router.lanes.presence import Presence
+from services.router.lanes.waiters import Waiters
+from services.router.state.background import Background
+from services.router.state.view import View
 from tests.queue.parts import DEAD, LANE, ids, job
 from tests.router.parts import FakeWorker, card, router, until, vector
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
+from services.router.admission.tenants import NOBODY
 from services.router.settings import Settings
-from services.router.tenants import NOBODY
 
 
 def test_defaults() -> None:

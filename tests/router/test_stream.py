@@ -17,9 +17,10 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError
-from services.router import app, codec
-from services.router.chunks import CHUNK_BYTES, Parts, split
+from services.router import app
 from services.router.flight import COPIES, LEAST_BYTES, PART_BYTES, STREAMED_COPIES, Flight
+from services.router.lanes import codec
+from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
 from tests.router.parts import Client, FakeWorker, Refusal, card, changed, encode_request, refused, router, until
 
 DIMENSIONS = 384

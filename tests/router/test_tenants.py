@@ -11,7 +11,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from libs.queue.rates import Rate
-from services.router.tenants import Tenant, Tenants, parse_tenants, watch_tenants
+from services.router.admission.tenants import Tenant, Tenants, parse_tenants, watch_tenants
 from tests.router.parts import Client, FakeWorker, Refusal, card, encode_request, router, until
 
 FILE = """\

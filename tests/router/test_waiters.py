@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.queue import LaneKey
-from services.router.waiters import Waiter, Waiters
+from services.router.lanes.waiters import Waiter, Waiters
 
 A, B = LaneKey("cpu", "a/a"), LaneKey("cpu", "b/b")
 

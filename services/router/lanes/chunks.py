@@ -11,7 +11,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
 from libs.errors import InternalError
-from services.router import codec
+from services.router.lanes import codec
 
 CHUNK_BYTES: Final = 1 << 20
 """Of a message: a quarter of what clients of gRPC take by default, and written without holding up the event loop for long."""

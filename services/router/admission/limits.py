@@ -1,7 +1,8 @@
 """How much of everything a request may bring: the one list that `validation.py` refuses by and that users read.
 
-The table in docs/security.md is `table()` (`python -m services.router.limits` prints it), and the comments of the fields in protos/
-give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no limit here.
+The table in docs/security.md is `table()` (`python -m services.router.admission.limits` prints it), and the comments of the
+fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
+limit here.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import Final
 from libs.fleet import Fleet
 from libs.queue import Lanes
 from libs.telemetry.logs import fields
-from services.router.background import Background
-from services.router.bells import Bells
+from services.router.lanes.bells import Bells
+from services.router.state.background import Background
 
 log = logging.getLogger(__name__)
 

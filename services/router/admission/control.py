@@ -18,8 +18,8 @@ from libs.errors import NoCapacity, QueueFull, from_reason
 from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
 from libs.queue.standing import Standing
-from services.router.pace import BULK_SHARE, Pace, holders, wait_seconds
-from services.router.validation import Sizes
+from services.router.admission.validation import Sizes
+from services.router.state.pace import BULK_SHARE, Pace, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
 LEAST_TOKENS_PER_BYTE: Final = 1 / 16

@@ -13,10 +13,10 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
-from services.router.background import Background
-from services.router.offers import UNSERVED_SECONDS, is_led, is_served, may_offer
-from services.router.view import View
-from services.router.waiters import Waiter, Waiters
+from services.router.lanes.offers import UNSERVED_SECONDS, is_led, is_served, may_offer
+from services.router.lanes.waiters import Waiter, Waiters
+from services.router.state.background import Background
+from services.router.state.view import View
 
 CLAIM_MS: Final = 10_000
 """Covers the time until the worker's heartbeat says LOADING; after that its heartbeat keeps others away."""

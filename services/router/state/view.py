@@ -12,7 +12,7 @@ from shoal.v1 import models_pb2
 from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey
-from services.router.pace import Drains, Pace, pace_of
+from services.router.state.pace import Drains, Pace, pace_of
 
 # The nearest state counts for the mesh: one worker that holds a model is enough.
 _NEARNESS: Final = (

@@ -18,8 +18,8 @@ from shoal.v1 import tensor_pb2, worker_pb2
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
-from services.router.admission import Part
-from services.router.reports import shorten
+from services.router.admission.control import Part
+from services.router.admission.reports import shorten
 
 Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse

@@ -22,7 +22,7 @@ from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
-from services.router.admission import why_broken
+from services.router.admission.control import why_broken
 
 IN_TIME: Final = 0.5
 """Share of what is left until the deadline that a request may wait before it begins."""

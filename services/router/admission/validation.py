@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.names import is_model_id
-from services.router import limits
+from services.router.admission import limits
 
 IMAGE_BYTES: Final = 1000
 """What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""

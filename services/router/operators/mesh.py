@@ -18,10 +18,10 @@ from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
-from services.router.offers import is_led
-from services.router.routes import Routes, Wanted, choose_lane
-from services.router.validation import check_model
-from services.router.view import View, known_models
+from services.router.admission.routes import Routes, Wanted, choose_lane
+from services.router.admission.validation import check_model
+from services.router.lanes.offers import is_led
+from services.router.state.view import View, known_models
 
 MOST_WATCHERS: Final = 64
 EXPLAINED_SECONDS: Final = 60.0

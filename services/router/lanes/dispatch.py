@@ -19,13 +19,13 @@ from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.router import codec
-from services.router.admission import full, why_late
-from services.router.background import Background
-from services.router.bells import Bells
-from services.router.codec import Response
-from services.router.pace import Pace
-from services.router.view import View
+from services.router.admission.control import full, why_late
+from services.router.lanes import codec
+from services.router.lanes.bells import Bells
+from services.router.lanes.codec import Response
+from services.router.state.background import Background
+from services.router.state.pace import Pace
+from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 

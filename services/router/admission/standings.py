@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from libs.errors import InternalError, ShoalError
 from libs.queue import LaneKey
 from libs.queue.standing import Standing, Standings
-from services.router.background import Background
+from services.router.state.background import Background
 
 
 @dataclass(slots=True, eq=False)

@@ -22,14 +22,15 @@ from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.serving import current_call
 from libs.serving.identity import ANONYMOUS
 from libs.telemetry.logs import fields
-from services.router import codec, reports
-from services.router.admission import why_broken
-from services.router.background import Background
-from services.router.bells import Bells
-from services.router.dispatch import Dispatcher
-from services.router.presence import Presence
-from services.router.view import View
-from services.router.waiters import Waiter
+from services.router.admission import reports
+from services.router.admission.control import why_broken
+from services.router.lanes import codec
+from services.router.lanes.bells import Bells
+from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.presence import Presence
+from services.router.lanes.waiters import Waiter
+from services.router.state.background import Background
+from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 
