@@ -46,6 +46,7 @@ check-types:
 check-lint:
 	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/python -m tools.chart --check
+	$(BIN)/python -m tools.lua
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

@@ -12,5 +12,9 @@ ours = find_packages(include=["libs*", "services*"], exclude=["libs.api*", "serv
 setup(
     packages=["shoal_mesh", *(f"{INSIDE}.{name}" for name in ours)],
     package_dir={"shoal_mesh": "services/local/installed", f"{INSIDE}.libs": "libs", f"{INSIDE}.services": "services"},
-    package_data={f"{INSIDE}.libs.catalog": ["*.yaml", "*.json", "models/*.yaml"]},
+    package_data={
+        f"{INSIDE}.libs.catalog": ["*.yaml", "*.json", "models/*.yaml"],
+        f"{INSIDE}.libs.fleet": ["lua/*.lua"],
+        f"{INSIDE}.libs.queue": ["lua/*.lua"],
+    },
 )

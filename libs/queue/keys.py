@@ -15,6 +15,24 @@ from urllib.parse import quote, unquote
 LAYOUT = "v1:layout"
 """STRING: the LAYOUT_VERSION of who wrote first. `v1` in names is no version any more: it keeps our keys from those of others."""
 BELL = "v1:bell"
+KEYS = (
+    "interactive",  # ZSET: waiting members by start tag
+    "bulk",  # ZSET
+    "payload",  # HASH: job id -> job; being in here is what makes a job unfinished
+    "owner",  # HASH: job id -> <router that waits for the answer> NUL <member>
+    "attempts",  # HASH: job id -> leases that ran out
+    "tags_i",  # HASH: tenant -> finish tag of its last interactive job
+    "tags_b",  # HASH
+    "leases",  # ZSET: batch id by the time it runs out
+    "batches",  # HASH: batch id -> packed {tokens, member, start tag, member, start tag, ...}
+    "meta",  # HASH: counters (LaneGauges), virtual times vi and vb, bulk's credit
+    "index",  # ZSET: lane names by last use
+    "dead",  # STREAM: dead letters
+    "replies",  # prefix of the reply lists
+    "holders",  # HASH: job id -> {worker TAB lease LF} of whom it was leased to and who did not give it back, newest first; padded
+    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
+)
+"""Of one lane, by the names that its scripts have for them (`lua/`), with their types."""
 _MOST_LANES = 8192
 """Whose names and keys are kept, about 12 MB: clients can make up any number of models."""
 

@@ -18,8 +18,7 @@ from libs.errors import NoCapacity
 from libs.queue import fitness, operations, upkeep
 from libs.queue.connection import Subscriber, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, Keys, LaneKey, WorkerBell, parse_bell
-from libs.queue.library import KEYS
+from libs.queue.keys import BELL, KEYS, Keys, LaneKey, WorkerBell, parse_bell
 
 CALL_JOBS = 256
 CALL_BYTES = 4 << 20

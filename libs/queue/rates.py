@@ -16,22 +16,6 @@ from redis.asyncio import Redis
 
 from libs.queue.scripts import Reply, script
 
-_LIBRARY = """
-local call = redis.call
-
-local function clock(given)            -- Unix seconds, by Redis' own clock unless a test gives one
-  if given >= 0 then return given end
-  local time = call('TIME')
-  return time[1] + time[2] / 1000000
-end
-
-local function until_passes(paid, now, cost, rate, burst)   -- seconds, and when the debt would be paid with this one
-  if rate <= 0 then return 0, paid end
-  local paid_then = math.max(paid, now) + cost / rate
-  return paid_then - now - math.max(burst, cost / rate), paid_then
-end
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -88,19 +72,7 @@ def key_of(tenant: str) -> str:
     return f"v1:rates:{quote(tenant, safe='')}"
 
 
-@script("debts", library=_LIBRARY)
+@script("debts", prologue="rates")
 async def charge(
     *, now: float, requests_per_second: float, tokens_per_second: float, burst: float, requests: int, tokens: int
-) -> Reply:
-    """
-    -- Answers '0' and charges, or the seconds until it would pass, as text: Redis cuts numbers off at the point.
-    local at, paid = clock(now), call('HMGET', debts, 'requests', 'tokens')
-    local wait, requests_paid = until_passes(tonumber(paid[1] or 0), at, requests, requests_per_second, burst)
-    local wait_tokens, tokens_paid = until_passes(tonumber(paid[2] or 0), at, tokens, tokens_per_second, burst)
-    wait = math.max(wait, wait_tokens)
-    -- less than Redis' clock can tell is nothing: a double of this size has steps of a quarter of a microsecond
-    if wait > 0.000001 and requests > 0 then return string.format('%.6f', wait) end
-    call('HSET', debts, 'requests', string.format('%.6f', requests_paid), 'tokens', string.format('%.6f', tokens_paid))
-    call('PEXPIRE', debts, math.ceil(math.max(requests_paid - at, tokens_paid - at, 0) * 1000) + 1000)
-    return '0'
-    """
+) -> Reply: ...

@@ -1,4 +1,4 @@
-"""A Redis operation as one typed function: its signature is the call's contract, its docstring is the Lua that Redis runs.
+"""A Redis operation as one typed function: its signature is the call's contract, `lua/<its name>.lua` what Redis runs.
 
 Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings; a last parameter of type `Rest`
 becomes the index in ARGV of its first value. Redis forgets scripts when it restarts, so every call can load its script again.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha1
-from inspect import cleandoc, signature
+from importlib.resources import files
+from inspect import signature
 from typing import Any, Generic, ParamSpec
 
 from redis.asyncio import Redis
@@ -29,13 +30,15 @@ _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEX
 class Script(Generic[P]):
     """One Lua script. Calling it takes the client, the keys' names and the function's arguments, all by keyword."""
 
-    def __init__(self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], library: str) -> None:
+    def __init__(self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], prologue: str) -> None:
         kinds = {name: str(parameter.annotation) for name, parameter in signature(function).parameters.items()}
         lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
         for index, (name, kind) in enumerate(kinds.items(), 1):
             lines.append(f"local {name} = " + ("{}" if kind == "Rest" else _LUA[kind]).format(index))
-        body = cleandoc(function.__doc__ or "")
-        self.text = "\n".join([*lines, *_needed(body, library), body])
+        folder = files(function.__module__.rpartition(".")[0]) / "lua"
+        body = (folder / f"{function.__name__}.lua").read_text("utf-8").rstrip("\n")
+        shared = _needed(body, (folder / f"_{prologue}.lua").read_text("utf-8").rstrip("\n")) if prologue else []
+        self.text = "\n".join([*lines, *shared, body])
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._names = [name for name, kind in kinds.items() if kind != "Rest"]
         self._rest = next((name for name, kind in kinds.items() if kind == "Rest"), None)
@@ -56,12 +59,12 @@ class Script(Generic[P]):
             raise translate(error) from error
 
 
-def _needed(body: str, library: str) -> list[str]:
-    """The library's paragraphs that the body needs, in order: Lua makes each function anew in every call, for half a microsecond.
+def _needed(body: str, prologue: str) -> list[str]:
+    """The prologue's paragraphs that the body needs, in order: Lua makes each function anew in every call, for half a microsecond.
 
     A paragraph defines one local function, which later ones may call; the first may define anything and is always needed.
     """
-    first, *functions = library.split("\n\n")
+    first, *functions = prologue.split("\n\n")
     chosen: list[str] = []
     for paragraph in reversed(functions):
         defined = re.match(r"\s*local function (\w+)", paragraph)
@@ -72,6 +75,6 @@ def _needed(body: str, library: str) -> list[str]:
     return [first, *chosen]
 
 
-def script(*keys: str, library: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
-    """Makes a `Script` of a function. `keys` names KEYS in Lua; `library` is Lua that comes before the docstring."""
-    return lambda function: Script(function, keys, library)
+def script(*keys: str, prologue: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
+    """Makes a `Script` of a function. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has functions that several scripts share."""
+    return lambda function: Script(function, keys, prologue)

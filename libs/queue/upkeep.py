@@ -7,106 +7,14 @@ from libs.queue.scripts import Reply
 
 
 @lane_script
-async def fail(*, result: bytes, limit: int) -> Reply:
-    """
-    -- Answers `result` for at most `limit` waiting jobs of each class. Answers {jobs answered, 1 if jobs are left}.
-    local answered, answers = 0, {}
-    for _, queue in ipairs({ interactive, bulk }) do
-      local heads, ids = call('ZRANGE', queue, 0, limit - 1), {}
-      for position, member in ipairs(heads) do ids[position] = parse(member) end
-      for position, router in ipairs(finish(ids)) do
-        if router then
-          answered = answered + 1
-          collect(answers, router, ids[position], result)
-        end
-      end
-      write('ZREM', queue, heads)      -- those without a payload, had Redis lost part of its data
-    end
-    push(answers)
-    count('done', answered)
-    settle()
-    return { answered, call('EXISTS', interactive, bulk) > 0 and 1 or 0 }
-    """
+async def fail(*, result: bytes, limit: int) -> Reply: ...
 
 
 @lane_script
 async def end_leases(
     *, lane: str, bell: str, worker_id: str, prefix: str, max_attempts: int, dead_letter_limit: int, dead_result: bytes
-) -> Reply:
-    """
-    -- Ends the worker's leases whose names begin with `prefix`, as if they had run out. Answers how many jobs went back.
-    local ended = {}
-    for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
-      local packed = string.sub(batch_id, 1, #prefix) == prefix and call('HGET', batches, batch_id)
-      if packed and is_of(cmsgpack.unpack(packed), worker_id, batch_id) then ended[#ended + 1] = batch_id end
-    end
-    local back = recover(ended, max_attempts, dead_letter_limit, lane, dead_result)
-    if back > 0 then call('PUBLISH', bell, lane) else settle() end
-    return back
-    """
+) -> Reply: ...
 
 
 @lane_script
-async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply:
-    """
-    -- Reaps leases, drops expired and finished jobs among the first `limit` of each class, and, where that is all of them, recounts
-    -- the gauges and drops payloads that no queue and no lease has: their routers miss them, and queue them again.
-    local now, live, lives, queued, leased, expired = clock(now_ms), {}, 0, 0, 0, 0
-    reap(now, max_attempts, dead_letter_limit, lane, dead_result)
-    local complete = call('ZCARD', interactive) <= limit and call('ZCARD', bulk) <= limit
-    for _, queue in ipairs({ interactive, bulk }) do
-      for _, member in ipairs(call('ZRANGE', queue, 0, limit - 1)) do
-        local id, tokens, deadline = parse(member)
-        if deadline <= now or call('HEXISTS', payload, id) == 0 then
-          if finish({ id })[1] then expired = expired + 1 else call('ZREM', queue, member) end
-        else
-          live[id], lives, queued = true, lives + 1, queued + tokens
-        end
-      end
-    end
-
-    if complete then
-      for _, batch_id in ipairs(call('HKEYS', batches)) do
-        if call('ZSCORE', leases, batch_id) then
-          local jobs = cmsgpack.unpack(call('HGET', batches, batch_id))
-          leased = leased + jobs[1]
-          for i = 2, #jobs, 2 do
-            local id = parse(jobs[i])
-            if not live[id] and holds(jobs[i], id) then live[id], lives = true, lives + 1 end
-          end
-        else
-          call('HDEL', batches, batch_id)
-        end
-      end
-      for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
-        if call('HEXISTS', batches, batch_id) == 0 then call('ZREM', leases, batch_id) end
-      end
-      if call('HLEN', payload) > lives then
-        for _, id in ipairs(call('HKEYS', payload)) do
-          if not live[id] and finish({ id })[1] then expired = expired + 1 end
-        end
-      end
-      -- routers of before 2026-11-22 leave jobs that they end in `holders` and `whose`; a lost hint costs a cancellation two
-      -- seconds, a slow worker whose lease ran out its answer, or a job the time until the next pull for everybody
-      if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
-      if call('HLEN', whose) > call('HLEN', payload) then call('DEL', whose) end
-      call('HSET', meta, 'queued', queued, 'leased', leased)
-    end
-    count('expired', expired)
-
-    local virtual = call('HMGET', meta, 'vi', 'vb')
-    for position, tags in ipairs({ tags_i, tags_b }) do     -- a finish tag in the past says nothing any more
-      local all, past = call('HGETALL', tags), {}
-      for i = 1, #all, 2 do
-        if tonumber(all[i + 1]) <= tonumber(virtual[position] or 0) then past[#past + 1] = all[i] end
-      end
-      write('HDEL', tags, past)
-    end
-    if call('EXISTS', interactive, bulk, leases) == 0 then
-      settle()
-    else
-      call('PEXPIRE', meta, DAY)
-      call('ZADD', index, now, lane)
-    end
-    return expired
-    """
+async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply: ...

@@ -15,8 +15,7 @@ from typing import Any, Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from libs.queue.keys import Keys, LaneKey
-from libs.queue.library import KEYS
+from libs.queue.keys import KEYS, Keys, LaneKey
 
 EVERY_SECONDS: Final = 0.25
 OVERDUE_SECONDS: Final = 5.0

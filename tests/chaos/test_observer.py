@@ -7,8 +7,7 @@ from dataclasses import replace
 from redis.asyncio import Redis
 
 from libs.queue import LaneKey, Lanes, QueuedJob
-from libs.queue.keys import Keys
-from libs.queue.library import KEYS
+from libs.queue.keys import KEYS, Keys
 from tests.chaos.observer import LaneSnapshot, Observer, unfairness
 
 LANE = LaneKey("cpu", "org/model")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
-from libs.queue.keys import Keys
-from libs.queue.library import KEYS
+from libs.queue.keys import KEYS, Keys
 from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside, raw
 
 

@@ -1,28 +1,6 @@
-"""The Lua that all lane scripts share, and the keys it works on.
-
-Redis refuses writes that need memory when it is full, but lets a script go on that has already written. Scripts that take work out
-therefore delete before they add, so that a full Redis can still be drained.
-"""
-
-KEYS = (
-    "interactive",  # ZSET: waiting members by start tag
-    "bulk",  # ZSET
-    "payload",  # HASH: job id -> job; being in here is what makes a job unfinished
-    "owner",  # HASH: job id -> <router that waits for the answer> NUL <member>
-    "attempts",  # HASH: job id -> leases that ran out
-    "tags_i",  # HASH: tenant -> finish tag of its last interactive job
-    "tags_b",  # HASH
-    "leases",  # ZSET: batch id by the time it runs out
-    "batches",  # HASH: batch id -> packed {tokens, member, start tag, member, start tag, ...}
-    "meta",  # HASH: counters (LaneGauges), virtual times vi and vb, bulk's credit
-    "index",  # ZSET: lane names by last use
-    "dead",  # STREAM: dead letters
-    "replies",  # prefix of the reply lists
-    "holders",  # HASH: job id -> {worker TAB lease LF} of whom it was leased to and who did not give it back, newest first; padded
-    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
-)
-
-LIBRARY = """
+-- What the scripts of a lane share. Each takes of these functions the ones that it calls (libs/queue/scripts.py).
+-- Redis refuses writes that need memory when it is full, but lets a script go on that has already written. Scripts that take work
+-- out therefore delete before they add, so that a full Redis can still be drained.
 local call = redis.call
 local DAY, REPLY_MS = 86400000, 120000
 
@@ -55,7 +33,7 @@ local function lookup(ids)             -- for each id its router, and its member
   local routers, members, size = {}, {}, 0
   for first = 1, #ids, 4000 do
     for _, value in ipairs(call('HMGET', owner, unpack(ids, first, math.min(first + 3999, #ids)))) do
-      local stop = value and string.find(value, '\\0', 1, true)
+      local stop = value and string.find(value, '\0', 1, true)
       size = size + 1
       routers[size] = stop and string.sub(value, 1, stop - 1) or false
       members[size] = stop and string.sub(value, stop + 1) or false
@@ -66,7 +44,7 @@ end
 
 local function holds(member, id)       -- is the job unfinished, and not one of the same id that ended and came back otherwise?
   local value = call('HGET', owner, id)
-  return value and string.sub(value, -#member - 1) == '\\0' .. member
+  return value and string.sub(value, -#member - 1) == '\0' .. member
 end
 
 local function finish(ids)             -- ends jobs wherever they stand: for each its router ('': unknown), or false if it had ended
@@ -92,7 +70,7 @@ end
 local function collect(answers, router, id, result)   -- answers: router -> list for push
   if router == '' then return end
   local list = answers[router] or {}
-  list[#list + 1], answers[router] = id .. '\\0' .. result, list
+  list[#list + 1], answers[router] = id .. '\0' .. result, list
 end
 
 local function push(answers)           -- each answer: <job id> NUL <result>
@@ -103,11 +81,11 @@ local function push(answers)           -- each answer: <job id> NUL <result>
 end
 
 local function holding(worker_id, batch_id)   -- as it stands in `holders`
-  return worker_id .. '\\t' .. batch_id .. '\\n'
+  return worker_id .. '\t' .. batch_id .. '\n'
 end
 
 local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease of that name given the job to that worker?
-  local is, mine, members = {}, '\\n' .. holding(worker_id, batch_id), nil
+  local is, mine, members = {}, '\n' .. holding(worker_id, batch_id), nil
   local function is_leased(id)         -- whose, nobody has noted: routers of before 2026-11-22
     if not members then
       members = {}
@@ -122,8 +100,8 @@ local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease
       local at = #is + 1
       if not value then
         is[at] = is_leased(ids[at])
-      elseif string.find(value, '\\t', 1, true) then
-        is[at] = string.find('\\n' .. value, mine, 1, true) ~= nil
+      elseif string.find(value, '\t', 1, true) then
+        is[at] = string.find('\n' .. value, mine, 1, true) ~= nil
       else                             -- routers of before 2026-11-23 note the worker alone
         is[at] = string.match(value, '^(.-) *$') == worker_id
       end
@@ -192,4 +170,3 @@ local function settle()                -- an idle lane keeps nothing but its cou
   call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, whose)
   call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')
 end
-"""

@@ -1,0 +1,2 @@
+if tonumber(redis.call('HGET', leader, 'fence')) ~= fence then return 0 end
+return redis.call('DEL', leader)

@@ -1,0 +1,5 @@
+-- Answers 1 if the lane was idle, and is gone now.
+if call('EXISTS', interactive, bulk, leases, payload) > 0 then return 0 end
+call('DEL', owner, attempts, tags_i, tags_b, batches, holders, whose, meta)
+call('ZREM', index, lane)
+return 1

@@ -1,0 +1,60 @@
+-- Reaps leases, drops expired and finished jobs among the first `limit` of each class, and, where that is all of them, recounts
+-- the gauges and drops payloads that no queue and no lease has: their routers miss them, and queue them again.
+local now, live, lives, queued, leased, expired = clock(now_ms), {}, 0, 0, 0, 0
+reap(now, max_attempts, dead_letter_limit, lane, dead_result)
+local complete = call('ZCARD', interactive) <= limit and call('ZCARD', bulk) <= limit
+for _, queue in ipairs({ interactive, bulk }) do
+  for _, member in ipairs(call('ZRANGE', queue, 0, limit - 1)) do
+    local id, tokens, deadline = parse(member)
+    if deadline <= now or call('HEXISTS', payload, id) == 0 then
+      if finish({ id })[1] then expired = expired + 1 else call('ZREM', queue, member) end
+    else
+      live[id], lives, queued = true, lives + 1, queued + tokens
+    end
+  end
+end
+
+if complete then
+  for _, batch_id in ipairs(call('HKEYS', batches)) do
+    if call('ZSCORE', leases, batch_id) then
+      local jobs = cmsgpack.unpack(call('HGET', batches, batch_id))
+      leased = leased + jobs[1]
+      for i = 2, #jobs, 2 do
+        local id = parse(jobs[i])
+        if not live[id] and holds(jobs[i], id) then live[id], lives = true, lives + 1 end
+      end
+    else
+      call('HDEL', batches, batch_id)
+    end
+  end
+  for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
+    if call('HEXISTS', batches, batch_id) == 0 then call('ZREM', leases, batch_id) end
+  end
+  if call('HLEN', payload) > lives then
+    for _, id in ipairs(call('HKEYS', payload)) do
+      if not live[id] and finish({ id })[1] then expired = expired + 1 end
+    end
+  end
+  -- routers of before 2026-11-22 leave jobs that they end in `holders` and `whose`; a lost hint costs a cancellation two
+  -- seconds, a slow worker whose lease ran out its answer, or a job the time until the next pull for everybody
+  if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
+  if call('HLEN', whose) > call('HLEN', payload) then call('DEL', whose) end
+  call('HSET', meta, 'queued', queued, 'leased', leased)
+end
+count('expired', expired)
+
+local virtual = call('HMGET', meta, 'vi', 'vb')
+for position, tags in ipairs({ tags_i, tags_b }) do     -- a finish tag in the past says nothing any more
+  local all, past = call('HGETALL', tags), {}
+  for i = 1, #all, 2 do
+    if tonumber(all[i + 1]) <= tonumber(virtual[position] or 0) then past[#past + 1] = all[i] end
+  end
+  write('HDEL', tags, past)
+end
+if call('EXISTS', interactive, bulk, leases) == 0 then
+  settle()
+else
+  call('PEXPIRE', meta, DAY)
+  call('ZADD', index, now, lane)
+end
+return expired
