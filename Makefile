@@ -47,6 +47,7 @@ check-lint:
 	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/python -m tools.chart --check
 	$(BIN)/python -m tools.lua
+	$(BIN)/python -m tools.references
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

@@ -1,4 +1,4 @@
-"""A ShoalError as a gRPC status: exactly one ErrorInfo, the field at fault, and when to try again (DESIGN.md section 9)."""
+"""A ShoalError as a gRPC status: exactly one ErrorInfo, the field at fault, and when to try again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The whole mesh on one machine: Redis, a router, a scheduler and workers as child processes on loopback (DESIGN.md 12)."""
+"""The whole mesh on one machine: Redis, a router, a scheduler and workers as child processes on loopback."""

@@ -1,6 +1,6 @@
 """The plan: which worker should load which model, and which copies may go. Pure: no clock, no Redis.
 
-`control.py` makes a plan of every look at the mesh and sends its orders. The rules are those of placement.md 2.4 and DESIGN.md 6:
+`control.py` makes a plan of every look at the mesh and sends its orders. The rules (docs/placement.md):
 
 - A model with work and no copy is loaded, those for which most waits first; before them models whose workers are about to leave.
 - It gets another copy where that would start sooner than the work of its present ones is done, doubling at most with each plan.

@@ -1,4 +1,4 @@
-"""The invariants of the queue (DESIGN.md section 5), read from Redis in one script call: I1, I3, I4 and I6, and I7 of a backlog.
+"""The invariants of the queue, read from Redis in one script call: I1, I3, I4 and I6, and I7 of a backlog.
 
 I2 and I5 are seen at the clients: one answer for each request, and the right one (`traffic.py`).
 """

@@ -1,4 +1,4 @@
-"""Bad input gets the code, the reason and the field's path of DESIGN.md section 9, and harms nothing else."""
+"""Bad input gets the code, the reason and the field's path (docs/api.md), and harms nothing else."""
 
 from __future__ import annotations
 

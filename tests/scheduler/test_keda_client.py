@@ -1,4 +1,4 @@
-"""The KEDA that our scaler is tested with does what KEDA does: each rule of facts/keda.md 1.2 and 1.3, against a small server."""
+"""The KEDA that our scaler is tested with does what KEDA does: each rule of its documentation and code, against a small server."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_made_traces_are_the_same_for_the_same_seed_and_rise_in_time(make: objec
 
 
 def test_the_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time_on_the_zipf_trace() -> None:
-    """Eighty models of 0.1 to 16 GiB, room for a quarter of them, popularity by Zipf's law (facts/placement.md 2.3)."""
+    """Eighty models of 0.1 to 16 GiB, room for a quarter of them, popularity by Zipf's law."""
     stalls = dict.fromkeys(("lru", "cost", CLAIRVOYANT), 0.0)
     for seed in range(2):
         trace = zipf(Shape(models=80, requests=3000, rate=0.1, skew=1.1), seed)

@@ -1,8 +1,9 @@
 """`FakeKeda`: KEDA's operator with one ScaledObject, and the HPA it makes, against a real gRPC server.
 
 Stands for what cannot run here without a Kubernetes cluster. Does what KEDA 2.20's client does, as read from its sources
-(facts/keda.md 1.2 and 1.3), the unhelpful things included: no deadline, no keepalive, one immediate retry, a stream that waits up
-to 60 s to come back. Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; ours have none of them.
+(pkg/scalers/external_scaler.go, pkg/scaling), the unhelpful things included: no deadline, no keepalive, one immediate retry, a
+stream that waits up to 60 s to come back. Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; ours have
+none of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class ScaledObject:
-    """`spec` of a ScaledObject with one trigger; the defaults are ours (facts/keda.md 1.5), not KEDA's. Times in seconds."""
+    """`spec` of a ScaledObject with one trigger; the defaults are ours, not KEDA's. Times in seconds."""
 
     name: str
     metadata: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""KEDA's external scaler protocol, written down again by hand from KEDA's documentation (facts/keda.md 1.1).
+"""KEDA's external scaler protocol, written down again by hand from KEDA's documentation.
 
 Not made from our protos/externalscaler: a wrong field number or name there would else agree with itself. The messages are in a
 pool of their own, beside the generated ones.

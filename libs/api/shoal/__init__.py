@@ -5,7 +5,7 @@
     with shoal.Client("127.0.0.1:50051") as client:
         vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second text"]).dense
 
-This is where a request's way begins: client -> router -> lane -> worker -> and back (DESIGN.md section 2). Importing the package
+This is where a request's way begins: client -> router -> lane -> worker -> and back. Importing the package
 costs nothing but its names: grpc and numpy are loaded when a name is first used, so that `shoal.v1` (the generated stubs) and the
 command line start fast.
 """

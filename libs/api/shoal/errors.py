@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: the client's side of the table in DESIGN.md section 9.
+"""What can go wrong, as exceptions: the client's side of the table in docs/api.md.
 
 Every error of a call is a `ShoalError`; its class says what kind of thing happened, its attributes say where. `decode` turns the
 status of a failed call into one; it is the only reader of google.rpc details.

@@ -1,6 +1,6 @@
 """Asks how a busy lane stands, once for all requests that want to know at the same moment.
 
-On the way of a request before `admission.py`, for lanes whose work may make it late. While one call to Redis is under way for a
+On the way of a request before `control.py`, for lanes whose work may make it late. While one call to Redis is under way for a
 lane, what comes in meanwhile waits for the next: under overload a call serves many requests, and none is decided on what is old.
 """
 

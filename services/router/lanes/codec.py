@@ -1,6 +1,6 @@
 """Between messages and jobs. Pure: a request and its parts in, serialised jobs out; the parts' answers in, the whole answer out.
 
-Called twice on the way of a request: after `admission.py`, and when `dispatch.py` has all results.
+Called twice on the way of a request: after `control.py`, and when `dispatch.py` has all results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From jobs to answers: enqueue, wait, cancel. Third stop of a request in the router, between `admission.py` and the lanes.
+"""From jobs to answers: enqueue, wait, cancel. Third stop of a request in the router, between `control.py` and the lanes.
 
 A request is kept until it is answered, so that its jobs can be queued again should Redis forget them. Enqueueing uses no timers:
 while one call to Redis is under way for a lane, what comes in meanwhile waits for the next call, and goes with it together.

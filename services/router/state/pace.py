@@ -1,6 +1,6 @@
 """How fast is a lane worked off, and how long does a request wait in it? Pure: counts, snapshots and the clock are arguments.
 
-Asked by `admission.py` for every request that may come too late. Two estimates are made, and the longer one counts:
+Asked by `control.py` for every request that may come too late. Two estimates are made, and the longer one counts:
 
 - by speed: tokens of the lane / what its workers measured in forward passes, and the time that they give other lanes meanwhile;
 - by drain: tokens of the lane / what left it a second while it had more than that, which knows of everything that takes time.

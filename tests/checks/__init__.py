@@ -1,0 +1,1 @@
+"""What `make check` does beside linters and types (tools/)."""

@@ -1,0 +1,36 @@
+"""`make check` finds references to what does not exist (tools/references.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools import references
+
+PAGE = """# One page
+
+See [the other](docs/other.md), [its part](docs/other.md#a-part-of-it), [no part](docs/other.md#of-it), [above](#one-page),
+[nothing](docs/nothing.md), [the web](https://example.org/x.md), `libs/a.py`, `a.py`, `libs/b.py`, `b.py`, `config.json`.
+
+```
+`fenced.py` and [fenced](fenced.md)
+```
+"""
+MODULE = '''"""Reads `a.py`, docs/other.md and docs/gone.md."""
+
+A = "docs/text.md"  # of `gone.py`
+'''
+
+
+def test_what_does_not_exist_is_named_with_its_line(tmp_path: Path) -> None:
+    texts = {"README.md": PAGE, "docs/other.md": "## A part of it\n", "libs/a.py": MODULE}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(references.dead(frozenset(texts), tmp_path)) == [
+        "README.md:3: no file or heading docs/other.md#of-it",
+        "README.md:4: no file or heading docs/nothing.md",
+        "README.md:4: no file libs/b.py",
+        "README.md:4: no file b.py",
+        "libs/a.py:1: no file docs/gone.md",
+        "libs/a.py:3: no file gone.py",
+    ]
