@@ -2,8 +2,8 @@
 
 Stands for what cannot run here without a Kubernetes cluster. Does what KEDA 2.20's client does, as read from its sources
 (pkg/scalers/external_scaler.go, pkg/scaling), the unhelpful things included: no deadline, no keepalive, one immediate retry, a
-stream that waits up to 60 s to come back. Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; ours have
-none of them.
+stream that waits up to 60 s to come back. Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`;
+ours have none of them.
 """
 
 from __future__ import annotations
