@@ -1,7 +1,8 @@
 """pools.yaml (SHOAL_POOLS) -> the mesh's pools: of what hardware each is, how far and how fast it is scaled, what it costs.
 
-Read when a router or a scheduler starts, and anew when the file changes (`libs/serving/watched.py`). `POOLS` is the only definition of what may stand in the file; `schema.py` makes the
-JSON schema of it. Without a file every pool that a worker names is one, with the defaults of `PoolSpec`.
+Read when a router or a scheduler starts, and anew when the file changes (`libs/serving/watched.py`). `POOLS` is the only
+definition of what may stand in the file; `schema.py` makes the JSON schema of it. Without a file every pool that a worker names is
+one, with the defaults of `PoolSpec`.
 """
 
 from __future__ import annotations
