@@ -27,7 +27,7 @@ from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
 
 ROOT = Path(__file__).parents[1]
-SHELVES = (ROOT, ROOT / "docs", Path("/usr/share/common-licenses"))
+SHELVES = (ROOT, ROOT / "docs", ROOT / "docs" / "design", Path("/usr/share/common-licenses"))
 QUERIES = (
     "Who may use the patents of the people who wrote the software?",
     "What happens to a job when its worker dies?",
