@@ -54,8 +54,7 @@ FINISH_SECONDS: Final = Histogram("shoal_finish_seconds", "Of one job: from outp
 BATCH_TOKENS: Final = Histogram("shoal_batch_tokens", "Tokens of one batch.", ("model",), buckets=TOKENS, registry=REGISTRY)
 BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio", "Tokens of a batch, of those that it was allowed.", ("model",),
                               buckets=SHARES, registry=REGISTRY)  # fmt: skip
-OVERTAKEN: Final = Counter("shoal_batches_overtaken", "Batches that ran between two layers of another one, by the model of theirs.",
-                           ("model",), registry=REGISTRY)  # fmt: skip
+OVERTAKEN: Final = Counter("shoal_batches_overtaken", "Batches in whose forward pass another one ran.", registry=REGISTRY)
 TENANT_TOKENS: Final = Counter(
     "shoal_tenant_tokens", "Tokens that were computed, by whose they were.", ("tenant",), registry=REGISTRY
 )

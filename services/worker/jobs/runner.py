@@ -177,7 +177,7 @@ class Runner:
             return 0.0
         started = self._clock()
         while (batch := self._next_overtaking(running)) is not None:
-            metrics.OVERTAKEN.labels(batch.group.model).inc()
+            metrics.OVERTAKEN.inc()
             self._serve(batch, is_overtaking=True)
         return self._clock() - started
 
