@@ -1,0 +1,1 @@
+"""Commands of `make`: checks, and what makes files that are committed. Nothing here is shipped."""

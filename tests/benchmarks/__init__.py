@@ -1,0 +1,1 @@
+"""What benchmarks compute and claim; the measurements themselves are not run here."""

@@ -1,0 +1,1 @@
+"""Cards: from checkpoint directories and from YAML."""

@@ -1,0 +1,1 @@
+"""`make cluster-check`, and what it finds in a real API server if one is given."""

@@ -1,0 +1,1 @@
+"""Kustomize, the Helm chart, images and policies, rendered and compared."""

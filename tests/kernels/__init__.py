@@ -1,0 +1,1 @@
+"""Kernels against plain torch, on the CPU and in Triton's interpreter."""

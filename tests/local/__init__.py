@@ -1,0 +1,1 @@
+"""`shoal up`: supervision, devices, wheels in an empty environment."""

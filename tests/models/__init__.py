@@ -1,0 +1,1 @@
+"""`libs/models` beyond parity: memory, hostile checkpoints, answers."""

@@ -1,0 +1,1 @@
+"""Every family, kind and head against its reference implementation, on random weights."""

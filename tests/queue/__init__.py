@@ -1,0 +1,1 @@
+"""Lanes in a real Redis: order, leases, exactly one answer, recovery, Sentinel."""

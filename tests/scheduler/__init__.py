@@ -1,0 +1,1 @@
+"""Placement, orders, and the answers to KEDA."""

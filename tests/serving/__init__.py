@@ -1,0 +1,1 @@
+"""What every gRPC server does: credentials, limits, health, drain."""

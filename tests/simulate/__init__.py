@@ -1,0 +1,1 @@
+"""`shoal simulate`: the simulator against the rules that it copies."""

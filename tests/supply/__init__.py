@@ -1,0 +1,1 @@
+"""What is shipped: pins, locks, licences, images, workflows."""

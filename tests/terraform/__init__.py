@@ -1,0 +1,1 @@
+"""Terraform's modules, validated and planned."""
