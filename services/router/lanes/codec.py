@@ -40,8 +40,8 @@ _MOST_COUNT: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the span
-    that sends them, empty if there is none."""
+    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the
+    span that sends them, empty if there is none."""
 
     request_id: str
     deadline_ms: int
