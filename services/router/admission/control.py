@@ -190,9 +190,9 @@ def refuse_late(
     `since`: tokens admitted after the standing was read; `waiting_tokens`: of the same tenant in the lane.
 
     A request with nothing ahead of it is admitted however large it is: a speed measured on small batches is far too low for a large
-    one, and work with nothing ahead of it may as well begin. Any other must fit its queueing time and that of its batch (of all its own work, in a lane
-    that has been backlogged: there batches were full) into IN_TIME of what its deadline leaves. The retry delay is the time until
-    the lane is half as full as it may be; `appointments.py` spreads the retries.
+    one, and work with nothing ahead of it may as well begin. Any other must fit its queueing time and that of its batch (of all its
+    own work, in a lane that has been backlogged: there batches were full) into IN_TIME of what its deadline leaves. The retry delay
+    is the time until the lane is half as full as it may be; `appointments.py` spreads the retries.
     """
     wait = wait_seconds(pace, standing, priority, since, waiting_tokens) if pace.is_known else 0.0
     if wait <= 0:

@@ -107,7 +107,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         reports.check_heartbeat(request)
         request.subject = self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
-        # First, so that orders which come while this heartbeat is answered bring another one.
+        # First, so that a ring for the worker while this heartbeat is answered brings another one.
         self._waiters.beaten(request.worker_id)
         if request.draining:
             self._waiters.end_pulls(request.worker_id)
@@ -153,7 +153,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Authorises the use of a worker id, and returns the subject of the call's credential, empty without one. Raises
         PermissionDenied if the heartbeats of that id come with another subject.
 
-        Every router knows the subject from the registry. Workers that share a credential are one subject.
+        Every router knows it from the registry, while the heartbeats come. Workers that share a credential are one subject.
         """
         caller = current_call().identity
         subject = "" if caller == ANONYMOUS else caller.subject

@@ -38,7 +38,7 @@ class Waiter:
     is_reserved: bool = False
     """A claim is being made for it."""
     must_beat: bool = False
-    """Orders wait for the worker: the pull ends, so that it sends a heartbeat."""
+    """Orders or cancellations wait for the worker: the pull ends, so that it sends a heartbeat."""
     is_ended: bool = False
     """The worker takes no more work: the pull ends with nothing."""
 
@@ -134,7 +134,7 @@ class Waiters:
         return free[0]
 
     def ring_worker(self, worker_id: str) -> None:
-        """Orders wait for the worker: its pulls here tell it to send a heartbeat."""
+        """Orders or cancellations wait for the worker: its pulls here tell it to send a heartbeat."""
         waiting = self._by_worker.get(worker_id)
         if not waiting:
             self._missed.add(worker_id)
