@@ -1,4 +1,4 @@
-"""One router, put together: the whole object graph, read top to bottom."""
+"""The composition of a router: its whole object graph, read top to bottom."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ LOST = WorkerLost("workers died with this job as often as is allowed; it may be 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """A router that serves at the yielded address. Leaving the context drains it. Raises UnsuitableRedis, or NoCapacity if the
-    address is taken; Redis may come and go."""
+    """A router that serves at the yielded address. Leaving the context drains it (graceful shutdown). Raises UnsuitableRedis, or
+    NoCapacity if the address is taken; Redis may come and go."""
     redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
     lanes = Lanes(
         redis,
@@ -135,7 +135,7 @@ class _Loops:
         self._tasks.append(self._group.create_task(loop))
 
     async def stop(self) -> None:
-        # Asked again until they end: redis-py may swallow a cancellation that comes together with an answer.
+        # Cancelled again until they end: redis-py may swallow a cancellation that comes together with an answer.
         while unfinished := [task for task in self._tasks if not task.done()]:
             for task in unfinished:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""What requests in flight cost this process in memory, and the limit from which on new ones are refused.
+"""Memory accounting of requests in flight in this process, and the limit beyond which new ones are refused.
 
 A request counts from when its handler begins until its answer has been sent, not until it is ready: a client that does not read
 holds its answer here, until it reads or its connection ends (a peer that is gone or frozen by the server's keepalive, after 40 s).
@@ -14,14 +14,14 @@ import grpc
 from libs.errors import QueueFull
 
 COPIES: Final = 5
-"""Of a request or of an answer that live at a time: as bytes, parsed, in jobs, and on its way in or out. Measured are 4.0 to 5.2,
+"""Copies of a request or an answer in memory at once: as bytes, parsed, in jobs, and on its way in or out. Measured: 4.0 to 5.2,
 and 4.6 where jobs repeat a long query as often as they may."""
 STREAMED_COPIES: Final = 3
-"""Of an answer that is sent in parts: parsed; and of the job that is being sent its numbers as bytes, and a part on its way out."""
+"""Copies of a job's answer that is streamed: parsed; its numbers as bytes while it is sent, and a message on its way out."""
 PART_BYTES: Final = 256
-"""What each item takes beside its bytes: its message, price and size. Measured are 210."""
+"""Memory that each item takes beside its bytes: its message, price and size. Measured: 210."""
 LEAST_BYTES: Final = 16 * 1024
-"""What a request takes that is empty: its task, its call, its places in the maps."""
+"""Memory that an empty request takes: its asyncio task, its call, its places in the maps."""
 TENANT_SHARE: Final = 0.5
 """Of the limit: one tenant alone must not keep all others out."""
 
@@ -39,7 +39,7 @@ class Flight:
         self._by_tenant: Counter[str] = Counter()
 
     def enter(self, size: int, tenant: str, rpc: Rpc, parts: int = 0) -> Held:
-        """A request of `size` bytes in so many parts. Raises QueueFull; but not for one that comes alone, however large."""
+        """Admits a request of `size` bytes with so many items. Raises QueueFull, but never while no other is in flight."""
         cost = COPIES * size + PART_BYTES * parts + LEAST_BYTES
         own = self._by_tenant.get(tenant, 0)
         if self.held_bytes and self.held_bytes + cost > self._limit_bytes:
@@ -61,7 +61,7 @@ class Flight:
 
 
 class Held:
-    """What one request holds."""
+    """The memory that one request holds."""
 
     def __init__(self, flight: Flight, tenant: str) -> None:
         self._flight = flight
@@ -76,15 +76,15 @@ class Held:
             self._flight.count(self._tenant, size)
 
     def answered(self, size: int) -> None:
-        """A part of its answer is here."""
+        """The answer to one of its jobs has come."""
         self.take(COPIES * size)
 
     def kept(self, size: int) -> None:
-        """A part of its answer is here, to be sent by itself."""
+        """The answer to one of its jobs has come, to be streamed by itself."""
         self.take(STREAMED_COPIES * size)
 
     def sent(self, size: int) -> None:
-        """That part has been written, and is here no more."""
+        """That answer has been written, and is no longer in memory."""
         self.take(-STREAMED_COPIES * size)
 
     def sending(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What a router tells Prometheus of the mesh and of itself, read at each scrape from what is replaced whole (`libs/telemetry`)."""
+"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values replaced whole (`libs/telemetry`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _summed(gauges: list[LaneGauges], known: set[str], name: str) -> dict[tuple[
 
 
 def _labels(lane: LaneKey, known: set[str]) -> tuple[str, ...]:
-    """Models and adapters that no worker has are one: clients can make up any number of them."""
+    """Lanes of models that no worker has share one set of labels: clients can make up any number of them."""
     if lane.model not in known:
         return (lane.pool, metrics.OTHER, "")
     return (lane.pool, lane.model, lane.adapter)

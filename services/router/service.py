@@ -1,4 +1,4 @@
-"""InferenceService: decode, decide, act, encode; nothing else. A request's way through the router, read top to bottom."""
+"""InferenceService: the request path through the router, read top to bottom. Decode, decide, act, encode; nothing else."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from services.router.state.pace import Pace
 from services.router.state.view import View, is_new
 
 LARGE_BYTES: Final = 256 * 1024
-"""From here on a request is taken apart, and its answer put together, in a thread: the event loop serves others meanwhile."""
+"""From this size on a request is split, and its answer merged, in a thread, so that the event loop goes on serving others."""
 LONGEST_DEADLINE_SECONDS: Final = 86_400.0
 ANSWER_SECONDS: Final = 0.05
-"""Kept back from a client's deadline, so that it hears why it was missed."""
+"""Subtracted from a client's deadline, so that the error that says why it was missed still reaches the client."""
 
 _Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
 _Result = TypeVar("_Result")
@@ -49,11 +49,11 @@ _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What a request is decided on.
+    """The inputs of the admission decision on one request.
 
-    answer: how its lane stands, None where that cannot make it late; waiting_tokens: of its tenant at this router; lane_tokens:
-    those of them in its lane; unknown: lanes of models that no worker knows, and whose work waits there, if its own would be one
-    more; now_ms: Redis' clock; seconds: until the answer is worthless."""
+    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its tenant at this router, 0 without
+    a quota; lane_tokens: those of its tenant in its lane; unknown: lanes of models that no worker knows, with the tenants that wait
+    there, None unless this request would open one more; now_ms: Redis' clock; seconds: until its deadline."""
 
     snapshot: FleetSnapshot
     routes: Routes
@@ -174,7 +174,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def _answers(
         self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held, *, whole: bool = True
     ) -> AsyncGenerator[Answered]:
-        """The same one after another; see `Dispatcher.run`. Another pool is asked only as long as nothing was given out."""
+        """Yields the same answers one by one (`Dispatcher.run`). Fails over to another pool only while none has been yielded."""
         call = current_call()
         seconds = _patience(client_seconds, self._default_deadline_seconds)
         deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
@@ -218,7 +218,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     del answer  # Before the next one is waited for.
 
     def _refuse(self, moment: _Moment, tenant: str, tokens: int) -> None:
-        """Raises QueueFull for a request that is better not begun now."""
+        """Admission control: raises QueueFull for a request that should not be started now."""
         if moment.unknown is not None:
             admission.refuse_unknown(moment.lane, tenant, moment.unknown)
         admission.refuse_hoard(tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace)
@@ -248,7 +248,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         moment.answer.let_in(tokens)
 
     async def _charge(self, name: str, tenant: Tenant, tokens: int) -> Callable[[], Awaitable[None]] | None:
-        """Takes a request from what its tenant may ask, and tells how to give it back. Raises RateLimited, without taking it."""
+        """Charges a request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
         if not tenant.rate.is_limited:
             return None
         wait = await self._rates.take(name, tenant.rate, tokens)
@@ -257,7 +257,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return partial(self._rates.give_back, name, tenant.rate, tokens)
 
     async def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
-        """What is known now; taken on the event loop, because a thread must not read what the loop changes."""
+        """Gathers the inputs of admission on the event loop, because a thread must not read what the loop changes."""
         snapshot = self._view.snapshot
         routes = self._routes.content
         lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
@@ -284,7 +284,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Price:
-    """Refuses what cannot be, and says what the rest costs. Pure."""
+    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure."""
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
@@ -294,7 +294,7 @@ def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Pric
 
 
 def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, traceparent: str) -> Plan:
-    """The jobs of a request that was let in. Pure."""
+    """The jobs of an admitted request. Pure."""
     lane = moment.lane
     target = admission.job_target(price.tokens, lane, moment.snapshot)
     parts, shared = admission.parts(price.costs, price.read, target, price.repeated), None
@@ -316,7 +316,7 @@ def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, tracepa
 
 
 def _patience(client_seconds: float | None, default_seconds: float) -> float:
-    """Seconds until the answer is worthless."""
+    """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the default."""
     if client_seconds is None:
         return default_seconds
     return min(client_seconds - min(ANSWER_SECONDS, client_seconds / 10), LONGEST_DEADLINE_SECONDS)

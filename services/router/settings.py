@@ -1,4 +1,4 @@
-"""What a router is told at its start, read once from the environment."""
+"""A router's configuration, read once from the environment."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one router process. Times in seconds unless named otherwise."""
+    """Configuration of one router process. Times in seconds unless named otherwise."""
 
     router_id: str
     """Unique in the mesh; names the list in which Redis keeps this router's answers."""
     address: str = "127.0.0.1:50051"
     security: Security = field(default_factory=Security)
-    """TLS, and who may call. Without it: everybody, on loopback only."""
+    """TLS, authentication and authorisation. Without credentials everybody may call, on loopback only."""
     connection_seconds: float = 300.0
-    """Clients connect anew after about so long, so that they find routers that have come; calls under way go on. 0: never."""
+    """Connections are closed after about so long, so that clients find new routers; calls in flight go on. 0: never."""
     metrics_address: str = ""
-    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
+    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     routes: Watched[Routes] = field(default_factory=lambda: Watched.fixed(Routes()))
-    """Of SHOAL_POOLS (without it every pool that a worker names is one), SHOAL_CATALOG (as the workers have it: it tells
-    the pools of models before a worker does), and SHOAL_DEFAULT_POOL, where a model is queued that is resident nowhere (with pools,
-    theirs)."""
+    """From SHOAL_POOLS (without it every pool that a worker names exists), SHOAL_CATALOG (the same as the workers': it gives the
+    pools of models before a worker reports them), and SHOAL_DEFAULT_POOL, where work for a model that is resident nowhere is queued
+    (with SHOAL_POOLS, that file's default counts instead)."""
     tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
     processes: Watched[tuple[Process, ...]] = field(default_factory=lambda: Watched.fixed(()))
-    """Of the file of SHOAL_PROCESSES, in which `shoal up` tells how its processes are; MeshService shows them."""
+    """From the file SHOAL_PROCESSES, in which `shoal up` writes the status of its processes; MeshService shows them."""
     max_queued_tokens: int = 20_000_000
     """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
     max_queued_seconds: float = 60.0
-    """The same in seconds of its workers' time, ten times that for bulk: so long a request may wait, whatever its deadline."""
+    """The longest that a request may wait in a lane by its workers' speed, whatever its deadline; ten times that for bulk."""
     in_flight_bytes: int = 1 << 30
-    """What requests may take of this process' memory until they are answered; more are refused with QueueFull."""
+    """Memory of this process that requests in flight may take; beyond it, new ones are refused with QueueFull."""
     default_deadline_seconds: float = 60.0
     """For calls that set none."""
     grace_seconds: float = 25.0

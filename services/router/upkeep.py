@@ -1,6 +1,6 @@
-"""What a router does beside answering calls: takes replies, hears bells, looks around once a second, sweeps.
+"""A router's background loops: receive replies and bells, refresh the view once a second, sweep.
 
-Redis may come and go. Each loop ends only when it is cancelled; anything else than Redis being away is a bug and stops the router.
+Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a bug and stops the router.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ REPLY_WAIT_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 0.2
 KEPT_UNKNOWN: Final = 256
 FORGOTTEN_AT_ONCE: Final = 1000
-"""Idle lanes of models that nobody has: so many are left to expire, and so many of the others go at one look, in 0.2 ms each."""
+"""Idle lanes of models that no worker has: so many are left to expire; of the others so many are dropped a look, in 0.2 ms each."""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 
 
 class Upkeep:
-    """The loops, and what they look after."""
+    """The loops, and the components that they keep up to date."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Upkeep:
         self._fitness = Fitness(lanes)
         # The state.
         self.sees_redis = False
-        """Whether it answered the last look."""
+        """Whether Redis answered in the last look."""
         self.oldest: Mapping[LaneKey, float] = {}
-        """As of the last look, replaced whole: for how many seconds the oldest of this router's jobs waits, by lane."""
+        """By lane, how many seconds the oldest of this router's jobs had waited at the last look; replaced whole."""
 
     async def take_replies(self) -> None:
-        """Answers to this router's jobs that came in at other routers."""
+        """Delivers answers to this router's jobs that workers returned through other routers."""
         while True:
             try:
                 for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
@@ -76,7 +76,7 @@ class Upkeep:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def hear_bells(self) -> None:
-        """Rings of other routers."""
+        """Receives the bells that other routers ring."""
         while True:
             try:
                 async for bell in self._lanes.bells():
@@ -90,7 +90,7 @@ class Upkeep:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def look_around(self, set_health: SetHealth) -> None:
-        """Keeps the view fresh and what depends on it right. `set_health` is told after each look whether Redis answers."""
+        """Looks once a second, more often while Redis is away. `set_health` is told after each look whether Redis answers."""
         was_away = False
         while True:
             try:
@@ -110,7 +110,7 @@ class Upkeep:
             await asyncio.sleep(RECONNECT_SECONDS if was_away else TICK_SECONDS)
 
     async def look(self) -> None:
-        """One look. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
+        """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
         for file in self._files:
             await asyncio.to_thread(file.look)
         await self._fitness.look()
@@ -126,7 +126,7 @@ class Upkeep:
             await self._standings.forget(lane)
 
     async def sweep(self) -> None:
-        """Sets gauges right that a crash left wrong, and drops what expired where nobody pulls."""
+        """Corrects gauges that a crash left wrong, and drops expired jobs of lanes that no worker pulls from."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:

@@ -1,2 +1,2 @@
-"""Admission control: what a request or a report may hold (`validation.py`, `reports.py`), what it costs, which lane it takes,
-and whether it is let in. Most are pure decisions; what is let in is carried out in `lanes/`."""
+"""Admission control: validation of requests and reports (`validation.py`, `reports.py`), pricing, routing to a lane, and whether
+a request is admitted. Most of it is pure; `lanes/` carries out what was admitted."""

@@ -1,9 +1,9 @@
-"""When may a refused request come back? Pure: the clock is an argument.
+"""Retry times for refused requests, by reservation. Pure: the clock is an argument.
 
-If all were told when the lane has room for one, all would come back for it: in an overload of five times every request is refused
-four times out of five, so most would come twice or more, and the load that is refused would grow by being refused. So each refused
-request that could still come in time books its cost, and the next one is told a later time. What cannot come in time any more books
-nothing: it is told a time after its deadline, and its client gives up. Of what a lane can do, so much may come back and no more.
+If all were told when the lane has room for one, all would retry then: in an overload of five times every request is refused four
+times out of five, so most would retry twice or more, and refusals would add to the overload. So each refused request that a retry
+can still serve in time reserves its cost, and the next one is told a later time. One for which it is too late reserves nothing: it
+is told a time after its deadline, and its client gives up. So no more retries come back than the lane can serve.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 from libs.queue import LaneKey
 
 BOOKED: Final = 2.0
-"""How many times its cost a request books: as if there were two routers, each of which knows only its own refusals."""
+"""How many times its cost a request reserves: as if there were two routers, each of which knows only its own refusals."""
 LONGEST_SECONDS: Final = 60.0
 
 
 class Appointments:
-    """Of one router, by lane."""
+    """The reservations of one router, by lane."""
 
     def __init__(self) -> None:
-        # The state: until when a lane's time is booked, on the caller's clock. Only lanes that are served are ever full.
+        # The state: until when a lane's time is reserved, by the clock of `now`. Only lanes that are served are ever full.
         self._until: dict[LaneKey, float] = {}
 
     def give(self, lane: LaneKey, *, soonest: float, remaining: float, cost: float, now: float) -> float:
-        """Seconds until a request may come back that is worth nothing in `remaining` seconds: not before `soonest`, when there is
-        room for it alone. `cost`: seconds that it takes the lane."""
+        """Seconds after which a request with a deadline in `remaining` seconds should be retried: not before `soonest`, when there
+        is room for it alone. `cost`: seconds of the lane's time that it takes."""
         until = self._until.get(lane, 0.0)
         at = max(now + soonest, until)
         if at <= now + remaining:

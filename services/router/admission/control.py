@@ -1,7 +1,7 @@
-"""May a request enter, at what price, and in how many jobs? Pure: counts, snapshots and the clock are arguments.
+"""Pricing, admission control and splitting into jobs. Pure: counts, snapshots and the clock are arguments.
 
-Second stop of a request in the router, after `routes.py` and `validation.py`; what it decides, `codec.py` makes jobs of and
-`dispatch.py` enqueues.
+Second step of a request in the router, after `routes.py` and `validation.py`; `codec.py` makes the jobs of an admitted request and
+`dispatch.py` enqueues them.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from services.router.state.pace import BULK_SHARE, Pace, holders, wait_seconds
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
 LEAST_TOKENS_PER_BYTE: Final = 1 / 16
 MOST_TOKENS_PER_BYTE: Final = 1.0
-"""What workers measured counts within these, so that no tenant's texts move the prices of others far. By MiniLM's tokenizer English
-has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64 0.79, punctuation 1.0. Less has only what a tokenizer does not
-know, and more only a text of a few letters, for which SPECIAL_TOKENS are counted."""
+"""Workers' measurements are clamped to these, so that no tenant's texts move others' prices far. By MiniLM's tokenizer English
+has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64 0.79, punctuation 1.0. Only text unknown to the tokenizer has
+less, and only a text of a few letters has more, for which SPECIAL_TOKENS are counted."""
 BYTES_A_TOKEN: Final = 1024
-"""What a worker reads beyond the longest sequence of a model, as tokens: it is cut off, but not for nothing."""
+"""Bytes beyond a model's longest sequence that cost one token: they are cut off, but a worker has to read them."""
 SPECIAL_TOKENS: Final = 2
-"""Put around each sequence by the tokenizers of the bert family, and by most others."""
+"""Added to each sequence by the tokenizers of the bert family, and by most others."""
 MAX_JOBS: Final = 250
-"""Of one request: they are enqueued by one script call, which takes at most 256 well."""
+"""Most jobs of one request: they are enqueued by one script call, which handles at most 256 well."""
 JOB_BYTES: Final = 1024 * 1024
-"""Of text that a worker reads for one job: it is cancelled, and others come in between, only between jobs."""
+"""Bytes of text that a worker reads for one job: lanes let tenants take turns by whole jobs."""
 JOB_FRAME_BYTES: Final = 512
-"""Of a serialised job beside its request: ids, tenant, trace and times."""
+"""Size of a serialised job without its request: ids, tenant, trace and times."""
 COPIED_BYTES: Final = 64 * 1024
-"""A request's jobs take at most twice its own bytes and so much more: what all items share is in each of them."""
+"""A request's jobs take at most twice its bytes and so much more: what all its items share is repeated in each job."""
 MIN_JOB_TOKENS: Final = 1024
-"""Splitting finer costs more in handling than another worker wins."""
+"""Splitting finer costs more overhead than another worker's parallelism saves."""
 DEFAULT_JOB_TOKENS: Final = 4096
 JOB_SECONDS: Final = 0.15
-"""Of device time for one job of a slow model: lanes and workers let tenants overtake between jobs, not within them. That is half
-as long again as workers let a batch of a slow model take while they share the device."""
+"""Device time of one job of a slow model: fair queueing switches tenants between jobs, not within them. That is half as long
+again as workers let a batch of a slow model take while they share the device."""
 SMALLEST_JOB_TOKENS: Final = 128
-"""However slow the model."""
+"""Jobs of so few tokens are not made smaller for JOB_SECONDS, however slow the model."""
 JOBS_PER_WORKER: Final = 2
 """So that a worker prepares the second job while it computes the first."""
 NEAR: Final = 0.05
-"""Share of a request's time that its lane's work may take before the lane is asked how it stands."""
+"""Share of a request's time above which its lane's work makes the router read the lane's standing from Redis."""
 IN_TIME: Final = 0.8
-"""Share of a request's time that may be planned for: speeds are estimates, and an answer that comes late was work for nothing."""
+"""Share of a request's time that admission plans with: speeds are estimates, and a late answer is wasted work."""
 MOST_UNKNOWN: Final = 256
 MOST_UNKNOWN_OF_TENANT: Final = 32
 """Lanes with work at one router whose model no worker knows: in all, and with work of one tenant."""
@@ -74,8 +74,8 @@ def priority_name(priority: pb.Priority) -> Priority:
 def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
     """Why the pool cannot serve the lane's model or adapter, or None while it may.
 
-    Of an adapter the first worker with the model that could not load it decides; if it could only not be reached, or found no room,
-    all of them must have failed.
+    An adapter is broken once one worker with the model could not load it; if it only could not be fetched, or there was no room
+    (NoCapacity), all of them must have failed.
     """
     if snapshot.failures.get(lane.model):
         failure = snapshot.verdict(lane.model, lane.pool)
@@ -92,7 +92,7 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
 
 
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
-    """Raises ModelNotFound or ModelBroken, as a rule, while it is known that the pool cannot serve the lane (`why_broken`)."""
+    """Raises the failure, mostly ModelNotFound or ModelBroken, while the pool is known not to serve the lane (`why_broken`)."""
     failure = why_broken(lane, snapshot)
     if failure is not None:
         raise from_reason(failure.reason, failure.message, field=failure.field, retry_after=failure.retry_after_seconds)
@@ -101,7 +101,7 @@ def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
 def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
     """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
 
-    Bytes that are cut off cost what it takes to read them.
+    Bytes that are truncated cost what it takes to read them.
     """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
     rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
@@ -116,17 +116,17 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:
-    """The price of texts of so many tokens of which a model takes `most`: what is cut off is read."""
+    """The price of texts of so many tokens when a model takes `most`: what is truncated costs only its reading."""
     return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))
 
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
-    """Tokens to aim at for one job: small enough that all workers with the model get some, not so small that it costs."""
+    """Target size of a job in tokens: small enough to spread over all workers with the model, yet worth a job's overhead."""
     workers = holders(lane, snapshot)
     largest = min((worker.batch_tokens for worker in workers if worker.batch_tokens), default=DEFAULT_JOB_TOKENS)
     rates = [rate for worker in workers if (rate := worker.models[lane.model].tokens_per_second) > 0]
     while rates and largest > max(SMALLEST_JOB_TOKENS, min(rates) * JOB_SECONDS):
-        largest //= 2  # in steps, so that a request that is asked again is most likely split as before
+        largest //= 2  # in steps, so that a retried request is most likely split as before
     spread = -(-total // (max(1, len(workers)) * JOBS_PER_WORKER))
     fewest = -(-2 * total // MAX_JOBS)
     return max(min(max(spread, MIN_JOB_TOKENS), largest), fewest)
@@ -139,7 +139,7 @@ def parts(costs: Sequence[int], read: Sequence[int], target: int, repeated: int 
     """
     loads = [max(cost, -(-size * target // JOB_BYTES)) for cost, size in zip(costs, read, strict=True)]
     total = sum(loads)
-    # Two neighbours are together above the target, so that there are at most twice as many parts as it fits into the total.
+    # Two adjacent parts are together above the target, so there are at most twice as many parts as targets fit into the total.
     return split(costs, max(target, -(-2 * total // (most - 1)) if most > 1 else total), repeated, loads)
 
 
@@ -150,8 +150,8 @@ def most_jobs(size: int, shared: int) -> int:
 
 
 def split(costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[int] | None = None) -> list[Part]:
-    """Neighbouring items up to `target` a part, by their loads (None: their costs); an item beyond it stands alone. `repeated` is
-    added to each part's cost."""
+    """Groups adjacent items into parts of at most `target`, by their loads (None: their costs); a larger item is a part of its
+    own. `repeated` is added to each part's cost."""
     found: list[Part] = []
     first, tokens, load = 0, 0, 0
     for index, (cost, weight) in enumerate(zip(costs, costs if loads is None else loads, strict=True)):
@@ -165,10 +165,10 @@ def split(costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[
 
 
 def is_near(seconds: float, pace: Pace, tokens: int) -> bool:
-    """Whether a lane with so many tokens may make a request late, so that its standing is worth a question to Redis.
+    """Whether a lane with so many tokens may make a request late, so that its standing is worth a call to Redis.
 
     Not if they are less than a batch for each worker, in a lane that was not backlogged lately: its speed may have been measured in
-    a bad moment, and what is in the next batch need not be waited for.
+    a bad moment, and work that fits into the next batch does not wait.
     """
     is_backlogged = pace.drain > 0 or tokens > pace.batch_tokens
     return pace.is_known and is_backlogged and pace.seconds(tokens) > NEAR * seconds
@@ -187,13 +187,12 @@ def refuse_late(
 ) -> None:
     """Raises QueueFull if a request would be answered after its deadline, or wait for longer than any should.
 
-    `since`: tokens let in after the standing was asked for; `waiting_tokens`: of the same tenant in the lane.
+    `since`: tokens admitted after the standing was read; `waiting_tokens`: of the same tenant in the lane.
 
-    With nothing before it a request is let in however large it is: a
-    speed measured on small batches is far too low for a large one, and work that nobody is ahead of may as well begin. Else it
-    must fit into a part of what its deadline leaves, together with the batch that it will be part of (with all of its own work, in
-    a lane that has been backlogged: there batches were full). The time to wait is that until the lane is half as full as it may
-    be; `appointments.py` says who may come then.
+    A request with nothing ahead of it is admitted however large it is: a speed measured on small batches is far too low for a large
+    one, and work with nothing ahead of it may as well begin. Any other must fit its queueing time and that of its batch (of all its
+    own work, in a lane that has been backlogged: there batches were full) into IN_TIME of what its deadline leaves. The retry delay
+    is the time until the lane is half as full as it may be; `appointments.py` spreads the retries.
     """
     wait = wait_seconds(pace, standing, priority, since, waiting_tokens) if pace.is_known else 0.0
     if wait <= 0:
@@ -214,15 +213,15 @@ def refuse_late(
 
 def refuse_hoard(tokens: int, waiting: int, most: int, pace: Pace) -> None:
     """Raises QueueFull if a tenant's work at this router, `waiting` and the request's `tokens`, would be above its quota. A request
-    that is larger than the quota is let in when nothing of the tenant waits."""
+    that is larger than the quota is admitted when nothing of the tenant waits."""
     if most and waiting and waiting + tokens > most:
         message = f"{waiting:,} tokens of this tenant wait at this router; its quota is {most:,}, and the request has {tokens:,}"
         raise QueueFull(message, retry_after=_soon(pace.seconds(waiting + tokens - most) if pace.is_known else 1.0))
 
 
 def refuse_unknown(lane: LaneKey, tenant: str, opened: Mapping[LaneKey, Collection[str]]) -> None:
-    """Raises QueueFull for one more lane of a model that no worker knows, where too many wait already. `opened`: such lanes at this
-    router, and whose work waits there. Clients can make up any number of models, and each lane costs all routers something."""
+    """Raises QueueFull for one more lane of a model that no worker knows, if too many are open. `opened`: such lanes here,
+    with the tenants whose work waits there. Clients can make up any number of models, and each lane costs all routers something."""
     if lane in opened:
         return
     own = sum(tenant in tenants for tenants in opened.values())
@@ -232,19 +231,19 @@ def refuse_unknown(lane: LaneKey, tenant: str, opened: Mapping[LaneKey, Collecti
 
 
 def full(lane: LaneKey, queued: int, most: int, tokens: int, pace: Pace) -> QueueFull:
-    """For a request that the lane's cap keeps out."""
+    """The error for a request that would exceed the lane's cap."""
     message = f"the lane of {lane.model} is full: {queued:,} of {most:,} tokens"
     return QueueFull(message, retry_after=_soon(pace.seconds(tokens) if pace.is_known else 1.0))
 
 
 def _soon(seconds: float) -> float:
-    """As a client is told it."""
+    """A retry delay, clamped to 0.1..60 s."""
     return min(max(seconds, 0.1), 60.0)
 
 
 def request_digest(tenant: str, request_id: str, method: str, body: bytes) -> str:
-    """Names a request by who asks, its id and its content: a retry finds its jobs again, and an id that is used again with other
-    content does not find them. 32 hex digits."""
+    """The idempotency key of a request, of its tenant, id, method and content: a retry finds its jobs again, and an id that is used
+    again with other content does not. 32 hex digits."""
     digest = blake2b(digest_size=16)
     for part in (tenant.encode(), request_id.encode(), method.encode()):
         digest.update(len(part).to_bytes(4, "big") + part)
@@ -258,7 +257,7 @@ def job_id(digest: str, part: Part) -> str:
 
 
 def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
-    """What a request waited for when its deadline passed."""
+    """The error message for a passed deadline: what the request was waiting for."""
     workers = snapshot.in_pool(lane.pool)
     if not workers:
         return f"the deadline passed, and there was no worker in pool {lane.pool} to serve {lane.model}"

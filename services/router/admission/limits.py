@@ -1,4 +1,4 @@
-"""How much of everything a request may bring: the one list that `validation.py` refuses by and that users read.
+"""The limits of a request: the one list that `validation.py` enforces and that users read.
 
 The table in docs/security.md is `table()` (`python -m services.router.admission.limits` prints it), and the comments of the
 fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
@@ -33,7 +33,7 @@ class Limit:
 
     @property
     def number(self) -> str:
-        """As the table and the protos' comments have it: `4 MiB`, `16,384`."""
+        """As the table and the protos' comments write it: `4 MiB`, `16,384`."""
         return f"{self.most // MIB} MiB" if self.unit == BYTES else f"{self.most:,}"
 
     def check(self, count: int, path: str) -> None:
@@ -57,7 +57,7 @@ REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
 READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
 """Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
 SCORE_BYTES: Final = 16
-"""That a label of an answer is longer than its name, about."""
+"""About how many bytes a label in an answer takes beyond its name."""
 ANSWERED: Final = Limit(
     f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 8 * MIB, BYTES
 )
@@ -115,7 +115,7 @@ ALL: Final = (
 
 
 def table(limits: Sequence[Limit] = ALL) -> str:
-    """Markdown."""
+    """The limits as a table in Markdown."""
     lines = ["| what | fields | at most |", "| --- | --- | --- |"]
     for limit in limits:
         fields = ", ".join(f"`{field}`" for field in limit.fields)

@@ -1,5 +1,5 @@
-"""How much of everything a worker may report: the one list that `reports.py` refuses by and that users read, as `limits.py` is of
-clients' requests.
+"""The limits of workers' reports: the one list that `reports.py` enforces and that users read, as `limits.py` is of clients'
+requests.
 
 The second table in docs/security.md is `table(ALL)` (`python -m services.router.admission.report_limits` prints it), and the
 comments of the fields in protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields that
@@ -89,7 +89,7 @@ ALL: Final = (
 )
 
 METHODS: Final = {"Pull": PULL.most, "Connect": CONNECT.most, "Heartbeat": HEARTBEAT.most, "Complete": COMPLETE.most}
-"""Bytes of a request, by method of WorkerService."""
+"""Most bytes of a request, by method of WorkerService."""
 
 if __name__ == "__main__":
     print(table(ALL), end="")

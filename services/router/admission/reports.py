@@ -1,8 +1,8 @@
-"""Do workers keep their contract (protos/shoal/v1/worker.proto)? Pure: the message in, InvalidInput with the field's path out.
+"""Validates workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput with the field's path out.
 
-Workers are only half trusted: one with a fault of its own, or that somebody has taken over, must not harm what others do. What a
-heartbeat says is read by every router and scheduler, so it is checked before it is told to anybody: names are plain, numbers are
-numbers, and texts are of a size that travels, with U+FFFD for what would steer the terminal of an operator.
+Workers are only half trusted: a faulty or compromised one must not harm the work of others. Every router and scheduler reads what
+a heartbeat says, so it is checked before it is published: names are printable ASCII, numbers are finite, and texts are limited in
+size, with U+FFFD for control characters, which would steer an operator's terminal.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 
 def shorten(failure: worker_pb2.Failure) -> None:
-    """Cuts what is too long to travel, replaces control characters, and makes the time to wait a number, in place."""
+    """Cuts texts that are too long, replaces control characters, and clamps the retry delay to 0..3600 s, in place."""
     most = limits.MESSAGE.most
     failure.reason = without_controls(failure.reason[: limits.REASON.most])
     failure.field = without_controls(failure.field[: limits.FIELD.most])
@@ -119,7 +119,7 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
     limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:
         _check_pool(name, f"{path}.pools")
-    # Models with such names are refused by workers of ours; others' cards are shown with what stands for them.
+    # Our workers refuse models with control characters in names; other workers' cards are shown with U+FFFD for them.
     card.revision = _checked_text(card.revision, f"{path}.revision", limits.WORDS)
     card.family = _checked_text(card.family, f"{path}.family", limits.WORDS)
     card.data_type = _checked_text(card.data_type, f"{path}.data_type", limits.WORDS)
@@ -128,7 +128,7 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
 
 
 def _check_names(names: MutableSequence[str], path: str, count: Limit, together: Limit) -> None:
-    """Replaces control characters, in place."""
+    """Checks their count and total length, and replaces control characters, in place."""
     count.check(len(names), path)
     text = "".join(names)
     together.check(len(text), path)
@@ -137,7 +137,7 @@ def _check_names(names: MutableSequence[str], path: str, count: Limit, together:
 
 
 def _checked_text(text: str, path: str, limit: Limit) -> str:
-    """The text with what stands for control characters."""
+    """The text with its control characters replaced. Raises InvalidInput if it is too long."""
     limit.check(len(text), path)
     return without_controls(text)
 
@@ -168,7 +168,7 @@ def _check_pool(name: str, path: str) -> None:
 
 
 def _check_numbers(message: Message, prefix: str) -> None:
-    """Every floating-point field is a number that can be counted with."""
+    """Raises InvalidInput for a floating-point field that is not a number, or beyond 1e18."""
     for field, value in message.ListFields():
         if field.type in _FLOATS and not abs(value) <= _LARGEST:
             raise InvalidInput(f"{prefix}{field.name} is {value:g}, which is no measure", field=f"{prefix}{field.name}")

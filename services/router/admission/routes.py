@@ -1,9 +1,9 @@
-"""Which pool serves a request? Pure: the pools' file, the catalog, the workers and what waits come in, a lane goes out.
+"""Routing: chooses the pool for a request. Pure: the pools' file, the catalog, the workers and the backlog in, a lane out.
 
 Called by `service.py` before anything else is decided about a request. A model's pools are an order of preference: the first that
-would begin in good time gets the request, whether it has the model, must load it, or must be started first. What the others would
-have to load is held against them while one has the model, so that only requests with time to spare bring a model back to a better
-pool, and those in a hurry go where it is.
+would begin in good time gets the request, whether it has the model, must load it, or must be started first. While one pool has the
+model and is in time, a stricter limit (IN_TIME_COLD) holds for pools that must load it, so that only requests with time to spare
+bring a model back to a better pool, and urgent ones go where it is resident.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADAPTER_SECONDS: Final = 0.5
 """Loading an adapter into a model that is resident."""
 
 _COPIES: Final = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
-"""States of a copy that is there or on its way."""
+"""States of a copy that is resident or on its way."""
 
 Backlog = Mapping[tuple[str, str], int]
 """Tokens that wait or are leased, by pool and model, those of all adapters together."""
@@ -40,7 +40,7 @@ Backlog = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request names; empty: nothing."""
+    """What a request names; an empty field: not named."""
 
     model: str
     adapter: str = ""
@@ -49,7 +49,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What this router was told of pools: its pools.yaml and the cards of its catalog; `default_pool` counts without the former."""
+    """The routing configuration: pools.yaml and the cards of the catalog; `default_pool` counts without the former."""
 
     pools: Pools = field(default_factory=Pools)
     catalog: Catalog = field(default_factory=Catalog)
@@ -60,7 +60,7 @@ class Routes:
         return self.pools.default if self.pools.is_configured else self.default_pool
 
     def of_model(self, model: str, snapshot: FleetSnapshot) -> tuple[str, ...]:
-        """The model's pools, best first. Empty: any that has it, since nobody says, and no file lists the pools."""
+        """The model's pools, best first. Empty: any pool that has it, since neither cards nor files name one."""
         card = snapshot.card(model)
         named = self.pools.of_model(model, self.catalog, card.pools if card is not None else ())
         return named or ((self.default,) if self.pools.is_configured else ())
@@ -74,7 +74,7 @@ def choose_lane(
     seconds: float,
     without: Collection[str] = (),
 ) -> LaneKey:
-    """The lane for a request whose answer is worthless in `seconds`. `without`: pools that have failed it already.
+    """The lane for a request whose deadline is in `seconds`. `without`: pools that have failed it already.
 
     A pool that it names is taken as it is; `refuse_pool` says whether there is such a pool. Pools that cannot serve the model are
     passed over while another one may; the caller refuses the request if it gets one of them nevertheless.
@@ -128,7 +128,7 @@ def _anywhere(wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: 
 
 @dataclass(frozen=True, slots=True)
 class _Stand:
-    """How a pool stands to a request: whether it has the model, and seconds until it would begin."""
+    """A pool as a candidate for a request: whether it holds the model, and seconds until it would begin."""
 
     pool: str
     holds: bool
@@ -179,12 +179,12 @@ def _stand(pool: str, wanted: Wanted, routes: Routes, workers: Sequence[WorkerRe
 
 
 def _queue_seconds(copies: Sequence[WorkerModelRecord], tokens: int) -> float:
-    """How long the copies are busy with what waits; 0 as long as no speed was measured."""
+    """Seconds of work for the copies in the backlog; 0 as long as no speed was measured."""
     speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
     return tokens / (sum(speeds) / len(speeds) * len(copies)) if speeds else 0.0
 
 
 def _start_seconds(pool: str, routes: Routes) -> float:
-    """Until a pool without workers has one. Never, as far as is known, if no file says that one would be started."""
+    """Seconds until a pool without workers has one; infinite if no file says that one would be started."""
     spec = routes.pools.by_name.get(pool)
     return spec.cold_start_seconds + spec.node_seconds if spec is not None and spec.max_workers else math.inf

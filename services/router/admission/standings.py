@@ -1,7 +1,7 @@
-"""Asks how a busy lane stands, once for all requests that want to know at the same moment.
+"""Reads the standing of a busy lane from Redis, in one call for all requests that need it at the same moment.
 
-On the way of a request before `control.py`, for lanes whose work may make it late. While one call to Redis is under way for a
-lane, what comes in meanwhile waits for the next: under overload a call serves many requests, and none is decided on what is old.
+On the request path before `control.py`, for lanes whose work may make a request late. While one call is in flight for a lane, new
+requests wait for the next: under overload a call serves many requests, and none is decided on stale data.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from services.router.state.background import Background
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """One answer, for all who asked together."""
+    """One call to Redis, shared by all requests that wait for it."""
 
     tenants: dict[str, asyncio.Future[Standing]] = field(default_factory=dict)
     let_in: Counter[str] = field(default_factory=Counter)
-    """Tokens of each tenant let in on this answer: they are not in it."""
+    """Tokens of each tenant admitted on this answer, which does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the lane stands for a tenant's next job."""
+    """The lane's standing for a tenant's next job."""
 
     standing: Standing
     round: Round
@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def since(self) -> int:
-        """Tokens of the tenant let in on the same answer."""
+        """Tokens of the tenant admitted on the same answer."""
         return self.round.let_in[self.tenant]
 
     def let_in(self, tokens: int) -> None:
@@ -43,12 +43,12 @@ class Answer:
 
 
 class LaneAsker:
-    """The questions of one router. `of` raises NoCapacity while Redis is away."""
+    """Batches the calls for standings of one router. `of` raises NoCapacity while Redis is away."""
 
     def __init__(self, standings: Standings, background: Background) -> None:
         self._standings = standings
         self._background = background
-        # The state: who waits for the next call, by lane; lanes with a call under way.
+        # The state: tenants that wait for the next call, by lane; lanes with a call in flight.
         self._next: dict[LaneKey, Round] = {}
         self._asking: set[LaneKey] = set()
 
@@ -81,4 +81,4 @@ class LaneAsker:
             for future in current.tenants.values():
                 if not future.done():
                     future.set_exception(error)
-                    future.exception()  # all who asked may have left
+                    future.exception()  # all waiting requests may have ended

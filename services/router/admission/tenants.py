@@ -1,6 +1,6 @@
-"""Who may ask how much: the file SHOAL_TENANTS, and what it says of each tenant.
+"""Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS and its content.
 
-`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by `upkeep.py`'s look.
+`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by `Upkeep.look`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ VARIABLE: Final = "SHOAL_TENANTS"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What one tenant may have; 0: as much as it likes.
+    """The limits of one tenant; 0: no limit.
 
-    weight: its share of a busy lane, beside those of others. rate: how fast it may ask, over all routers. queued_tokens: how many
-    estimated tokens of it may wait at each router, in all lanes together.
+    weight: its fair-queueing weight in a busy lane. rate: its rate limit, over all routers. queued_tokens: its quota, in estimated
+    tokens that may wait at each router, in all lanes together.
     """
 
     weight: float = 1.0

@@ -1,7 +1,7 @@
-"""Does a request keep its contract (protos/shoal/v1/inference.proto)? Pure: the message and the model's card in, sizes out.
+"""Validates requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in, sizes out.
 
-First stop of a request in the router. Everything is refused here that can be told without a tokenizer, with the path of the field
-at fault; what depends on the model is checked when its card is known, and by the worker otherwise.
+First step of a request in the router, once `routes.py` has chosen its lane. Every error that can be found without a tokenizer is
+refused here, with the path of its field; what depends on the model is checked if its card is known, and by the worker otherwise.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sizes:
 
 
 class _Enum(Protocol):
-    """What of a generated enum is read here."""
+    """The methods of a generated enum that are used here."""
 
     def values(self) -> Sequence[int]: ...
     def keys(self) -> Sequence[str]: ...
@@ -130,7 +130,7 @@ def _check_answered(items: int, names: int, task: str) -> None:
 
 
 def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
-    """How often the labels are read. Lengths are added up: nothing is built to be measured."""
+    """The sizes with those of the labels, by how often a model reads them. Lengths are added up; no text is built."""
     places = max(1, hypothesis.count("{}"))
     names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
     if task == "classify":
@@ -145,7 +145,7 @@ def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis:
 
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
-    """The same. Raises InvalidInput where a worker would have to read too much."""
+    """Returns the sizes. Raises InvalidInput where a worker would have to read too much."""
     total, count, most = sum(sizes.read) + sizes.once, len(sizes.items), limits.READ.most
     if total > most:
         allowed = max(0, most - sizes.once) // -(-(total - sizes.once) // count)
@@ -156,7 +156,7 @@ def _readable(sizes: Sizes, field: str) -> Sizes:
 
 
 def check_model(model: str) -> None:
-    """Whether a name can be that of a model. Raises InvalidInput."""
+    """Raises InvalidInput for a name that cannot be that of a model."""
     _check_names(model, "")
 
 
@@ -216,7 +216,7 @@ def _item_bytes(item: pb.Item, path: str, card: Card | None, *, given: bool = Fa
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
-    """Entities of a text of so many characters."""
+    """Checks the entities given with a text of so many characters. Raises InvalidInput."""
     limits.ENTITIES.check(len(entities), field)
     for index, entity in enumerate(entities):
         path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"

@@ -1,2 +1,2 @@
-"""Jobs on their way through lanes: out of requests (`codec.py`), into Redis (`dispatch.py`), to the pulls of workers
-(`bells.py`, `waiters.py`, `pull.py`), and their answers back. What may enter is decided in `admission/`."""
+"""The path of jobs through lanes: from requests (`codec.py`) into Redis (`dispatch.py`), to the pulls of workers
+(`bells.py`, `waiters.py`, `pull.py`), and their answers back. Admission control is in `admission/`."""

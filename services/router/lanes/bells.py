@@ -1,4 +1,4 @@
-"""Who is told that a lane has work: a pull that waits here, pulls at other routers, or a worker that must load the model first."""
+"""Notifies pulls of new work in a lane: those that wait here, those at other routers, or a worker that must load the model."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from services.router.state.background import Background
 from services.router.state.view import View
 
 CLAIM_MS: Final = 10_000
-"""Covers the time until the worker's heartbeat says LOADING; after that its heartbeat keeps others away."""
+"""A claim lasts until the worker's heartbeat says LOADING; from then on the heartbeat keeps other workers from claiming."""
 ADAPTER_CLAIM_MS: Final = 3_000
-"""Covers loading an adapter, which no heartbeat shows before it is done."""
+"""A claim lasts while an adapter is loaded, which no heartbeat shows before it is done."""
 YOUNG_SECONDS: Final = 2.0
-"""Lanes that rang so lately may be too young for the gauges."""
+"""Work that came so lately may not be in the gauges yet."""
 EXPIRES_SOON_MS: Final = 1_500
-"""Leases that run out before the next reminder; those come once a second, later if Redis is slow."""
+"""A lease that expires so soon does so before the next reminder; those come once a second, later if Redis is slow."""
 LANES_AT_ONCE: Final = 64
-"""That a pull is offered when it begins to wait; `remind` goes through all of them."""
+"""So many lanes at most are offered to a pull when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
 
 
 class Bells:
-    """Wakes waiting pulls, and lets one worker claim a lane whose model is nowhere or too rarely resident."""
+    """Wakes waiting pulls, and lets one worker claim a lane whose model has no resident copy, or too few."""
 
     def __init__(self, waiters: Waiters, fleet: Fleet, view: View, background: Background) -> None:
         self.waiters = waiters
         self._fleet = fleet
         self._view = view
         self._background = background
-        # The state: lanes with work that no waiting pull could be found for, and since when (the loop's clock); those of them whose
-        # offer waits; when a lane's next lease may run out, by Redis' clock.
+        # The state: lanes with work for which no waiting pull was found, and since when (the loop's clock); those of them whose
+        # offer is delayed; when a lane's next lease may expire, by Redis' clock.
         self._unplaced: dict[LaneKey, float] = {}
         self._later: set[LaneKey] = set()
         self._next_expiry: dict[LaneKey, int] = {}
 
     def needs_others(self, lane: LaneKey, jobs: int) -> bool:
-        """More jobs than pulls that wait here: the other routers' pulls must hear of them."""
+        """There are more jobs than free pulls here, so that pulls at other routers must be notified."""
         return self.waiters.free_count(lane) < jobs
 
     def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> None:
@@ -58,12 +58,12 @@ class Bells:
             self._offer_in_time(lane)
 
     def ring_all(self) -> None:
-        """Rings may have been missed."""
+        """Wakes every pull, because notifications may have been missed."""
         self.waiters.ring_all()
         self._next_expiry.clear()
 
     def waits(self, waiter: Waiter) -> None:
-        """A pull has nothing to look at any more; it may be the one that an unplaced lane needs."""
+        """A pull found no work in its lanes: offers it the unplaced lanes that its worker may load a model or an adapter for."""
         models = {lane.model for lane in waiter.lanes}
         able = (
             lane
@@ -80,15 +80,15 @@ class Bells:
             self._background.spawn(self._offer_each(ripe, waiter))
 
     def found_empty(self, lane: LaneKey, rings: int, next_expiry_ms: int | None = None) -> None:
-        """A look into the lane left nothing there, and may have told when its next lease runs out."""
+        """A pull left nothing in the lane, and may have learned when the lane's next lease expires."""
         self.waiters.found_empty(lane, rings)
         self._unplaced.pop(lane, None)
         if next_expiry_ms is not None:
             self._next_expiry[lane] = next_expiry_ms
 
     def remind(self, gauges: Iterable[LaneGauges], now_ms: int) -> None:
-        """Once a second: rings for work that waits although nobody rings for it: its puller died, its bell was lost, its lease ran
-        out, or its model is not resident yet."""
+        """Once a second: rings for work that waits without a notification: the pull woken for it died, its bell was lost, its lease
+        expired, or its model is not resident yet."""
         seen, waiting = set(), set()
         for gauge in gauges:
             lane = gauge.lane
@@ -104,26 +104,26 @@ class Bells:
         self.waiters.forget_lanes(seen)
 
     def _ring_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
-        """If that is before the next reminder: what a dead worker held is then taken back at once."""
+        """Rings at lease expiry if that is before the next reminder, so that a dead worker's jobs are recovered at once."""
         if wait_ms <= 0:
             self.waiters.ring(lane)
         elif wait_ms <= EXPIRES_SOON_MS:
             asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
 
     def _patience(self, lane: LaneKey) -> float:
-        """Seconds for which the lane is left to the scheduler: none without one that leads, and for ever while a copy of the model
-        is there, but for adapters."""
+        """Seconds for which the lane is still left to the scheduler: 0 if none leads; while its pool has a copy of the model,
+        infinite, or 0 for a lane with an adapter."""
         snapshot = self._view.snapshot
         if not is_led(snapshot):
             return 0.0
         now = asyncio.get_running_loop().time()
         if is_served(lane, snapshot):
-            self._unplaced[lane] = now  # it is unserved from when its last copy goes
+            self._unplaced[lane] = now  # the lane counts as unserved from when its last copy is gone
             return 0.0 if lane.adapter else math.inf
         return max(0.0, self._unplaced[lane] + UNSERVED_SECONDS - now)
 
     def _offer_in_time(self, lane: LaneKey) -> None:
-        """Of an unplaced lane."""
+        """Offers an unplaced lane to workers, now or when the scheduler's time for it is over."""
         patience = self._patience(lane)
         if not patience:
             self._background.spawn(self._offer(lane))
@@ -151,22 +151,22 @@ class Bells:
                 return
 
     async def _offer_each(self, lanes: Sequence[LaneKey], waiter: Waiter) -> None:
-        """In turn, until the pull that they are meant for has enough to do."""
+        """Offers the lanes in turn, until this pull is not free any more."""
         for lane in lanes:
             if not waiter.is_free:
                 return
             await self._offer(lane)
 
     def _with_model(self, lane: LaneKey) -> list[Waiter]:
-        """Free pulls of workers that hold the model of a lane with an adapter, and so lack only that."""
+        """For a lane with an adapter: free pulls of workers that hold its model, and so must load only the adapter."""
         return self.waiters.holders(_model_lane(lane)) if lane.adapter else []
 
     def abandon(self, lane: LaneKey, worker_id: str) -> None:
-        """The worker will not load what the lane needs after all; another one may."""
+        """The worker will not load the lane's model or adapter after all: ends its claim, so that another worker may."""
         self._background.spawn(self._release(lane, worker_id))
 
     def _nearest(self, lane: LaneKey) -> list[Waiter]:
-        """Waiting workers with room, those with the model in memory first; only those that have it at all, if any worker has."""
+        """Waiting workers with room, those with a warm copy first; only those with a warm or cold copy, if the pool has any."""
         workers = self._view.snapshot.workers
         near = {worker_id: _NEARNESS.get(worker.state(lane.model), 0) for worker_id, worker in workers.items()}
         is_on_disk = any(near[worker.worker_id] for worker in self._view.snapshot.in_pool(lane.pool))
@@ -180,7 +180,7 @@ class Bells:
             claimed = await self._fleet.claim(claim, waiter.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS)
         finally:
             waiter.is_reserved = False
-            waiter.event.set()  # bells that rang meanwhile passed it by
+            waiter.event.set()  # bells that rang meanwhile skipped this pull
         if claimed and not self.waiters.is_waiting(waiter):
             await self._fleet.release_claim(claim, waiter.worker_id)
             return False
@@ -197,5 +197,5 @@ class Bells:
 
 
 def _model_lane(lane: LaneKey) -> LaneKey:
-    """Of the same model without adapter: who pulls for it holds the model."""
+    """The lane of the same model without adapter: a worker that pulls from it holds the model."""
     return LaneKey(lane.pool, lane.model) if lane.adapter else lane

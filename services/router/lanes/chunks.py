@@ -14,7 +14,7 @@ from libs.errors import InternalError
 from services.router.lanes import codec
 
 CHUNK_BYTES: Final = 1 << 20
-"""Of a message: a quarter of what clients of gRPC take by default, and written without holding up the event loop for long."""
+"""Size of a message: a quarter of gRPC's default limit for clients, and written without blocking the event loop for long."""
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
@@ -26,10 +26,10 @@ Looks: TypeAlias = tuple[object, object, int]
 def split(
     answer: pb.EncodeResponse, totals: pb.EncodeResponse | None = None, most_bytes: int = CHUNK_BYTES
 ) -> Iterator[pb.EncodeResponse]:
-    """Messages for its items in order, each of one item or of as many as have at most `most_bytes`.
+    """Splits an answer into messages of its items in order, each of one item or of as many as fit into `most_bytes`.
 
-    They have its revision; the last one has the usage and the timings of `totals`, if that is given. Raises InternalError if there
-    is nothing in it, or if its forms have different numbers of items.
+    Each has the answer's revision; the last one has the usage and the timings of `totals`, if given. Raises InternalError if the
+    answer is empty, or if its forms have different numbers of items.
     """
     rows = _Rows(answer)
     ends = np.cumsum(rows.sizes)
@@ -48,13 +48,13 @@ class Parts:
     """The messages of one call, whose jobs are answered in order."""
 
     def __init__(self) -> None:
-        # The state: what has been used so far, and what the first answer looked like.
+        # The state: usage and timings so far, and the forms and shapes of the first answer.
         self._totals = pb.EncodeResponse()
         self._looks: Looks | None = None
 
     def of(self, answer: pb.EncodeResponse, *, total_seconds: float | None = None) -> Iterator[pb.EncodeResponse]:
-        """Those of the next answer; `total_seconds`: of the whole call, with its last one. Raises InternalError if it does not fit
-        to those before it, and as `split`."""
+        """The messages of the next answer. `total_seconds`: of the whole call, given with its last answer. Raises InternalError if
+        its forms or shapes differ from those of the first answer, and as `split`."""
         self._looks = self._looks or _looks(answer)
         if _looks(answer) != self._looks:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
@@ -72,7 +72,7 @@ def _looks(answer: pb.EncodeResponse) -> Looks:
 
 
 class _Rows:
-    """An answer's items. Its numbers are taken from it once: each look at a field of bytes copies them."""
+    """The rows of an answer. Each field of bytes is read only once, because every access copies it."""
 
     def __init__(self, answer: pb.EncodeResponse) -> None:
         self._revision = answer.model_revision
@@ -97,7 +97,7 @@ class _Rows:
 
 
 class _Tensor:
-    """A tensor whose rows can be cut out. BINARY pads rows, not tensors, so it has whole bytes for each, too."""
+    """A tensor that can be sliced by rows. BINARY pads each row, so its rows are whole bytes too."""
 
     def __init__(self, tensor: tensor_pb2.Tensor) -> None:
         self._data_type = tensor.data_type

@@ -1,6 +1,6 @@
-"""Between messages and jobs. Pure: a request and its parts in, serialised jobs out; the parts' answers in, the whole answer out.
+"""Makes jobs of requests and merges their answers. Pure: a request and its parts in, serialised jobs out; answers in, one out.
 
-Called twice on the way of a request: after `control.py`, and when `dispatch.py` has all results.
+Called twice on the request path: after `control.py`, and when `dispatch.py` has all results.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _MOST_COUNT: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the span that
-    sends them, empty if there is none."""
+    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the
+    span that sends them, empty if there is none."""
 
     request_id: str
     deadline_ms: int
@@ -56,7 +56,7 @@ def items_of(request: Request) -> Sequence[pb.Item]:
 
 
 def count_parts(request: Request) -> int:
-    """Its items, with the entities that they bring where the task has a use for them."""
+    """The number of its items, and of the entities given with them if the task is relations."""
     items = items_of(request)
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
     return len(items) + (sum(len(item.entities) for item in items) if brings else 0)
@@ -65,7 +65,7 @@ def count_parts(request: Request) -> int:
 def job_payloads(
     request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp, shared: _Request | None = None
 ) -> list[bytes]:
-    """One serialised `Job` for each part, in order. `shared`: the request without its items, if that is there already."""
+    """One serialised `Job` for each part, in order. `shared`: the request without its items, if that exists already."""
     if len(parts) == 1:
         return [_job(request, ids[0], 0, stamp)]
     items = items_of(request)
@@ -95,7 +95,7 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
 
 
 def without_items(request: _Request) -> _Request:
-    """What each of its jobs repeats."""
+    """A copy of the request without its items: what each of its jobs repeats."""
     template = type(request)()
     template.CopyFrom(request)
     template.ClearField("documents" if isinstance(template, pb.ScoreRequest) else "items")
@@ -113,7 +113,7 @@ def _with_items(template: _Request, items: Sequence[pb.Item]) -> _Request:
 
 
 def job_result(data: bytes) -> Response:
-    """The answer in a serialised `JobResult`. Raises the error that its failure names, InternalError if it is none."""
+    """The answer in a serialised `JobResult`. Raises the error that its failure names, InternalError if it is malformed."""
     try:
         result = worker_pb2.JobResult.FromString(data)
     except DecodeError:
@@ -132,7 +132,7 @@ def job_result(data: bytes) -> Response:
 
 
 def from_failure(failure: worker_pb2.Failure) -> ShoalError:
-    """Workers' texts are cut to what travels in a status."""
+    """The error of a worker's failure, with its texts cut to what fits into a gRPC status."""
     told = worker_pb2.Failure()
     told.CopyFrom(failure)
     shorten(told)
@@ -140,7 +140,7 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
 
 
 def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
-    """What merging and clients rely on: shapes fit the bytes, offsets rise and end where the values do."""
+    """Validates what merging and clients rely on: shapes fit the bytes, offsets rise and end where the values do."""
     if answer.HasField("dense"):
         _check_tensor(answer.dense, "dense", 2)
     if answer.HasField("multi_vector"):
@@ -157,7 +157,7 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 
 
 def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
-    """Returns its rows."""
+    """Returns its number of rows. Raises InternalError if its bytes do not fit its shape and type."""
     shape = list(tensor.shape)
     width = _ITEM_BYTES.get(tensor.data_type)
     if len(shape) != axes or min(shape) < 0 or max(shape) > _LARGEST_AXIS or width is None:
@@ -202,12 +202,12 @@ def merge_encode(parts: Sequence[Response]) -> pb.EncodeResponse:
 
 
 def encode_answer(part: Response) -> pb.EncodeResponse:
-    """The answer to one job of an encode request. Raises InternalError for one to something else."""
+    """The answer to one job of an encode request. Raises InternalError for one to another kind of request."""
     return _all_of(pb.EncodeResponse, [part])[0]
 
 
 def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeResponse:
-    """The usage and timings of answers whose own are `totals`, and of one more."""
+    """The usage and timings of earlier answers, summed up in `totals`, and of one more."""
     return pb.EncodeResponse(usage=_usage([totals, part]), timings=_timings([totals, part]))
 
 
@@ -257,7 +257,7 @@ def _present(values: Sequence[_Message | None]) -> list[_Message]:
 
 
 def _revision(answers: Sequence[Response]) -> str:
-    # More than one only while workers hold different revisions of a model: then the caller sees all of them.
+    # More than one only while workers hold different revisions of a model: then the client sees all of them.
     return ",".join(dict.fromkeys(answer.model_revision for answer in answers))
 
 
@@ -271,7 +271,7 @@ def _timings(answers: Sequence[Response]) -> pb.Timings:
 
 
 def _join_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> tensor_pb2.Tensor:
-    """Along the first axis. BINARY pads rows, not tensors, so bytes can be joined there too."""
+    """Concatenates along the first axis. BINARY pads each row, so its bytes can be concatenated too."""
     first = tensors[0]
     if len(tensors) == 1:
         return first
@@ -304,7 +304,7 @@ def _join_sparse(parts: Sequence[tensor_pb2.SparseMatrix]) -> tensor_pb2.SparseM
 
 
 def _join_offsets(parts: Sequence[Sequence[int]]) -> list[int]:
-    """Each part begins at 0: shifted so that they follow each other, the repeated boundaries left out."""
+    """Concatenates offsets that each begin at 0: shifts each part by the end of the last, and drops the repeated boundaries."""
     joined, end = [0], 0
     for part in parts:
         joined.extend(end + offset for offset in part[1:])

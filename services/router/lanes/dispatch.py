@@ -1,7 +1,7 @@
-"""From jobs to answers: enqueue, wait, cancel. Third stop of a request in the router, between `control.py` and the lanes.
+"""From jobs to answers: enqueue, wait, cancel. Third step of a request in the router, between `control.py` and the lanes.
 
-A request is kept until it is answered, so that its jobs can be queued again should Redis forget them. Enqueueing uses no timers:
-while one call to Redis is under way for a lane, what comes in meanwhile waits for the next call, and goes with it together.
+A request is kept until it is answered, so that its jobs can be queued again should Redis lose them. Enqueueing batches without
+timers: while one call to Redis is in flight for a lane, new requests wait, and go together in the next call.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from services.router.state.view import View
 log = logging.getLogger(__name__)
 
 MISSING_AGE_SECONDS: Final = 1.0
-"""Younger jobs are not looked for: their answer may be on its way."""
+"""Younger jobs are not checked for in Redis: their answer may be on its way."""
 NO_LIMIT: Final = -1
 LEAVING: Final = "this router has stopped before the answer came; another one gives it"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What admission decided for a request: all its jobs, in order, their lane, that lane's pace, and whether nobody knows its
-    model."""
+    """An admitted request: all its jobs, in order, their lane, that lane's pace, and whether no worker knows its model."""
 
     lane: LaneKey
     jobs: Sequence[QueuedJob]
@@ -60,11 +59,11 @@ class Answered:
 
 
 class _Request:
-    """One waiting request: the answers that came, and what wakes who waits for the next of them or for the first failure."""
+    """One waiting request: the answers received, and the event that signals the awaited one or the first failure."""
 
     def __init__(self, jobs: int, on_answer: Callable[[int], None]) -> None:
         self._on_answer = on_answer
-        # The state: answers that were not taken yet; so many of the first jobs are answered, and so many are waited for.
+        # The state: answers not taken yet; how many of the first jobs are answered without a gap, and how many are awaited.
         self._answers: list[Answered | None] = [None] * jobs
         self._failure: ShoalError | None = None
         self._ready = 0
@@ -86,7 +85,7 @@ class _Request:
             self._news.set()
 
     async def answered(self, jobs: int) -> None:
-        """Returns once the first `jobs` are answered. Raises the error of the first one that failed, whichever that is."""
+        """Returns once the first `jobs` are answered. Raises the first failure, of whichever job."""
         self._wanted = jobs
         while self._failure is None and self._ready < jobs:
             self._news.clear()
@@ -95,7 +94,7 @@ class _Request:
             raise self._failure
 
     def take(self, index: int) -> Answered:
-        """The answer to a job that is answered; it is not kept."""
+        """Removes and returns the answer to an answered job."""
         answer, self._answers[index] = self._answers[index], None
         if answer is None:
             raise InternalError("an answer was asked for that is not there")
@@ -104,7 +103,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A job without an answer, and who waits for it: requests with the same content and id share their jobs."""
+    """A job without an answer, and the requests waiting for it: those with the same content and id share jobs (single-flight)."""
 
     lane: LaneKey
     job: QueuedJob
@@ -126,8 +125,8 @@ class Dispatcher:
         self._view = view
         self._background = background
         self._max_queued_tokens = max_queued_tokens
-        # The state: jobs without an answer; what waits for the call to Redis under way, by lane; tokens without an answer, by lane
-        # and tenant; those of these lanes whose model nobody knew when they were opened.
+        # The state: jobs without an answer; requests that wait for the next enqueueing call, by lane; lanes with such a call in
+        # flight; tokens without an answer, by lane and tenant; which of these lanes were opened when no worker knew their model.
         self._pending: dict[str, _Pending] = {}
         self._outbox: dict[LaneKey, list[_Group]] = {}
         self._sending: set[LaneKey] = set()
@@ -144,9 +143,9 @@ class Dispatcher:
     async def run(
         self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None, *, whole: bool = True
     ) -> AsyncGenerator[Answered]:
-        """The answers to the plan's jobs, in order: the first when all are here, or if not `whole`, each as soon as it and those
-        before it are. `on_answer` is told the bytes of each when it comes. Raises QueueFull, NoCapacity, DeadlinePassed, Draining,
-        or the first failing job's error.
+        """Yields the answers to the plan's jobs, in order: once all have come, or if not `whole`, each as soon as it and those
+        before it have. `on_answer` is called with the bytes of each when it comes. Raises QueueFull, NoCapacity, DeadlinePassed,
+        Draining, or the first failing job's error.
 
         However it ends, no job is left behind: those without an answer are cancelled, unless another request waits for them too.
         """
@@ -178,15 +177,15 @@ class Dispatcher:
             raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
 
     def hand_over(self) -> None:
-        """The router's time is over: whoever still waits is told to ask another one (Draining). Their jobs stay in the lanes, where
-        a client that asks again finds them as far as they have come."""
+        """Graceful shutdown: requests that still wait fail with Draining, so that clients retry at another router. Their jobs stay
+        in the lanes, where a retry finds them with their progress."""
         self._is_leaving = True
         for pending in list(self._pending.values()):
             for request, index in pending.waiting:
                 request.accept(index, Draining(LEAVING), 0)
 
     def deliver(self, job_id: str, result: bytes) -> None:
-        """A job's answer (a serialised JobResult) is here. One that nobody waits for is dropped."""
+        """Hands a job's answer (a serialised JobResult) to the requests that wait for it; without any, the answer is dropped."""
         pending = self._pop(job_id)
         if pending is None:
             return
@@ -204,23 +203,23 @@ class Dispatcher:
         return self._tokens
 
     def unknown(self) -> dict[LaneKey, Mapping[str, int]]:
-        """The same of lanes whose model nobody knew when they were opened."""
+        """The same, of lanes whose model no worker knew when they were opened."""
         return {lane: self._tokens[lane] for lane in self._unknown}
 
     def tenant_tokens(self, tenant: str) -> int:
-        """Its tokens without an answer, in all lanes of this router."""
+        """The tenant's tokens without an answer, in all lanes of this router."""
         return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
 
     def oldest_seconds(self) -> dict[LaneKey, float]:
-        """How long the oldest job of each lane waits for its answer by now."""
+        """How long the oldest job of each lane has waited for its answer."""
         now, oldest = asyncio.get_running_loop().time(), dict[LaneKey, float]()
         for pending in self._pending.values():  # in the order in which they came
             oldest.setdefault(pending.lane, now - pending.since)
         return oldest
 
     async def reconcile(self) -> None:
-        """Queues jobs again that Redis has forgotten. A job must be missing twice in a row: an answered one is missing too, for the
-        moment that its answer is on the way."""
+        """Queues jobs again that Redis has lost. A job must be missing twice in a row, because an answered one is missing too while
+        its answer is on the way."""
         ripe = asyncio.get_running_loop().time() - MISSING_AGE_SECONDS
         by_lane: dict[LaneKey, list[str]] = defaultdict(list)
         for job_id, pending in self._pending.items():
@@ -336,7 +335,7 @@ class Dispatcher:
             self._background.spawn(self._cancel(lane, orphans))
 
     async def _cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> None:
-        # A client that asks again brings the same jobs back.
+        # A retry may have registered the same jobs again.
         gone = [job for job in jobs if job.job_id not in self._pending]
         if gone:
             await self._lanes.cancel(lane, gone)

@@ -1,7 +1,7 @@
-"""May this worker, whose pull waits, be given a lane that nobody who waits can serve? Pure; `bells.py` makes the claim.
+"""Decides whether a waiting worker is offered a lane that no waiting pull can serve. Pure; `bells.py` makes the claim.
 
-While a scheduler leads it decides where models go, and routers step in only for models that nobody has for half a second. Adapters
-are the routers' own: whoever has the model takes them.
+While a scheduler leads, it places models, and routers offer only those that no worker has had for half a second. Adapters are
+placed by routers alone: workers that have the model load them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, m
 from libs.queue import LaneGauges, LaneKey
 
 UNSERVED_SECONDS: Final = 0.5
-"""How long a model that nobody has is left to a scheduler that leads."""
+"""How long a model that no worker has, or is loading, is left to the leading scheduler."""
 LED_MS: Final = 5000
-"""A leader whose last plan is older does not lead any more."""
+"""A leader whose last plan is older does not count as leading."""
 ADAPTER_SECONDS: Final = 1.0
 """Work of an adapter that waits longer than this is worth loading the adapter at one more worker."""
 
@@ -32,7 +32,7 @@ def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
 
 
 def holds(worker: WorkerRecord | None, model: str) -> bool:
-    """The model is resident there, to stay."""
+    """The model is resident on the worker, and not about to be unloaded."""
     record = worker.models.get(model) if worker is not None else None
     return record is not None and record.state == models_pb2.MODEL_STATE_RESIDENT and not record.leaving
 
@@ -54,7 +54,7 @@ def may_offer(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, ha
 
 
 def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRecord | None) -> bool:
-    """May the adapter be loaded into this copy of the model? None: its worker has not reported it yet."""
+    """Whether the adapter should be loaded into this copy of the model. `record` None: its worker has not reported the copy yet."""
     lane = gauges.lane
     if not gauges.queued_tokens or (
         record is not None and (lane.adapter in record.adapters or lane.adapter in record.failed_adapters)

@@ -1,9 +1,9 @@
-"""Which workers' processes live, by the connections that they keep open: what a worker that died held is recovered at once.
+"""Failure detection by the connections that workers keep open: the jobs of a worker that died are recovered at once.
 
-Beside the way of a request. A lease runs out after 15 s; but the kernel closes the connections of a process that dies, so its
-router knows within milliseconds. A worker may lose its connection and live, so it has GRACE_SECONDS to come back, here or at any
-router. If it is taken for dead wrongly, some work is done twice: the first answer to a job is its only one,
-whoever of those that it was given to sends it.
+Not on the request path. A lease expires only after 15 s; but the kernel closes the connections of a process that dies, so its
+router knows within milliseconds. A live worker may lose its connection too, so it has GRACE_SECONDS to reconnect, here or at any
+router. If a live worker is taken for dead, some work is done twice: the first answer to a job is its only one, whichever worker
+sends it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from services.router.state.background import Background
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 240.0
-"""After which a stream ends in order: sooner than the connection that carries it (`SHOAL_CONNECTION_SECONDS` and its grace)."""
+"""A stream is ended in order after this time: sooner than its connection (`SHOAL_CONNECTION_SECONDS` and its grace)."""
 GRACE_SECONDS: Final = 1.5
-"""A worker that lives connects again within 0.1 s where a router listens, and sends a heartbeat at once."""
+"""A live worker reconnects within 0.1 s where a router listens, and sends a heartbeat at once."""
 CLOSE_MS: Final = 100
 """A heartbeat that came so shortly before or after the break may have been sent before it: the next one decides."""
 NEXT_SECONDS: Final = 2.5
-"""By then the next heartbeat of a worker that lives has come."""
+"""By then the next heartbeat of a live worker has come."""
 
 
 class Presence:
@@ -76,7 +76,7 @@ class Presence:
                 return
             found = await self._fleet.heard(worker_id)
             if found is None or found[0] != epoch:
-                break  # it has said goodbye, or another process has its name: this one is gone
+                break  # its record is gone, or a new process has its id: this one has ended
             heard_ms = found[1]
             if heard_ms > broke_ms + CLOSE_MS:
                 return
@@ -89,7 +89,7 @@ class Presence:
         await self._recover(worker_id, epoch)
 
     async def _recover(self, worker_id: str, epoch: str) -> None:
-        """Its jobs go back to their lanes, an attempt counted."""
+        """Ends the worker's leases: its jobs go back to their lanes, with an attempt counted."""
         jobs = 0
         for gauges in await self._lanes.lane_gauges():
             if gauges.leased_tokens and (back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)):

@@ -1,4 +1,4 @@
-"""WorkerService: hands jobs to workers, takes their answers and reports. On the way of a request: out to the worker and back.
+"""WorkerService: leases jobs to workers, takes their answers and heartbeats. On the request path: to the worker and back.
 
 A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for lanes that may have work.
 """
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT_SECONDS: Final = 10.0
 MOST_JOBS: Final = 256
 SEEN_MS: Final = 2_500
-"""By then every router has looked at the registry twice: what a heartbeat says keeps others away, and the claim may end. It must
-not last longer, or a model that is evicted soon could not be loaded elsewhere."""
+"""A claim's remaining time once a heartbeat shows the load: by then every router has read the registry twice, and the heartbeat
+keeps other workers from claiming. If the claim lasted longer, a model that is evicted soon could not be loaded elsewhere."""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -107,7 +107,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         reports.check_heartbeat(request)
         request.subject = self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
-        # First, so that what is rung for while this heartbeat is answered brings another one.
+        # First, so that a ring for the worker while this heartbeat is answered brings another one.
         self._waiters.beaten(request.worker_id)
         if request.draining:
             self._waiters.end_pulls(request.worker_id)
@@ -144,16 +144,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         await self._presence.attend(request.worker_id, request.epoch)
 
     async def fail_lanes_of_broken_models(self) -> None:
-        """Answers work that no worker of its pool can do, however it came into the lane."""
+        """Fails the jobs of lanes that no worker of their pool can serve, however they came into the lane."""
         for lane, gauges in list(self._view.gauges.items()):
             if gauges.queued_jobs:
                 await self._fail_if_broken(lane)
 
     def _owner(self, worker_id: str) -> str:
-        """The caller's subject, whose this id is: that of the credential with which its heartbeats come, while they come. Empty
-        where none is used. Raises PermissionDenied for another's.
+        """Authorises the use of a worker id, and returns the subject of the call's credential, empty without one. Raises
+        PermissionDenied if the heartbeats of that id come with another subject.
 
-        Every router knows it from the registry. Workers that share a credential are one subject.
+        Every router knows it from the registry, while the heartbeats come. Workers that share a credential are one subject.
         """
         caller = current_call().identity
         subject = "" if caller == ANONYMOUS else caller.subject
@@ -177,7 +177,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
             if waiter.must_beat:
                 return worker_pb2.PullResponse(beat=True)
-            if has_looked and not waiter.is_choosy:  # while it did, lanes that need a worker passed it by
+            if has_looked and not waiter.is_choosy:  # while it looked, lanes that need a worker were not offered to it
                 self._bells.waits(waiter)
                 has_looked = False
             waiter.event.clear()
@@ -185,7 +185,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse()
 
     async def _answer_again(self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]) -> worker_pb2.PullResponse | None:
-        """The batch that the same pull was given before, by a router that has died since, or on a link that has."""
+        """The batch already leased to this pull, whose response was lost with its router or its connection (idempotent retry)."""
         if not request.asked_again:
             return None
         lane = await self._lanes.leasing(lanes, request.batch_id)
@@ -218,14 +218,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._bells.found_empty(lane, rings, found.next_expiry_ms)
             return None
         if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
-            waiter.looking_at = lane  # it has its jobs: the rest is for others
+            waiter.looking_at = lane  # this pull has its jobs: the rest is for other pulls
             self._bells.ring(lane)
         else:
             self._bells.found_empty(lane, rings)
         return found
 
     async def _pull(self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
-        """Leases a batch. Should the worker go away meanwhile, the batch goes back to the lane, no fault counted."""
+        """Leases a batch. If the call is cancelled meanwhile, the batch goes back to the lane without an attempt counted."""
         work = self._lanes.pull(
             lane,
             worker_id=request.worker_id,
@@ -283,7 +283,7 @@ async def _happens(event: asyncio.Event, end: float) -> bool:
 
 
 def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
-    """Lanes of the models that the worker is loading, or has loaded, and was not known to."""
+    """Lanes of the models that this heartbeat is the first to report as downloading, loading or resident on the worker."""
     known = before.workers.get(heartbeat.worker_id)
     here = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
     coming = [model.model for model in heartbeat.models if model.state in here]
@@ -293,7 +293,7 @@ def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot)
 def _newly_failed(
     heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
 ) -> list[LaneKey]:
-    """Lanes of the models and adapters that the worker could not load and was not known to fail."""
+    """Lanes of the models and adapters whose failure to load this heartbeat is the first to report."""
     known = before.workers.get(heartbeat.worker_id)
     lanes: list[LaneKey] = []
     for model in heartbeat.models:

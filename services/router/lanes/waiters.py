@@ -1,8 +1,9 @@
-"""The pulls that wait at this router, and what is known of lanes without asking Redis. No I/O: this decides, `pull.py` acts.
+"""The pulls that wait at this router, and which lanes are known to be empty without asking Redis. No I/O: `pull.py` acts.
 
-A lane is known to be empty after a pull found nothing there, until its bell rings. A bell wakes as many waiting pulls as there are
-jobs, those first that want the lane most; a pull that was woken and leaves without having looked passes the bell on. Pulls
-that leave some tenants out look when they come and at bells that find too few others; what they see says nothing of the lane.
+A lane is known to be empty after a pull found nothing there, until its bell rings: the notification of new jobs. A bell wakes as
+many waiting pulls as there are jobs, those that rank the lane highest first; a woken pull that ends without having looked passes
+the bell on. Choosy pulls exclude some tenants: they look when they come, and at bells that find too few other pulls; if one finds
+nothing, the lane does not count as empty.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from libs.queue import LaneKey
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One pull. `lanes`: most wanted first. The rest is what it does and what it was woken for."""
+    """One waiting pull. `lanes`: in order of preference. The other fields: what it is doing and what it was woken for."""
 
     worker_id: str
     pool: str
     lanes: Sequence[LaneKey]
     can_load: bool
     is_choosy: bool = False
-    """It leaves some tenants out."""
+    """It excludes some tenants."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
     rung: dict[LaneKey, int] = field(default_factory=dict)
     """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
     load_lane: LaneKey | None = None
     """A lane that was claimed for this worker, whose model or adapter it must load."""
     looking_at: LaneKey | None = None
-    """The lane that it asks Redis about."""
+    """The lane from which it is pulling in Redis."""
     promised: str = ""
     """The first of the jobs it was woken for while they were on their way to Redis."""
     is_reserved: bool = False
     """A claim is being made for it."""
     must_beat: bool = False
-    """Orders wait for the worker: the pull ends, so that it sends a heartbeat."""
+    """Orders or cancellations wait for the worker: the pull ends, so that it sends a heartbeat."""
     is_ended: bool = False
     """The worker takes no more work: the pull ends with nothing."""
 
@@ -59,8 +60,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self.is_closed = False
-        # The state: pulls in order of arrival, by worker, by lane with their preference, and so the choosy ones; lanes
-        # known to be empty; how often each was rung; workers that were rung for while none of their pulls waited.
+        # The state: pulls in order of arrival; by worker; by lane with the lane's rank, choosy ones apart; lanes known to
+        # be empty; how often each lane's bell rang; workers that were rung for while none of their pulls waited.
         self._all: dict[Waiter, None] = {}
         self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
@@ -79,7 +80,7 @@ class Waiters:
             self._missed.discard(waiter.worker_id)
             waiter.must_beat = True
         by_lane = self._index(waiter)
-        if waiter.is_choosy:  # whom an older one of its worker leaves out is not whom it would leave out now
+        if waiter.is_choosy:  # it replaces older ones of its worker, which exclude tenants that are out of date
             for other in self._by_worker[waiter.worker_id]:
                 if other.is_choosy and other is not waiter and set(other.lanes) <= set(waiter.lanes):
                     other.is_ended = True
@@ -90,7 +91,7 @@ class Waiters:
             waiter.rung = dict.fromkeys(waiter.lanes, 0)
 
     def remove(self, waiter: Waiter) -> None:
-        """The pull ends. Bells that it was woken for and did not follow go to others."""
+        """The pull ends. Bells for lanes that it has not looked at yet are passed on to other pulls."""
         del self._all[waiter]
         at_worker = self._by_worker[waiter.worker_id]
         del at_worker[waiter]
@@ -109,7 +110,7 @@ class Waiters:
         return waiter in self._all
 
     def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> int:
-        """There are `jobs` new jobs in the lane. Returns how many pulls look for them, that woken early included, but no choosy
+        """Wakes pulls for `jobs` new jobs in the lane. Returns how many look for them, with the one woken early, without choosy
         ones."""
         self._empty.discard(lane)
         self._rings[lane] = self._rings.get(lane, 0) + 1
@@ -119,11 +120,11 @@ class Waiters:
             waiter.wake(lane, jobs, len(woken) + is_early)
         choosy = [waiter for waiter in self._choosy.get(lane, ()) if not waiter.is_ended]
         for waiter in choosy[: jobs - is_early - len(woken)]:
-            waiter.wake(lane, jobs, 1)  # though it may be looking: what came meanwhile it may not see
+            waiter.wake(lane, jobs, 1)  # even one that is looking: it may miss what has come meanwhile
         return len(woken) + is_early
 
     def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> Waiter | None:
-        """`jobs` jobs are being sent to Redis. The pull that wants the lane most starts at once, to arrive there right behind them:
+        """`jobs` jobs are being sent to Redis. The pull that ranks the lane highest starts at once, to arrive right behind them:
         that saves a round trip. `ring` must follow when they are queued."""
         free = self._free(lane)
         if not free:
@@ -133,7 +134,7 @@ class Waiters:
         return free[0]
 
     def ring_worker(self, worker_id: str) -> None:
-        """Orders wait for the worker: its pulls here tell it to send a heartbeat."""
+        """Orders or cancellations wait for the worker: its pulls here tell it to send a heartbeat."""
         waiting = self._by_worker.get(worker_id)
         if not waiting:
             self._missed.add(worker_id)
@@ -152,7 +153,7 @@ class Waiters:
         self._missed.discard(worker_id)
 
     def ring_all(self) -> None:
-        """Bells may have been missed: nothing is known any more, and every pull looks at its lanes."""
+        """Bells may have been missed: no lane is known to be empty any more, and every pull looks at its lanes."""
         self._empty.clear()
         for waiter in self._all:
             if waiter.is_choosy:
@@ -160,7 +161,7 @@ class Waiters:
             waiter.event.set()
 
     def close(self) -> None:
-        """All pulls end with what they have, and so do those that come after."""
+        """Ends all pulls, and those that come later, with what they have."""
         self.is_closed = True
         for waiter in self._all:
             waiter.event.set()
@@ -174,7 +175,7 @@ class Waiters:
         return waiter in self._by_lane.get(lane, ())
 
     def holders(self, lane: LaneKey) -> list[Waiter]:
-        """Free pulls that want the lane, those first that want it most."""
+        """Free pulls that list the lane, those that rank it highest first."""
         return self._free(lane)
 
     def loaders(self, pool: str) -> list[Waiter]:
@@ -182,22 +183,22 @@ class Waiters:
         return [waiter for waiter in self._all if waiter.can_load and waiter.pool == pool and waiter.is_free]
 
     def next_lane(self, waiter: Waiter) -> LaneKey | None:
-        """The lane most wanted by this pull that may have jobs."""
+        """The lane that this pull ranks highest of those that may have jobs."""
         if waiter.is_choosy:
             return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
         return next((lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None)
 
     def rings(self, lane: LaneKey) -> int:
-        """To be read before a look into the lane, and given to `found_empty` after it."""
+        """How often the lane's bell rang: to be read before a pull from Redis, and given to `found_empty` after it."""
         return self._rings.get(lane, 0)
 
     def found_empty(self, lane: LaneKey, rings: int) -> None:
-        """A look into the lane left nothing there; it is known to be empty unless its bell rang meanwhile."""
+        """A pull left nothing in the lane: it is known to be empty, unless its bell rang meanwhile."""
         if self.rings(lane) == rings:
             self._empty.add(lane)
 
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
-        """Drops what is known of lanes that neither hold anything nor are waited for: clients can make up any number of them."""
+        """Drops what is known of lanes that neither hold jobs nor are listed by a pull: clients can make up any number of them."""
         self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
         self._missed.clear()  # a heartbeat comes every two seconds anyway

@@ -25,11 +25,11 @@ from services.router.state.view import View, known_models
 
 MOST_WATCHERS: Final = 64
 EXPLAINED_SECONDS: Final = 60.0
-"""Placement is explained for a request that may take so long."""
+"""Placement is explained for a request with this deadline."""
 
 
 class MeshService(mesh_pb2_grpc.MeshServiceServicer):
-    """Reads what this router knows; only the plan's notes are asked from Redis."""
+    """Answers from what this router knows; only the plan's notes are read from Redis."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         oldest: Callable[[], Mapping[LaneKey, float]],
         router_id: str,
     ) -> None:
-        """`oldest`: seconds that the oldest job of each lane waits, of this router's jobs."""
+        """`oldest`: for each lane, how many seconds the oldest of this router's jobs has waited."""
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
@@ -50,7 +50,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._processes = processes
         self._oldest = oldest
         self._router_id = router_id
-        # The state: streams of WatchMesh.
+        # The state: the number of open WatchMesh streams.
         self._watchers = 0
 
     async def GetMesh(
@@ -104,10 +104,10 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         try:
             return (await self._fleet.plan_notes(model)).get(model, "")
         except NoCapacity:
-            return ""  # the rest is worth telling without Redis
+            return ""  # the rest of the explanation needs no Redis
 
     def _gauges_of_model(self, pool: str, model: str) -> LaneGauges:
-        """Of the model's lane there, with the tokens of its adapters' lanes."""
+        """The gauges of the model's lane in the pool, with the tokens of its adapters' lanes added."""
         key, own = (pool, model), self._view.gauges_of(LaneKey(pool, model))
         queued = self._view.queued.get(key, 0)
         return replace(own, queued_tokens=queued, leased_tokens=self._view.backlog.get(key, 0) - queued)

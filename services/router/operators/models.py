@@ -1,4 +1,4 @@
-"""ModelService: which models there are, and orders to the workers that hold them."""
+"""ModelService: lists models, and orders workers to load, evict and pin them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelService(models_pb2_grpc.ModelServiceServicer):
-    """Shows and steers models. Orders reach a worker with its next heartbeat; loads and pins are answered once they were obeyed."""
+    """Orders reach a worker with its next heartbeat; calls to load or pin are answered once the workers have obeyed."""
 
     def __init__(self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float) -> None:
         self._fleet = fleet
@@ -78,7 +78,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 
     @asynccontextmanager
     async def _within(self, seconds: float | None, what: str) -> AsyncIterator[None]:
-        """Waits no longer than the caller does. Raises DeadlinePassed, saying what did not come about."""
+        """Bounds the wait by the call's deadline. Raises DeadlinePassed, naming what was not done in time."""
         try:
             async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
                 yield
@@ -100,13 +100,14 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         place = self._place(model, workers)
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
-        # Where no worker is left to hold one more copy, those that are on their way are waited for.
+        # If no worker is left to load one more copy, wait for the copies that are being loaded.
         coming = [worker for worker in workers if worker.state(model) in COMING]
         for worker in [place] if place is not None else coming:
             await self._resident(model, worker)
 
     def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
-        """The worker to load one more copy: the one with most room. None if all of them hold the model, or will soon."""
+        """The worker to load one more copy: the one with most free memory, of those where the model has not failed to load if there
+        are any. None if all that stay hold it, or will soon."""
         failed = self._view.snapshot.failures.get(model, {})
         held = (*COMING, pb.MODEL_STATE_RESIDENT)
         free = [worker for worker in workers if worker.state(model) not in held and worker.preempted_in_seconds is None]
@@ -122,7 +123,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         log.info("worker ordered", extra=fields({"worker": worker.worker_id, "order": order, "seq": number}))
 
     async def _resident(self, model: str, worker: WorkerRecord) -> None:
-        """Returns when the worker holds the model. Raises what kept it from loading, or NoCapacity if it is gone."""
+        """Returns when the worker holds the model. Raises the error of a failed load, or NoCapacity if the worker is gone."""
         earlier = self._view.snapshot.failures.get(model, {}).get(worker.worker_id)
         while True:
             snapshot = self._view.snapshot
@@ -137,7 +138,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             await self._view.changed()
 
     async def _pinned(self, model: str, pinned: bool, worker: WorkerRecord) -> None:
-        """Returns when the worker says that it has obeyed, or does not hold the model any more."""
+        """Returns when the worker reports that it has obeyed, or that the model is no longer resident."""
         while True:
             now = self._view.snapshot.workers.get(worker.worker_id)
             if now is None or now.epoch != worker.epoch or now.state(model) != pb.MODEL_STATE_RESIDENT:

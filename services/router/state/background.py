@@ -1,4 +1,4 @@
-"""Work that must be finished though the call that began it is gone: cancelling jobs, handing batches back."""
+"""Work that must be finished after the call that began it has ended: cancelling jobs, returning batches to their lanes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How fast is a lane worked off, and how long does a request wait in it? Pure: counts, snapshots and the clock are arguments.
+"""Estimates a lane's throughput, and how long a request waits in it. Pure: counts, snapshots and the clock are arguments.
 
-Asked by `control.py` for every request that may come too late. Two estimates are made, and the longer one counts:
+Used by `control.py` for every request that may miss its deadline. Two estimates are made, and the longer one counts:
 
-- by speed: tokens of the lane / what its workers measured in forward passes, and the time that they give other lanes meanwhile;
-- by drain: tokens of the lane / what left it a second while it had more than that, which knows of everything that takes time.
+- by speed: the lane's tokens / tokens a second that its workers measured in forward passes, and the time they give other lanes;
+- by drain: the lane's tokens / tokens that left it a second while it was backlogged, which includes everything that takes time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from libs.queue import LaneGauges, LaneKey, Priority
 from libs.queue.standing import Standing
 
 BULK_SHARE: Final = 0.1
-"""What bulk gets of a lane with interactive work (libs/queue/operations.py)."""
+"""Share of a lane with interactive work that bulk gets (libs/queue/operations.py)."""
 LASTING_SECONDS: Final = 0.5
-"""Interactive work of so many seconds is taken for a load that goes on: then bulk has its share and nothing else."""
+"""More interactive work than this is taken for sustained load, beside which bulk gets its share and nothing else."""
 DRAIN_DECAY_SECONDS: Final = 5.0
 DRAIN_LEAST_SECONDS: Final = 2.0
-"""How long a lane must have been backlogged before what left it says how fast it is: batches are large steps."""
+"""How long a lane must have been backlogged before its drain is an estimate of its speed: batches are large steps."""
 FULL_SHARE: Final = 0.25
-"""Of a worker's token budget: smaller batches say little of how fast it works off a backlog, in which batches are full."""
+"""Share of a worker's token budget: smaller batches say little of its speed under backlog, when batches are full."""
 LEASED_BATCHES: Final = 3
-"""What workers hold of a lane whose jobs are smaller than a batch: one and a half batches, and what one more pull brings."""
+"""Batches that a worker holds of a lane with jobs smaller than a batch: one and a half, and what one more pull brings."""
 SLOWEST: Final = 0.25
-"""Of the measured speed: a drain below it is a moment's, such as a worker that has just died."""
+"""Share of the measured speed: a drain below it is taken for transient, such as after a worker's death."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Work of another model beside the lane: `seconds` of it for each worker with that model; `share`: of the lane's workers."""
+    """Another model's work beside the lane. `seconds`: for each worker with that model; `share`: of the lane's workers."""
 
     seconds: float
     share: float
@@ -41,8 +41,8 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of a lane. rate: tokens/s of all its workers; 0: not measured. drain: tokens/s that left it lately; 0: not known.
-    batch_seconds: of one full batch on one worker. neighbours: whom its workers serve beside it. batch_tokens: of one on each."""
+    """A lane's throughput. rate: tokens/s of all its workers; 0: not measured. drain: tokens/s that left it lately; 0: not known.
+    batch_seconds: of one full batch on one worker. neighbours: other models with work there. batch_tokens: of one on each."""
 
     rate: float = 0.0
     drain: float = 0.0
@@ -55,19 +55,20 @@ class Pace:
         return self.rate > 0
 
     def seconds(self, tokens: float) -> float:
-        """Until so many tokens of the lane are computed, if its workers share their time evenly between lanes that have work."""
+        """Seconds until so many tokens of the lane are computed, if its workers divide their time evenly among lanes with work."""
         alone = tokens / self.rate
         shared = alone + sum(min(alone, one.seconds) * one.share for one in self.neighbours)
         return max(shared, min(tokens / self.drain, alone / SLOWEST)) if self.drain > 0 else shared
 
 
 def wait_seconds(pace: Pace, standing: Standing, priority: Priority, since: int = 0, own: int = 0) -> float:
-    """How long a request waits before its turn comes. `since`: tokens that were let in after the standing was asked for; `own`:
-    tokens of its tenant in the lane.
+    """Estimated queueing time of a request. `since`: tokens admitted after the standing was read; `own`: tokens of its tenant in
+    the lane.
 
-    An interactive job waits for what is leased and what is before it, beside which bulk may have its tenth. A bulk job has its
-    tenth, or comes when all interactive ones are done, unless these go on coming. What is before it and not its tenant's own
-    counts by batches: workers let tenants overtake between batches, so that another's job does not hold it up however large it is.
+    An interactive job waits for leased work and the interactive work ahead of it, while bulk may get its tenth. A bulk job gets
+    its tenth, or waits for all interactive ones if that is sooner and their load is not sustained. Leased and interactive work of
+    other tenants counts for a few batches at most: workers switch tenants between batches, so that another tenant's job causes no
+    head-of-line blocking however large it is.
     """
     leased = _overtaken(standing.leased, LEASED_BATCHES, pace, own)
     if priority == "interactive":
@@ -80,16 +81,16 @@ def wait_seconds(pace: Pace, standing: Standing, priority: Priority, since: int 
 
 
 def _overtaken(tokens: int, batches: int, pace: Pace, own: int) -> int:
-    """No more than so many batches, unless they are the tenant's own."""
+    """At most so many batches for each worker, or the tenant's own tokens if those are more."""
     return min(tokens, max(own, batches * pace.batch_tokens)) if pace.batch_tokens else tokens
 
 
 def pace_of(lane: LaneKey, snapshot: FleetSnapshot, backlog: Mapping[tuple[str, str], int], drain: float = 0.0) -> Pace:
-    """What is known of a lane. `backlog`: tokens that wait or are leased, by pool and model."""
+    """The pace of a lane. `backlog`: tokens that wait or are leased, by pool and model."""
     workers = holders(lane, snapshot)
     rate = lane_rate(lane, workers)
     if rate <= 0:
-        return Pace()  # what left the lane lately may have been another worker's doing, or nothing, because none was there
+        return Pace()  # its drain may be that of workers that are gone, or 0 because there were none
     batch = max(worker.batch_tokens for worker in workers)
     seconds = batch / (rate / len(workers))
     return Pace(rate, drain, seconds, tuple(_neighbours(lane, workers, snapshot, backlog)), batch * len(workers))
@@ -103,8 +104,8 @@ def lane_rate(lane: LaneKey, workers: Iterable[WorkerRecord]) -> float:
 
 
 def full_speed(worker: WorkerRecord, model: str) -> float:
-    """Tokens/s of full batches; 0: not measured. If only small ones were, as fast as it may be at best: a pass over few tokens
-    takes about as long as one over some more. Better to let too much in for a moment than to refuse what could be done."""
+    """Tokens/s of full batches; 0: not measured. If only small ones were, the optimistic estimate: a pass over few tokens takes
+    about as long as one over some more. Better to admit too much for a moment than to refuse what could be done."""
     record = worker.models[model]
     small = record.measured_batch_tokens or worker.batch_tokens
     return record.tokens_per_second * max(1.0, FULL_SHARE * worker.batch_tokens / max(small, 1))
@@ -138,7 +139,7 @@ class _Drained:
 
 
 class Drains:
-    """What leaves each lane a second while it is backlogged, from one look at the gauges to the next."""
+    """The drain of each lane: tokens that leave it a second while it is backlogged, between two readings of the gauges."""
 
     def __init__(self) -> None:
         # The state: the last look, and decaying sums of lanes that were backlogged lately.
@@ -166,7 +167,7 @@ class Drains:
 
 
 def _left(before: LaneGauges, after: LaneGauges) -> int | None:
-    """Tokens that left a lane between two looks; None if it may have run dry meanwhile, or its counters began anew."""
+    """Tokens that left a lane between two looks; None if it may have run dry meanwhile, or its counters were reset."""
     held, holds = before.queued_tokens + before.leased_tokens, after.queued_tokens + after.leased_tokens
     left = held + after.enqueued_tokens - before.enqueued_tokens - holds
     return left if left >= 0 and min(held, holds) >= max(1.0, left / 2) else None

@@ -14,7 +14,7 @@ from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey
 from services.router.state.pace import Drains, Pace, pace_of
 
-# The nearest state counts for the mesh: one worker that holds a model is enough.
+# A model's state in the mesh is the nearest that it has on any worker: one that holds it is enough.
 _NEARNESS: Final = (
     models_pb2.MODEL_STATE_RESIDENT,
     models_pb2.MODEL_STATE_LOADING,
@@ -30,8 +30,8 @@ class View:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; what leaves lanes a second; how fast
-        # lanes are, until the next change; the event that the next change sets.
+        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; how fast lanes drain; their
+        # paces, cached until the next change; the event that the next change sets.
         self._gauges: dict[LaneKey, LaneGauges] = {}
         self._queued: Counter[tuple[str, str]] = Counter()
         self._backlog: Counter[tuple[str, str]] = Counter()
@@ -66,12 +66,12 @@ class View:
         pace = self._paces.get(lane)
         if pace is None:
             pace = pace_of(lane, self.snapshot, self._backlog, self._drains.of(lane))
-            if pace.is_known:  # those of models that nobody serves would be as many as clients make up
+            if pace.is_known:  # not cached for models that no worker serves: clients can make up any number
                 self._paces[lane] = pace
         return pace
 
     def idle_unknown(self) -> list[LaneKey]:
-        """Lanes without work, of models that no worker has: nobody will ask what they did."""
+        """Lanes without work, of models that no worker has: nobody will read their counters."""
         names = known_names(self.snapshot)
         return [
             lane
@@ -91,7 +91,7 @@ class View:
         self.notify()
 
     def notify(self) -> None:
-        """The snapshot or the gauges are new."""
+        """The snapshot or the gauges have changed."""
         self._paces.clear()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -102,7 +102,7 @@ class View:
 
 
 def known_models(snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> list[models_pb2.Model]:
-    """Every model that a worker names or failed to load, by id; without names that were asked for and that nobody found."""
+    """Every model that a worker names or failed to load, by id; without requested names that no worker could find."""
     names = {name for worker in snapshot.workers.values() for name in worker.models} | set(snapshot.failures)
     return [describe(name, snapshot, gauges) for name in sorted(names) if not _is_nowhere(name, snapshot)]
 
