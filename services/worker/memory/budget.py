@@ -88,7 +88,7 @@ class Ledger:
         self._claims.remove(claim)
 
     def _check(self) -> None:
-        """Asserts the limit at each allocation, so that an accounting bug raises here instead of exhausting the machine's memory."""
+        """Asserts the limit at each allocation: an accounting bug must raise here rather than exhaust the machine's memory."""
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
