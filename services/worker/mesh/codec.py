@@ -184,7 +184,7 @@ def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
 
 
 def rebase(field: str, first_item: int) -> str:
-    """`items[2].text` of a job whose first item is the request's tenth: `items[12].text`."""
+    """`items[2].text` of a job whose first item is the request's `items[10]`: `items[12].text`."""
     return _ITEM.sub(lambda match: f"{match[1]}[{int(match[2]) + first_item}]", field, count=1)
 
 
