@@ -25,7 +25,7 @@ _COMPILED_PRODUCTS = "256"
 
 
 def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
-    """Never returns. Exit codes: 0 after a signal, 1 if the device or the worker failed, 2 for settings that cannot be."""
+    """Never returns. Exit codes: 0 after a signal, 1 if the device or the worker failed, 2 for invalid settings."""
     try:
         settings = Settings.from_env(os.environ)
         configure("worker", settings.log_level)
@@ -40,12 +40,13 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
     traces.stop()
     logging.shutdown()
     sys.stderr.flush()
-    # A load or a forward pass in progress cannot be interrupted: the interpreter's own end would wait for it, or crash under it.
+    # A load or a forward pass in progress cannot be interrupted: a normal interpreter shutdown would wait for it, or crash.
     os._exit(code)
 
 
 def _limit_threads(threads: int) -> None:
-    """Before torch and tokenizers are imported, which read these once. Tokenising must leave cores to the forward pass."""
+    """Must run before torch and tokenizers are imported, which read these variables once. Tokenising must leave cores to the
+    forward pass."""
     tokenizer_threads = max(1, threads // 2)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("RAYON_NUM_THREADS", str(tokenizer_threads))
@@ -53,16 +54,17 @@ def _limit_threads(threads: int) -> None:
 
 
 def _limit_heaps() -> None:
-    """Each load has a thread of its own, and glibc up to eight heaps a core for threads: what loads leave behind in them stays."""
+    """Limits malloc to two arenas. Each load has a thread of its own, and glibc makes up to eight arenas a core for threads, which
+    keep what loads leave behind."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
 
 
 def limit_compiled_products() -> None:
-    """Before torch is imported. oneDNN compiles a product for each shape that it meets, and packed batches have ever new ones. It
-    and ideep, through which torch calls it, would each keep what 1,024 of them need: some 500 MB in a worker of small models, full
-    only after many minutes, and what replaces them leaves the heap in holes (docs/decisions.md).
+    """Must run before torch is imported. oneDNN compiles a matrix product for each new shape, and packed batches always have new
+    ones. It and ideep, through which torch calls it, would each cache 1,024 of them: some 500 MB in a worker of small models, full
+    only after many minutes, and replacing entries fragments the heap (docs/decisions.md).
     """
     for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(limit, _COMPILED_PRODUCTS)

@@ -1,4 +1,4 @@
-"""The worker put together: read top to bottom, this is its object graph, its life and its end."""
+"""Wires up the worker: read top to bottom, its object graph, its serving and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "worker"
 
 _HAND_BACK_SECONDS: Final = 3.0
-"""How long handing unfinished jobs back may take at the end; after that their leases run out."""
+"""How long handing back unfinished jobs may take at shutdown; after that their leases expire."""
 
 _GOODBYE_SECONDS: Final = 2.0
 
 _RELIEF_SECONDS: Final = 5.0
-"""How long the device thread waits for an idle model to go when memory is short."""
+"""How long the device thread waits for the eviction of an idle model when memory is short."""
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:
-    """Serves until SIGTERM or SIGINT, then stops in order; a second signal ends the process at once."""
+    """Serves until SIGTERM or SIGINT, then shuts down gracefully; a second signal ends the process at once."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_signalled(settings, device))
 
@@ -75,7 +75,7 @@ async def _signalled(settings: Settings, device: Device) -> None:
 
 
 async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set and the worker has wound down. Raises what the device died of, if it did."""
+    """Serves until `stop` is set and the worker has shut down. Raises the device's error if the device was lost."""
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(_threads(settings.threads))
         health = None
@@ -95,8 +95,8 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """For tokenising and for making answers: apart, so that a large job's tokenising does not hold up a small one's answer. And one
-    for answers that are computed once more in float32."""
+    """Separate pools for tokenising and for making answers, so that a large job's tokenising does not delay a small one's answer,
+    and one thread for recomputing answers in float32."""
 
     preparing: Preparers
     finishing: ThreadPoolExecutor
@@ -116,7 +116,7 @@ def _threads(cores: int) -> Iterator[Threads]:
 
 
 class Worker:
-    """One worker within its contexts: `serve` until `stop`, then `wind_down`."""
+    """One worker: `serve` until `stop`, then `wind_down`. Its link, threads and task group are opened by `serve` of this module."""
 
     def __init__(
         self, settings: Settings, device: Device, link: Link, threads: Threads, tasks: asyncio.TaskGroup, stop: asyncio.Event
@@ -204,7 +204,7 @@ class Worker:
         )
 
     async def serve(self) -> None:
-        """Until `stop` is set or the device is lost."""
+        """Serves until `stop` is set or the device is lost."""
         self._runner.start()
         self._device = asyncio.wrap_future(self._runner.ended)
         self._beating = self._tasks.create_task(self._heartbeat.run())
@@ -213,12 +213,12 @@ class Worker:
         self._tasks.create_task(self._residency.run())
         self._tidying = self._tasks.create_task(memory.tidy())
         self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
-        # Whoever waits for `stop` waits for the loss of the device, too.
+        # The loss of the device sets `stop`, too.
         self._device.add_done_callback(lambda _: self._stop.set())
         await self._stop.wait()
 
     async def wind_down(self) -> None:
-        """Pull no more, finish what is held, hand back the rest, say goodbye."""
+        """Graceful shutdown: stops pulling, finishes held jobs, hands back the rest, sends the last heartbeat."""
         grace_seconds = (
             self._grace_seconds if self._gone_at is None else grace_left(self._gone_at, time.time(), self._grace_seconds)
         )
@@ -238,12 +238,12 @@ class Worker:
         self._attending.cancel()
 
     def check_device(self) -> None:
-        """Raises what the device died of, if it did."""
+        """Raises the device's error if the device was lost."""
         if not self._device.cancel():
             self._device.result()
 
     async def _watch(self, spot: Source) -> None:
-        """Until the machine is about to be taken away; then the worker stops while there is time."""
+        """Waits for a preemption notice of the spot machine; then stops the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
         log.warning("the machine will be taken away", extra=fields({"in_seconds": gone_at - time.time()}))
         self._residency.take_no_more()
@@ -259,7 +259,7 @@ class Worker:
                 self._delivery.give_up()
 
     def _relieve(self, keep: str) -> bool:
-        """For the device thread, which waits: whether an idle model other than `keep` was let go."""
+        """Evicts an idle model other than `keep`, and returns whether it did. Blocks; called by the device thread."""
         if self._loop.is_closed():
             return False
         relief = asyncio.run_coroutine_threadsafe(self._residency.relieve(keep), self._loop)
@@ -275,7 +275,7 @@ class Worker:
 
 
 async def _within(seconds: float, work: Awaitable[None]) -> bool:
-    """Whether it ended in time."""
+    """Awaits `work`; returns whether it ended in time."""
     try:
         async with asyncio.timeout(seconds):
             await work

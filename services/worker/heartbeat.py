@@ -1,6 +1,6 @@
-"""Tells the routers what this worker is and holds, and does what they answer.
+"""Reports this worker's state to the routers, and obeys the orders in their answers.
 
-Beside the way of a request: renews the leases of what is held, brings back cancellations and orders.
+Not on the request path: renews the leases of held batches, and brings back cancellations and orders.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from services.worker.mesh.link import Link
 log = logging.getLogger(__name__)
 
 _RENEW_SHARE: Final = 0.25
-"""Of a lease's time: three heartbeats may fail before it is lost."""
+"""The heartbeat interval is at most this share of a lease's time, so that three heartbeats may fail before the lease expires."""
 
 _REST_SHARE, _LEAST_REST, _LONGEST_REST = 4.0, 0.02, 0.25
-"""After a heartbeat until one that a router rings for: so many times what the last one took, in seconds. Cancellations can ring a
-hundred times a second, and routers that are slow to answer are asked less often."""
+"""Backpressure on heartbeats that a router rings for: they keep a distance of 4 times what the last heartbeat took, within these
+bounds (seconds). Cancellations can ring a hundred times a second, and routers that are slow to answer are called less often."""
 
 
 class Heartbeat:
@@ -80,25 +80,25 @@ class Heartbeat:
                     await self._changed.wait()
 
     def hear_ring(self) -> None:
-        """A router has something for us: orders, or cancellations."""
+        """Schedules an early heartbeat, because a router has orders or cancellations for this worker."""
         self._loop.call_at(self._rested_at, self._changed.set)
 
     def announce_drain(self) -> None:
-        """From now on routers hear that this worker takes no more work."""
+        """From now on heartbeats say that this worker drains: it takes no more work."""
         self._draining = True
         self._changed.set()
 
     def announce_end(self, gone_at: float) -> None:
-        """From now on routers hear when (Unix time) the machine goes."""
+        """From now on heartbeats say when (Unix time) the machine is preempted."""
         self._gone_at = gone_at
         self._changed.set()
 
     async def leave(self) -> None:
-        """The last heartbeat."""
+        """Sends the last heartbeat."""
         await self._beat(self._message(leaving=True))
 
     def apply(self, response: worker_pb2.HeartbeatResponse) -> None:
-        """Does each order once, in order, and skips what nobody waits for."""
+        """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order once, in sequence."""
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
         self._residency.hear_backlog(dict(response.queued_tokens))

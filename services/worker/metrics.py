@@ -1,5 +1,5 @@
-"""What a worker tells Prometheus of its device and its models, read at each scrape (`libs/telemetry`). The rest is counted where it
-happens: `intake.py`, `runner.py`, `finisher.py`, `residency.py`, `space.py`."""
+"""Prometheus metrics of the device and its models, read at each scrape (`libs/telemetry`). The other series are counted where the
+events happen: `intake.py`, `runner.py`, `finisher.py`, `residency.py`, `space.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keeps one stream open to the routers: while it is open they know that this process lives.
+"""Liveness: keeps one stream open to a router; while it is open the routers know that this process lives.
 
-Beside the way of a request. When the process dies its stream breaks, and what it held is given to others at once; when the stream
-breaks and the process lives, it says so by a heartbeat and opens another.
+Not on the request path. When the process dies its stream breaks, and its leased jobs are given to other workers at once; when the
+stream breaks and the process lives, the worker sends a heartbeat and opens another stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.worker.mesh.link import Backoff, Link
 log = logging.getLogger(__name__)
 
 REFUSED_SECONDS: Final = 60.0
-"""Until the next try at routers of before wire version 3, which know no such stream."""
+"""Time until the next try after a router has refused the stream: those of before wire version 3 do not know it."""
 
 
 class Presence:

@@ -1,4 +1,4 @@
-"""What a worker is told at its start, read once from the environment."""
+"""The worker's configuration, read once from the environment at its start."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _SPOT = re.compile(r"none|aws|gcp|file:/.+")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one worker process. Sizes in bytes or tokens, times in seconds; 0 stands for "as the device says" where it is allowed."""
+    """Settings of one worker process. Sizes in bytes or tokens, times in seconds; 0 means the device's default where allowed."""
 
     worker_id: str
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
     trust: Trust = field(default_factory=Trust)
-    """Which routers to believe, and what to show them: SHOAL_TLS…, SHOAL_TOKEN…"""
+    """TLS trust in routers, and the credentials sent to them: SHOAL_TLS…, SHOAL_TOKEN…"""
     pool: str = "cpu"
     models: tuple[Shelf, ...] = ()
     stores: tuple[str, ...] = ()
-    """Where models come from that no folder has, in order of search. None: nothing is ever fetched."""
+    """Stores for models that no folder has, in order of search. Empty: nothing is ever fetched."""
     store_dir: Path = Path("shoal")
-    """Where what was fetched is kept. Shared by the workers of a node."""
+    """The directory of fetched models. Shared by the workers of a node."""
     store_bytes: int = 0
-    """Bytes that may take. 0: 90 % of what the disk has free at the start."""
+    """Disk budget of that directory. 0: 90 % of the disk space that is free at the start."""
     catalog: Catalog = field(default_factory=Catalog)
-    """What is said of models over what their files say: shipped cards and those of SHOAL_CATALOG's folders."""
+    """Overrides of what models' files say: shipped cards and those of SHOAL_CATALOG's folders."""
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
     threads: int = 1
@@ -51,19 +51,19 @@ class Settings:
     """Token budget of one forward pass. 0: 2048 on a CPU, 16384 on an accelerator."""
     batch_items: int = 512
     max_age_seconds: float = 0.5
-    """A sequence that has waited longer is served strictly in its turn, however badly it fits."""
+    """Sequences that have waited longer are batched strictly in order, however badly they fit."""
     batch_seconds: float = 0.05
-    """How long a forward pass may be expected to take while several models or tenants want the device: up to twice that if it
-    would be less than 256 tokens, and six times that while nobody else wants it."""
+    """The longest expected duration of a forward pass while several models or tenants want the device: up to twice that if it
+    would have fewer than 256 tokens, and four times that while one caller has the device alone."""
     memory_bytes: int = 0
     """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on a CPU, all but a reserve of the
     device's on an accelerator."""
     host_bytes: int | None = None
-    """Bytes of host memory for models that left the device. None: 0 on a CPU, half of the host's memory on an accelerator."""
+    """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an accelerator."""
     adapters: int = 32
     """LoRA adapters that may be loaded with each model at the same time."""
     eviction: str = DEFAULT
-    """By which policy models leave: a key of `libs.eviction.POLICIES`."""
+    """The eviction policy: a key of `libs.eviction.POLICIES`."""
     load_seconds: float = 300.0
     """How long a load may take, without the download."""
     heartbeat_seconds: float = 2.0
@@ -71,11 +71,11 @@ class Settings:
     grace_seconds: float = 25.0
     """How long held jobs may take after SIGTERM before they are handed back."""
     spot: str = "none"
-    """Who says that the machine is about to be taken away: none, aws, gcp or file:/path (`notice.py`)."""
+    """The source of preemption notices of a spot machine: none, aws, gcp or file:/path (`notice.py`)."""
     health_address: str = ""
-    """Where grpc.health.v1 answers. Empty: nowhere."""
+    """Listening address of grpc.health.v1. Empty: not served."""
     metrics_address: str = ""
-    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
+    """Listening address (host:port) of the Prometheus endpoint, plain HTTP without credentials. Empty: not served."""
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str]:
-        """For the one log line at the start."""
+        """The settings as text, for the log line at the start."""
         told = {one.name: str(getattr(self, one.name)) for one in fields(self)}
         return told | {
             "routers": ",".join(self.routers),

@@ -1,4 +1,4 @@
-"""`shoal models check`: what Shoal makes of a model's files and why, and whether it runs. No mesh is needed."""
+"""`shoal models check`: explains how Shoal reads a model's files and why, and tests whether it runs. No mesh is needed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _not_tested(report: Report, directory: Path, wanted: bool) -> str:
 
 
 def _free_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
+    """Memory that is available without swapping; None where the system does not report it."""
     lines = _MEMORY.read_text().splitlines() if _MEMORY.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
@@ -109,14 +109,14 @@ def _tested(report: Report, directory: Path, said: Overrides | None, tell: Tell)
 
 @contextmanager
 def _telling(target: str) -> Iterator[Tell]:
-    """Says on stderr what is being done, if somebody watches."""
+    """Shows progress on stderr, if it is a terminal."""
     console = Console(stderr=True)
     with console.status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 
 
 def _plain(report: Report) -> dict[str, object]:
-    """For programs."""
+    """The report as JSON-serialisable values."""
     return asdict(report) | {
         "directory": None if report.directory is None else str(report.directory),
         "parameters": report.parameters,
@@ -142,7 +142,7 @@ def _show(report: Report) -> None:
 
 
 def _verdict(report: Report) -> tuple[str, str]:
-    """In a word, and its colour."""
+    """The verdict as text, and its colour."""
     if report.refused:
         return "refused", "bold red"
     if report.skipped:

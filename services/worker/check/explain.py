@@ -1,6 +1,6 @@
-"""What Shoal makes of a checkpoint directory and why: the first half of `shoal models check`, without torch.
+"""Explains how Shoal reads a checkpoint directory: the first half of `shoal models check`, without torch.
 
-Beside the way of a request. `inspect` reads what a worker would read and says which key of which file each fact came from.
+Not on the request path. `inspect` reads what a worker would read and reports which key of which file each fact came from.
 `selftest.py` is the other half; `command.py` shows both.
 """
 
@@ -32,7 +32,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class TensorsOf:
-    """A safetensors file: bytes and numbers by the format's name of their type (F32, BF16, I64 ...)."""
+    """A safetensors file: its bytes and count of numbers by data type as the format names it (F32, BF16, I64 ...)."""
 
     file: str
     tensors: int
@@ -51,7 +51,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one model. `directory` None: not found. `refused`: why it cannot be served. `skipped`: why there was no self-test."""
+    """The report on one model. `directory` None: not found. `refused`: why it cannot be served. `skipped`: why it is untested."""
 
     model: str
     directory: Path | None
@@ -75,10 +75,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """How a fact is told.
+    """How a fact is reported.
 
-    `value` on the card; `keys`: patterns of `file:key`, or `file:key=value`, that speak of it; `overrides`: names of what the
-    catalog may say of it; `words`: the reason where neither does.
+    `value`: read from the card; `keys`: patterns of `file:key`, or `file:key=value`, that determine it; `overrides`: names of the
+    catalog's overrides of it; `words`: the reason where neither applies.
     """
 
     what: str
@@ -204,7 +204,7 @@ def _facts(card: Card, reads: Sequence[Read], said: Overrides | None) -> Iterato
 
 
 def _seen(reads: Sequence[Read]) -> Iterator[Fact]:
-    """Of a model that was refused: family and kind as far as they were read."""
+    """The facts of a refused model: family and kind as far as they were read."""
     for evidence in _EVIDENCE[:2]:
         if why := _told(reads, evidence.keys):
             yield Fact(evidence.what, "", tuple(why))
@@ -218,7 +218,7 @@ def _overriding(evidence: _Evidence, said: Overrides | None) -> list[str]:
 
 
 def _told(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
-    """Each key that speaks of a fact, once, in the order in which it was read."""
+    """Each key that matches the patterns, once, in the order in which it was read."""
     found = [read for read in reads if read.value is not None and read.value is not False]
     speak = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
     return list(dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in speak))

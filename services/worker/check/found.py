@@ -1,4 +1,4 @@
-"""The files of a model that somebody names on a command line. No mesh is needed."""
+"""Finds the files of a model that is named on the command line. No mesh is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tell = Callable[[str], None]
 def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, Copy]:
     """The id and files of a model: a directory as it is; an id in the folders of SHOAL_MODELS, else in the stores of SHOAL_STORES.
 
-    `name`: the id of a directory; empty: its last two names. `tell` hears of a download. Raises ShoalError.
+    `name`: the id of a directory; empty: its last two path components. `tell` gets the progress of a download. Raises ShoalError.
     """
     path = Path(target)
     if path.is_dir():
@@ -41,6 +41,6 @@ def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, 
 
 
 def _own_id(directory: Path) -> str:
-    """A directory's last two names where they are an id, as in the layout of SHOAL_MODELS."""
+    """A directory's last two path components if they form an id, as in the layout of SHOAL_MODELS; else `local/model`."""
     own = f"{directory.parent.name}/{directory.name}"
     return own if is_model_id(own) else "local/model"

@@ -1,7 +1,7 @@
-"""A model on this machine's CPU with texts of our own: the second half of `shoal models check`.
+"""Runs a model on this machine's CPU with built-in texts: the second half of `shoal models check`.
 
-Whether its weights fit its configuration, its answers are numbers of the right shape, and a text has the same answer alone, packed
-among others and twice in a batch. Nothing is known of what the answers should be: for that see tests/parity.
+Tests that its weights fit its configuration, its answers are numbers of the right shape, and a text has the same answer alone,
+packed among others and twice in a batch. The correct answers are not known here: for those see tests/parity.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from libs.models import (
 from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5
-"""Of float32, packed against alone."""
+"""Tolerance in float32 between a sequence packed and alone."""
 
 BFLOAT16_COSINE = 0.99
-"""Below it a model loses what it was trained for: its card should say `dtype: float32`."""
+"""The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should say `dtype: float32`."""
 
 _TEXTS = [
     "Ada Lovelace wrote the first program in London.",
@@ -53,7 +53,7 @@ _LABELS = ("person", "place")
 
 
 def run(directory: Path, model: str, said: Overrides | None) -> Iterator[Test]:
-    """The checks one after another, as they are done. Raises ModelBroken if the model cannot be loaded."""
+    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded."""
     said = None if said is None else replace(said, dtype=None)
     runs: list[_Run] = []
     loaded = _load(directory, model, said, torch.float32)
@@ -101,7 +101,7 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
 
 
 def _ends(text: str) -> tuple[Given, ...]:
-    """A text's first and last three characters, for models that relate entities which they are given."""
+    """A text's first and last three characters, for models that relate given entities."""
     return Given(0, 3), Given(len(text) - 3, len(text))
 
 

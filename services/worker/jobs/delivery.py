@@ -1,7 +1,7 @@
 """Open leases and the answers on their way back to a router. Event loop only.
 
-On the way of a request between `finisher.py` and WorkerService.Complete. The answers of a lease leave in one call at a time: while
-one is under way further ones gather, and the call that carries the last ends the lease.
+On the request path, between `finisher.py` and WorkerService.Complete. Each lease has one call in flight at a time: further answers
+are batched meanwhile, and the call that carries the last one ends the lease.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from services.worker.mesh.link import Link
 log = logging.getLogger(__name__)
 
 MAX_RESULT_BYTES: Final = 48 << 20
-"""Of one job's answer: routers take messages of 64 MiB."""
+"""The size limit of one job's answer: routers accept messages of 64 MiB."""
 
 _MAX_CALL_BYTES: Final = 16 << 20
 
 
 class Delivery:
-    """`let_go` hears of each job that is no longer held. `lease_seconds`: how long the last lease lasts if nobody renews it."""
+    """Returns answers. `let_go` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
+    if it is not renewed."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Delivery:
         self._send(lease)
 
     def answer(self, answers: Iterable[tuple[HeldJob, bytes]]) -> None:
-        """Serialised JobResults of jobs that are done. A job that is no longer held has nobody waiting: its answer is dropped."""
+        """Sends serialised JobResults of finished jobs. Answers of jobs no longer held are dropped: nobody waits for them."""
         leases = []
         for held, result in answers:
             if self._pop(held):
@@ -76,7 +77,7 @@ class Delivery:
             self._send(lease)
 
     def skip(self, jobs: Collection[HeldJob]) -> None:
-        """These need no answer any more."""
+        """Drops jobs without an answer: cancelled ones, or ones that go back to their lane."""
         for held in jobs:
             held.unwanted = True
             if self._pop(held):
@@ -85,7 +86,7 @@ class Delivery:
             self._send(lease)
 
     def cancel(self, cancelled: worker_pb2.CancelledJobs) -> None:
-        """As a heartbeat's answer says: of a lost lease all jobs, else those named."""
+        """Cancels jobs as a heartbeat's answer says: all jobs of a lost lease, else those named."""
         for lease in [lease for lease in self._open if lease.batch_id == cancelled.batch_id]:
             self.skip([held for held in lease.jobs.values() if cancelled.lost or held.job.job_id in cancelled.job_ids])
 
@@ -94,19 +95,19 @@ class Delivery:
         return [worker_pb2.HeldBatch(lane=lease.lane, batch_id=lease.batch_id) for lease in self._open if not lease.unreadable]
 
     def hand_back(self) -> None:
-        """Give up every job that is still held: it goes back to its lane."""
+        """Returns every job that is still held to its lane."""
         jobs = [held for lease in self._open for held in lease.jobs.values()]
         if jobs:
             log.warning("handing back unfinished jobs", extra=fields({"jobs": len(jobs)}))
         self.skip(jobs)
 
     def give_up(self) -> None:
-        """Stop trying: what was not delivered is lost, and its leases run out."""
+        """Stops all retries: undelivered answers are lost, and their leases expire."""
         for sender in self._senders:
             sender.cancel()
 
     async def settled(self) -> None:
-        """Until no lease is open."""
+        """Waits until no lease is open."""
         await self._settled.wait()
 
     def _pop(self, held: HeldJob) -> bool:
@@ -137,12 +138,12 @@ class Delivery:
             )
             lease.closed = is_last
             seconds = sum(lease.answer_seconds.pop(one.job_id, 0.0) for one in jobs)
-            # One call may bring answers of several traces: it is in that of the last of them.
+            # One call may carry answers of several traces: its span belongs to the trace of the last one.
             traceparent, lease.traceparent = lease.traceparent, ""
             accepted = await self._link.complete(request, self._clock.local(lease.until_unix), traceparent)
             if accepted is None:
                 log.error("answers could not be delivered", extra=fields({"jobs": len(jobs), "model": lease.lane.model}))
-            if jobs:  # which of them were refused is not told: the mean stands for them
+            if jobs:  # the router does not say which were refused: each is counted at the mean
                 self._waste.refused(seconds * (1 - (accepted or 0) / len(jobs)))
         lease.sending = False
         if lease.closed:
@@ -152,7 +153,7 @@ class Delivery:
 
 
 def _take(outbox: list[worker_pb2.CompletedJob]) -> list[worker_pb2.CompletedJob]:
-    """Take answers out, as many as one call may carry, at least one."""
+    """Removes and returns as many answers as one call may carry, at least one."""
     count, size = 0, 0
     for completed in outbox:
         size += len(completed.result)

@@ -1,6 +1,6 @@
-"""Turns what the device gave into answers, in threads, and hands them to the delivery.
+"""Postprocessing: turns the model's outputs into answers, in threads, and hands them to the delivery.
 
-On the way of a request between `runner.py` and `delivery.py`.
+On the request path, between `runner.py` and `delivery.py`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from services.worker.mesh.codec import Timings
 log = logging.getLogger(__name__)
 
 _SMALL_TOKENS = 512
-"""Finishing so little takes a tenth of a millisecond, less than waking another thread; an idle caller does it itself."""
+"""Finishing so few tokens takes 0.1 ms, less than waking another thread; an idle calling thread does it itself."""
 
 
 def must_succeed(future: Future[None]) -> None:
-    """For work in a pool that answers for its own failures: if one gets out it is a bug, and must at least be seen."""
+    """Logs an exception of work in a pool that handles its own failures: one that escapes is a bug and must at least be seen."""
     if not future.cancelled() and (error := future.exception()) is not None:
         log.critical("work in a thread failed", exc_info=error)
 
 
 class Finisher:
-    """The runner's Outcomes. May be called on any thread; `wake` is set when the device has begun a batch or has run dry.
+    """Implements the runner's Outcomes, on any thread. `wake` is set when the device has begun a batch or has nothing left to do.
 
-    Jobs with numbers that are not finite go through `widening` first.
+    Jobs whose outputs are not finite go through `widening` first.
     """
 
     def __init__(self, delivery: Delivery, threads: ThreadPoolExecutor, widening: Widening, wake: asyncio.Event) -> None:
@@ -71,7 +71,7 @@ class Finisher:
 
 
 def _answer(held: HeldJob) -> bytes:
-    """A serialised JobResult. A result that cannot be made fails its job and no other."""
+    """A serialised JobResult. An error while it is made fails this job and no other."""
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
@@ -95,7 +95,7 @@ def _failed(held: HeldJob, error: ShoalError) -> bytes:
 
 
 def _timings(held: HeldJob, started: float, ended: float) -> Timings:
-    """`wait` is everything between the pull and the finish that is neither preparing nor the device's work."""
+    """The job's timings. `wait`: time between the pull and the finish that is neither preparation nor forward passes."""
     between = started - held.received_at
     return Timings(
         queue=held.queue_seconds,

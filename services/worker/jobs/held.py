@@ -1,7 +1,7 @@
 """What a worker holds between Pull and Complete: leases, their jobs, and the resident models that serve them.
 
-Three kinds of thread touch a HeldJob one after another: the event loop (pull, answer), a preparing or finishing thread, and the
-device thread. Only `unwanted` is written by one while another may read it: a stale read costs some work and nothing else.
+Three kinds of thread own a HeldJob in sequence: the event loop (pull, answer), a preparing or finishing thread, and the device
+thread. Only `unwanted` is written by one while another may read it: a stale read costs some wasted work and nothing else.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from services.worker.memory.resident import Resident
 from services.worker.scheduling.batcher import Flow
 
 WEIGHTS: Final = (1e-3, 1e3)
-"""Tenants' weights are kept within these, whatever a router says."""
+"""Tenants' weights are clamped to this range, whatever a router sends."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A pulled batch and what is still owed for it. Belongs to the event loop."""
+    """A pulled batch, its unanswered jobs and unsent answers. Event loop only."""
 
     lane: worker_pb2.Lane
     batch_id: str
     lease_seconds: float
-    """How long it lasts unless renewed."""
+    """Time until the lease expires unless it is renewed."""
     jobs: dict[int, HeldJob] = field(default_factory=dict)
-    """Not answered yet, by number."""
+    """Jobs not answered yet, by number."""
     outbox: list[worker_pb2.CompletedJob] = field(default_factory=list)
     """Answers not sent yet."""
     answer_seconds: dict[str, float] = field(default_factory=dict)
-    """Device seconds that went into these, by job id."""
+    """Device seconds that went into these answers, by job id."""
     asked_at: float = 0.0
-    """When the pull was sent, by the worker's rising clock."""
+    """When the pull was sent, by the worker's monotonic clock."""
     traceparent: str = ""
-    """Of the last traced answer in the outbox."""
+    """Trace context of the last traced answer in the outbox."""
     until_unix: float = 0.0
-    """When the last of its jobs' deadlines passes, by Redis' clock: nobody wants its answers after that."""
+    """The latest deadline of its jobs, by Redis' clock: nobody waits for its answers after that."""
     sending: bool = False
     closed: bool = False
     unreadable: int = 0
-    """Payloads that were no Job: they must run out of attempts in the lane, so the lease is left to expire."""
+    """Payloads that could not be parsed as a Job: they must run out of attempts in the lane, so the lease is left to expire."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A job on its way through the worker. Times are seconds of the worker's rising clock."""
+    """A leased job in the worker. Times are seconds of the worker's monotonic clock."""
 
     number: int
     job: worker_pb2.Job
@@ -57,22 +57,22 @@ class HeldJob:
     received_at: float
     queue_seconds: float
     read_bytes: int = 0
-    """That preparing it reads."""
+    """Bytes that preparing the job reads."""
     estimated_tokens: int = 0
-    """Of these, before it is tokenised."""
+    """Tokens estimated from these bytes, before the job is tokenised."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0
     forward_seconds: float = 0.0
     learnt: tuple[int, int] = (0, 0)
-    """`meter.whole_texts` of it."""
+    """The job's `meter.whole_texts`: tokens and bytes."""
     device_seconds: float = 0.0
-    """Its share of forward passes, by tokens. `waste.py` guards it."""
+    """The job's share of forward passes, by tokens. Guarded by the lock in `waste.py`."""
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
     span: JobSpan = UNTRACED
     flow: Flow = field(init=False)
-    """Whose share of the threads and of the device it takes."""
+    """The fair-queueing flow that the job's thread and device time is charged to."""
 
     def __post_init__(self) -> None:
         kind = self.job.WhichOneof("operation")
@@ -80,7 +80,7 @@ class HeldJob:
         self.flow = Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
 
     def drop_operation(self) -> None:
-        """Once it was read, its texts need not be here twice."""
+        """Frees the operation's message once it was read, so that the texts are not in memory twice."""
         kind = self.job.WhichOneof("operation")
         if kind is not None:
             self.job.ClearField(kind)
@@ -96,7 +96,7 @@ class HeldJob:
 
     @property
     def ready(self) -> Prepared:
-        """What was prepared; only for jobs that are past that."""
+        """The prepared job. Raises RuntimeError if it was not prepared yet."""
         if self.prepared is None:
             raise RuntimeError("the job was not prepared")
         return self.prepared

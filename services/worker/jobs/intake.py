@@ -1,6 +1,6 @@
 """Pulls jobs and prepares them in threads.
 
-On the way of a request the first stop in the worker: Pull -> here -> `batcher.py` -> `runner.py` -> `finisher.py` -> Complete.
+The first stop of the request path in the worker: Pull -> here -> `batcher.py` -> `runner.py` -> `finisher.py` -> Complete.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ log = logging.getLogger(__name__)
 
 _MAX_PULLED_JOBS: Final = 256
 _LAST_PULLS_SECONDS: Final = 1.0
-"""How long pulls in flight may take to end once the worker stops. Routers end them when its heartbeat says that it drains; those of
-wire version 0 do not."""
+"""How long pulls in flight may take to end once the worker shuts down. Routers end them when its heartbeat says that it drains;
+routers of wire version 0 do not."""
 
 _PARTIAL_WAIT_SECONDS: Final = 1.0
-"""How long a pull waits that does not ask for all lanes: soon one that does takes its place."""
+"""How long a pull waits at the router if it does not ask for all lanes: it is soon replaced by one that does."""
 
 _QUICK_SECONDS: Final = 0.05
-"""An empty answer that comes sooner means that its router does not wait for work."""
+"""An empty answer that comes sooner means that the router does not long-poll for us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a worker is called: `epoch` is new at each start of the process."""
+    """The worker's identity in calls to routers. `epoch` is new at each start of the process."""
 
     worker_id: str
     epoch: str
@@ -63,9 +63,9 @@ class Identity:
 
 
 class Intake:
-    """`run` pulls until `stop`; `wake` is set by whoever changes what could be pulled.
+    """`run` pulls until `stop`; `wake` is set whenever something changes that decides what to pull.
 
-    `beat` sends a heartbeat at once, where a router says that orders wait.
+    `beat` asks for an early heartbeat, because a router says that orders or cancellations wait.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Intake:
         self._lead = Lead()
         self._pause_until = 0.0
         self._relieving: asyncio.TimerHandle | None = None
-        self._unanswered: list[str] = []  # batch ids of pulls of which no router's answer came
+        self._unanswered: list[str] = []  # batch ids of pulls that failed without an answer
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -123,14 +123,14 @@ class Intake:
             await self._end_pulls()
 
     def stop(self) -> None:
-        """Pull no more, as from when `stop` was set; `run` returns when what was pulled last has arrived."""
+        """Sends no more pulls, as if `stop` was set; `run` returns when the pulls in flight have ended."""
         self._stop.set()
         self._wake.set()
 
     # Pulling
 
     def _start_pulls(self, tasks: asyncio.TaskGroup) -> float | None:
-        """Returns after how many seconds to look again, or None."""
+        """Starts the pulls that are due. Returns after how many seconds to plan again, or None."""
         pause = self._pause_until - time.monotonic()
         if pause > 0:
             return pause
@@ -152,7 +152,7 @@ class Intake:
         return plan.look_again
 
     def _lanes(self, preparing: Mapping[LaneName, Mapping[Flow, int]]) -> dict[LaneName, LaneState]:
-        """Of every model with each of its adapters, in the order of who is to be served first."""
+        """The lanes of every serving model and each of its adapters, least-served models first."""
         residents = [one for model in self._residency.lanes() if (one := self._residency.serving(model)) is not None]
         self._adapters.settle(residents)
         waiting, most = self._runner.waiting(), self._runner.batch_tokens(resident.name for resident in residents)
@@ -168,16 +168,16 @@ class Intake:
         return lanes
 
     def _landed(self, task: asyncio.Task[bool]) -> None:
-        """The next pull can wait until the device has what this one brought: sending it now would delay the preparing thread.
-
-        Not so if that takes long: whoever comes meanwhile would lie in the lane for as long.
+        """A pull has ended. If it brought small jobs, the next one waits until the device has them: sending it now would delay the
+        preparing thread. If it brought none, or large ones, the next is planned at once: other jobs would wait in the lane for as
+        long as preparation takes.
         """
         del self._flying[task]
         if task.cancelled() or task.exception() or not task.result():
             self._wake.set()
 
     async def _pull(self, pull: Pull, lanes: list[LaneName], of: int) -> bool:
-        """Whether it brought jobs that are soon prepared. `lanes`: its own in order, out of so many."""
+        """Returns whether the pull brought jobs that are soon prepared. `lanes`: its lanes in order; `of`: the number of all."""
         wait_seconds = self._pull_wait_seconds
         if len(lanes) < of:
             wait_seconds = min(wait_seconds, _PARTIAL_WAIT_SECONDS)
@@ -223,14 +223,14 @@ class Intake:
         return bool(response.batch_id) and self._accept(response, started)
 
     def _is_replaced(self, pull: Pull) -> bool:
-        """Whether a newer one that leaves tenants of its lane out is in flight: the router has ended this one for it."""
+        """Whether a newer pull for the same lane that excludes tenants is in flight: the router has ended this one for it."""
         return (
             bool(pull.except_tenants)
             and sum(bool(one.except_tenants) and one.lanes == pull.lanes for one in self._flying.values()) > 1
         )
 
     def _load(self, model: str, adapter: str) -> None:
-        """The model, if it is not resident; the adapter into it, now or as soon as it is."""
+        """Loads the model if it is not resident, and the adapter now or as soon as the model is."""
         resident = self._residency.serving(model)
         if resident is None:
             self._residency.load(model)
@@ -240,7 +240,7 @@ class Intake:
             self._adapters.load(resident, adapter)
 
     async def _end_pulls(self) -> None:
-        """Wait for them: of a pull that is cancelled while it brings a batch, the lease would have to run out."""
+        """Waits for pulls in flight: if one were cancelled while it brings a batch, the lease would have to expire first."""
         if self._flying:
             await asyncio.wait(list(self._flying), timeout=_LAST_PULLS_SECONDS)
         for task in self._flying:
@@ -253,7 +253,7 @@ class Intake:
         resident = self._residency.serving(response.lane.model)
         adapter = response.lane.adapter
         if resident and not resident.adapters.serves(adapter):
-            resident = None  # it has gone since the pull was sent: the batch goes back
+            resident = None  # the adapter was evicted since the pull was sent: the batch is handed back
         jobs = self._read(lease, resident, response.jobs) if resident and not self._stop.is_set() else []
         if resident:
             self._residency.hold(resident, len(jobs), sum(held.estimated_tokens for held in jobs))
@@ -265,7 +265,7 @@ class Intake:
         return bool(jobs) and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
 
     def _relieve_in_time(self) -> None:
-        """Of preparing threads, those that are held by one text, while others wait."""
+        """Schedules a check for preparing threads that are blocked by one long text while other callers wait."""
         if self._relieving is None:
             self._relieving = self._loop.call_later(HELD_SECONDS, self._relieve)
 
@@ -294,7 +294,7 @@ class Intake:
         return list(lease.jobs.values())
 
     def _prepare(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
-        """On a preparing thread."""
+        """Prepares jobs; runs on a preparing thread."""
         ready: list[HeldJob] = []
         failures: list[tuple[HeldJob, bytes]] = []
         for held in jobs:
@@ -312,7 +312,7 @@ class Intake:
         self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
 
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
-        """Between two slices of a job; raises what ends it."""
+        """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
         give_way()
         if held.unwanted:
             raise _Unwanted
@@ -345,7 +345,7 @@ class Intake:
         for held in ready:
             held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)
-        if not ready or self._runner.is_running:  # else the device takes them now, and wakes us then
+        if not ready or self._runner.is_running:  # else the device takes them at once, and sets `wake` then
             self._wake.set()
 
 
@@ -354,7 +354,7 @@ class _Unwanted(Exception):
 
 
 def _adapted(prepared: Prepared, adapter: str) -> Prepared:
-    """The same for an adapter; empty: none."""
+    """The prepared job with each sequence assigned to the adapter, if it is not empty."""
     if not adapter:
         return prepared
     return replace(prepared, sequences=[replace(sequence, adapter=adapter) for sequence in prepared.sequences])

@@ -1,8 +1,8 @@
-"""What becomes of a forward pass that fails: out of memory is an event, not an end, and one bad input fails alone.
+"""Recovery from failed forward passes: the worker survives running out of memory, and a bad input fails only its own job.
 
-Called by `runner.py` on the device thread. Out of memory climbs a ladder, each rung only when the one before did not help: free the
-caches and try again; let an idle model go and try again; halve the batch, at most MAX_DEPTH times; below that one sequence after
-the other, so that only those fail that do not fit alone. Any other error halves the batch until what fails is a single sequence.
+Called by `runner.py` on the device thread. Running out of memory is handled in steps, each only when the one before did not help:
+free the caches and retry; evict an idle model and retry; halve the batch, at most MAX_DEPTH times; then run the sequences one by
+one, so that only those fail that do not fit alone. Any other error halves the batch until what fails is a single sequence.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ MAX_DEPTH: Final = 4
 """How often a batch that does not fit is halved before its sequences are tried one by one: down to a sixteenth."""
 
 RELIEFS_FOR_A_BATCH: Final = 4
-"""Idle models that may go for a batch, which could also be halved. For a single sequence any number may: it has no other way."""
+"""Idle models that may be evicted for a batch, which could also be halved. For a single sequence the number is unlimited: nothing
+else would help it."""
 
 CAPPED_BATCHES: Final = 32
-"""After how many batches below the size that did not fit a size twice as large is tried."""
+"""After how many batches within a cap the cap is doubled."""
 
 _SIGNS: Final = (
     "can't allocate memory",  # torch's allocator on Linux
@@ -49,18 +50,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Climbed:
-    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part that went through after the whole had not; 0: it was
-    not halved for memory, or no part of it fitted."""
+    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part of the batch that ran after the whole had not; 0: the
+    batch was not halved for memory, or no part of it fitted."""
 
     outcomes: list[Outcome]
     fitted_tokens: int = 0
     is_clean: bool = True
-    """Nothing failed: how long it took says something of the model."""
+    """Nothing failed, so the time that it took is a valid measurement of the model's speed."""
 
 
 class Ladder:
-    """`recover` is called after each failure, and raises if the device is lost. `trim` gives all memory back that nothing uses.
-    `relieve` lets one idle model go, other than the named one, and says whether one went; it may block."""
+    """`recover` is called after each failure, and raises if the device is lost. `trim` returns all unused memory to the system.
+    `relieve` evicts one idle model other than the named one, and returns whether it did; it may block."""
 
     def __init__(self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]) -> None:
         self.recover = recover
@@ -68,7 +69,7 @@ class Ladder:
         self.relieve = relieve
 
     def run(self, model: str, forward: Forward, sequences: list[Sequence]) -> Climbed:
-        """Raises what `recover` raises, and nothing else."""
+        """Runs a batch. Raises what `recover` raises, and nothing else."""
         outputs = _attempt(forward, sequences, model)
         if not isinstance(outputs, _Failure):
             return Climbed([*outputs])
@@ -79,7 +80,7 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What is kept of an exception. Not itself: it holds the frames of the failed pass, and with them all its activations."""
+    """What is kept of an exception. The exception itself would keep the failed pass's frames, and so its activations, alive."""
 
     is_memory: bool
     kind: str
@@ -96,7 +97,7 @@ def _attempt(forward: Forward, sequences: list[Sequence], model: str) -> list[Ou
 
 
 class _Climb:
-    """One batch on the ladder."""
+    """The recovery of one batch."""
 
     def __init__(self, model: str, forward: Forward, ladder: Ladder) -> None:
         self._model = model
@@ -136,7 +137,7 @@ class _Climb:
         return outcomes
 
     def _with_more_room(self, failure: _Failure, sequences: list[Sequence]) -> list[Output] | _Failure:
-        """The first two rungs, of which the first helps only once."""
+        """The first two steps: frees the caches (once a batch), then evicts idle models."""
         outcome: list[Output] | _Failure = failure
         if not self._is_freed:
             self._is_freed = True
@@ -201,7 +202,7 @@ class _Cap:
 
 
 class Caps:
-    """How large batches may be after some did not fit, by what they have in common, so that not every batch climbs the ladder.
+    """Token caps of groups of which a batch ran out of memory, so that not every batch has to be halved again.
 
     A cap doubles after CAPPED_BATCHES batches and ends when it reaches `tokens`, the budget. Not thread-safe.
     """
@@ -216,7 +217,7 @@ class Caps:
         return self._budget if cap is None else cap.tokens
 
     def ran(self, group: Hashable, fitted_tokens: int = 0) -> None:
-        """A batch of the group ran; `fitted_tokens` as `Climbed` has it."""
+        """Adjusts the group's cap after a batch; `fitted_tokens` as in `Climbed`."""
         if fitted_tokens:
             self._caps[group] = _Cap(fitted_tokens)
         elif cap := self._caps.get(group):

@@ -1,9 +1,9 @@
-"""Whose job is prepared next: the twin of the batcher for the threads that tokenise.
+"""Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for the device.
 
-On the way of a request between `intake.py`, which pulls, and `runner.py`. Threads' time is shared between callers by fair queueing
-(`turns.py`), as the device's is. A large job gives way to others at every slice of its texts: the thread that prepares it prepares
-theirs first, in between, so no number of large jobs holds up a small one, even with a single thread. One text that cannot be cut
-is tokenised in one call that gives way to nobody (4 MiB of one word: seconds); another thread takes its place for so long.
+On the request path, between `intake.py`, which pulls, and `runner.py`. Thread time is shared between callers by fair queueing
+(`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares it first prepares the jobs
+of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that cannot be cut is tokenised in
+one call that cannot yield (4 MiB of one word: seconds); another thread replaces that thread meanwhile.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
 from services.worker.scheduling.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
-"""Of a pulled batch that is prepared as one, whosever jobs are in it: it takes a few milliseconds, and is handed on together."""
+"""A pulled batch of at most so many bytes is prepared as one portion, whatever callers are in it: it takes a few milliseconds, and
+is handed on together."""
 
 BYTES_A_TOKEN: Final = 4
-"""Of a job that was not tokenised yet; only for the flow of pulls."""
+"""Estimate for a job that was not tokenised yet; used only to limit pulls (backpressure)."""
 
 DEEPEST: Final = 4
-"""So many portions may have been begun on one thread, each giving way to the next."""
+"""The most portions in progress on one thread, each of which yields to the next."""
 
 HELD_SECONDS: Final = 0.05
-"""A thread that has not given way for so long is counted as away while others wait: another one prepares their jobs."""
+"""A thread that has not yielded for so long counts as blocked ("away") while other callers wait: another thread prepares their
+jobs."""
 
 MOST_AWAY: Final = 4
-"""Threads that may be away at once, each of another caller."""
+"""The most threads that may be away at once, each with a portion of another caller."""
 
 BREATH_SECONDS: Final = 0.005
-"""So long a preparing thread keeps the interpreter before it sleeps NAP_SECONDS. CPython makes a thread let go after 5 ms only
-if it has not let go by itself meanwhile, which NumPy does for microseconds all the time: else the event loop waits for the whole
-job (86 ms seen for 666 items)."""
+"""How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock. CPython forces a release after
+5 ms only if the thread has not released the lock meanwhile, which NumPy does for microseconds all the time: without the nap the
+event loop waits for the whole job (86 ms seen for 666 items)."""
 
 NAP_SECONDS: Final = 1e-4
 
 GiveWay = Callable[[], None]
-"""To be called often; returns when those who are to be served first have been."""
+"""Yield point, to be called often: returns once the jobs of less-served callers have been prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparers:
-    """A pool of threads, of which `count` work at once, and up to MOST_AWAY more that have not given way for long."""
+    """A thread pool in which `count` threads work at once, beside up to MOST_AWAY that count as away."""
 
     threads: ThreadPoolExecutor
     count: int
@@ -60,7 +62,8 @@ class Preparers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Portion:
-    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: of each caller, by bytes."""
+    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: each caller's share of the
+    cost, by bytes, divided by its weight."""
 
     jobs: list[HeldJob]
     shares: dict[Caller, float]
@@ -68,7 +71,7 @@ class _Portion:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Whose portion a thread prepares, and since when it has not given way."""
+    """A portion being prepared on a thread: its caller, and the thread's last yield."""
 
     caller: Caller
     since: float
@@ -76,9 +79,9 @@ class _Run:
 
 
 class Preparation:
-    """`prepare` is called on the preparers' threads with jobs of one batch.
+    """The scheduler of preparation. `prepare` is called on the preparers' threads with jobs of one batch.
 
-    `waiting` has a job until `prepare` has returned. `clock` rises, in seconds.
+    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -91,8 +94,8 @@ class Preparation:
         self._threads = preparers.threads
         self._prepare = prepare
         self._clock = clock
-        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller, which takes
-        # no turns while a thread is away with one of its own. `_idle` is below zero while threads that came back are too many.
+        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller, which is not
+        # scheduled while a thread is away with one of its portions. `_idle` is negative while threads that came back are in excess.
         self._lock = threading.Lock()
         self._idle = preparers.count
         self._running: dict[int, _Run] = {}
@@ -102,7 +105,7 @@ class Preparation:
         self._waiting: dict[LaneName, Counter[Flow]] = {}
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Jobs of one pulled batch."""
+        """Queues the jobs of one pulled batch."""
         portions = _portions(jobs)
         with self._lock:
             for portion in portions:
@@ -115,7 +118,7 @@ class Preparation:
             self._start(len(portions))
 
     def relieve(self) -> bool:
-        """Puts another thread in the place of each that has not given way for HELD_SECONDS, if others wait. False: nobody waits."""
+        """Replaces each thread that has not yielded for HELD_SECONDS by another, if other callers wait. False: nobody waits."""
         with self._lock:
             for run in list(self._running.values()):
                 is_held = not run.is_away and self._clock() - run.since >= HELD_SECONDS
@@ -124,7 +127,7 @@ class Preparation:
             return bool(self._lines)
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
-        """Estimated tokens, by lane, of each flow."""
+        """Estimated tokens that wait for preparation or are in it, by lane and flow."""
         with self._lock:
             return {lane: dict(flows) for lane, flows in self._waiting.items()}
 
@@ -163,7 +166,7 @@ class Preparation:
             return self._next(self._turns.next())
 
     def _take_before(self, caller: Caller, begun: tuple[Caller, ...]) -> tuple[_Portion, Caller] | None:
-        """Of a caller that has had less, and is not one of those that give way here."""
+        """A portion of a caller that has had less than `caller` and has no portion begun on this thread."""
         with self._lock:
             if not self._turns.anybody:
                 return None
@@ -208,7 +211,7 @@ class Preparation:
             self._forget(portion)
 
     def _between_steps(self, run: _Run) -> None:
-        """Of this thread, which is not away any more."""
+        """Records that this thread has reached a yield point, so that it is not away any more."""
         run.since = self._clock()
         self._running[threading.get_ident()] = run
         if run.is_away:
@@ -232,7 +235,8 @@ class Preparation:
 
 
 def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
-    """What preparing the job reads: its bytes, and for each further item what all have in common."""
+    """The bytes that preparing the job reads: its payload, and for each further item what is repeated with every item (labels,
+    query, instruction)."""
     items, shared = 1, 0
     match job.WhichOneof("operation"):
         case "encode":
@@ -246,7 +250,7 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
 
 
 def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
-    """Of a job that was not tokenised: by `read_bytes`, but no more than the model takes of each of its sequences."""
+    """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for each of its sequences."""
     sequences = 0
     match job.WhichOneof("operation"):
         case "encode":
@@ -263,7 +267,7 @@ def _lane(held: HeldJob) -> LaneName:
 
 
 def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
-    """All jobs in one, if they are small, else those of each caller."""
+    """One portion of all jobs if they are small, else one for each caller."""
     callers: dict[Caller, list[HeldJob]] = {}
     for held in jobs:
         callers.setdefault(held.flow.caller, []).append(held)
@@ -274,6 +278,6 @@ def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
 
 
 def _weighed(jobs: list[HeldJob], total: int) -> float:
-    """The part of `total` bytes that these jobs are, for their caller's weight."""
+    """These jobs' fraction of `total` bytes, divided by their caller's weight."""
     weight = jobs[0].weight * (BULK_SHARE if jobs[0].flow.is_bulk else 1.0)
     return sum(held.read_bytes for held in jobs) / max(total, 1) / weight

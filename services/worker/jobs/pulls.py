@@ -1,11 +1,11 @@
-"""Which pulls to have in flight: decisions only.
+"""Prefetching: decides which pulls to have in flight. Decisions only.
 
-On the way of a request before everything else in the worker; `intake.py` acts on what is decided here.
+The first step of the request path in the worker; `intake.py` acts on what is decided here.
 
-What lies in a lane is shared out fairly by Redis, what lies here by the batcher. What neither can do is to let a job overtake that
-is still there while the room here is full. So little is kept here of each lane, at most one batch and a half and what one pull
-brings; some of it is fetched just before the device is free; lanes of which little waits here are always asked for, however much
-there is of others; and so are jobs of tenants of whom little waits here.
+Redis shares out the work in a lane fairly, and the batcher the work here; but neither can let a job that is still in its lane
+overtake while the worker is full. So the worker keeps little of each lane, at most one and a half batches and what one pull brings;
+some of it is fetched just before the device is free; a pull is always in flight for lanes of which little waits here, however much
+waits of others, and one for tenants of which little waits here.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LEAD_SECONDS: Final = (0.004, 0.02)
-"""At least and at most so long before the device is free more is asked for."""
+"""Bounds of the time before the device becomes free at which the last pull is sent."""
 
 PROMPT_SECONDS: Final = 0.05
-"""A pull that takes longer has waited for work."""
+"""A pull that takes longer has waited at the router for work, and is no measurement of the round trip."""
 
 LITTLE: Final = 3 / 8
-"""A lane of which at most that part of a batch waits is asked for at any time: it has not yet given what a pull asks for."""
+"""A lane of which at most this part of a batch waits here is asked for at any time: less than one pull brings."""
 
 MUCH: Final = 3 / 2
-"""Of a lane of which more batches than that wait nothing is asked for."""
+"""A lane of which more batches wait here is not asked for, but by a pull that excludes its heaviest tenants."""
 
 FULL: Final = 3
-"""Of a lane of which more batches than that wait nobody is asked for: there may be very many tenants. Here and in MOST_BATCHES a
-tenant counts for a batch at most: one job may be many batches large, and must not keep all others out."""
+"""A lane of which more batches wait here is asked for no tenant at all: there may be very many tenants. Here and in MOST_BATCHES a
+tenant counts for at most one batch: one job may be many batches large, and must not block all other tenants."""
 
 MOST_LEFT_OUT: Final = 16
-"""Tenants that a pull leaves out."""
+"""The most tenants that a pull excludes."""
 
 QUICK_SECONDS: Final = 0.03
-"""Batches that take less are over before a pull is: two of a lane are kept ready, by pulls for whole ones. Of others one."""
+"""Shorter batches end before a pull returns: for them two pulls, each for a whole batch, keep a lane supplied. Others have one."""
 
 MOST_BATCHES: Final = 6
-"""Token budgets that may wait here, of all lanes together; beyond that nothing is pulled."""
+"""The most token budgets that may wait here, over all lanes; beyond that nothing is pulled."""
 
 MOST_PULLS: Final = 8
-"""In flight. Each brings its tokens at most (or one larger job), so that never more wait than MOST_BATCHES and these together."""
+"""The most pulls in flight. Each brings at most its tokens (or one larger job), so what waits here is bounded by MOST_BATCHES and
+these."""
 
 SMALLEST_SIZE: Final = 64
-"""Into so many parts a pull's budget is cut at most."""
+"""The smallest batch size that lanes are grouped by is the token budget divided by this."""
 
 KEPT_PULLS: Final = 2
-"""Of these, for lanes that nobody asks for yet: a second pull for some must not keep others from their first."""
+"""Pulls of MOST_PULLS that are reserved for lanes without one: a second pull for a lane must not keep others from their first."""
 
 LaneName = tuple[str, str]
 """Model and adapter; an empty adapter is none."""
@@ -54,21 +55,21 @@ LaneName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """In flight, or to be sent: for which lanes, whether it may be answered with a model to load, and for how many tokens."""
+    """A pull in flight or to be sent: its lanes, whether it may be answered with a model to load, and its token budget."""
 
     lanes: frozenset[LaneName]
     can_load: bool
     tokens: int
     except_tenants: frozenset[str] = frozenset()
-    """Others only."""
+    """Tenants whose jobs the pull excludes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """Of one lane here.
+    """What this worker holds of one lane.
 
-    `waiting_tokens`: pulled, not yet in a forward pass, tokenised or not; `tenants`: of each tenant.
-    `batch_tokens`, `batch_seconds`: of one batch; 0 seconds: unknown.
+    `waiting_tokens`: pulled, not yet in a forward pass, tokenised or not; `tenants`: the interactive ones of these by tenant.
+    `batch_tokens`, `batch_seconds`: size and duration of one batch; 0 seconds: unknown.
     """
 
     waiting_tokens: int = 0
@@ -77,16 +78,17 @@ class LaneState:
     tenants: Mapping[str, int] = field(default_factory=dict)
 
     def counted(self, most: int) -> int:
-        """Tokens that wait, of each tenant (and of all bulk together) `most` at most."""
+        """The waiting tokens, where each tenant (and all bulk work together) counts for at most `most`."""
         bulk = self.waiting_tokens - sum(self.tenants.values())
         return sum(min(tokens, most) for tokens in self.tenants.values()) + min(max(bulk, 0), most)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Of the worker now.
+    """The worker's state, the input of `plan_pulls`.
 
-    `lanes`: of what is loaded. `waiting_tokens`: of all lanes. `busy_seconds`: until the device is free. `lead_seconds`: `Lead`.
+    `lanes`: those of loaded models. `waiting_tokens`: over all lanes. `busy_seconds`: until the device is free. `lead_seconds`: of
+    `Lead`.
     """
 
     lanes: Mapping[LaneName, LaneState]
@@ -99,34 +101,34 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Pulls to start now, and after how many seconds to look again even if nothing happens (None: no need)."""
+    """Pulls to start now, and after how many seconds to plan again even if nothing happens (None: no need)."""
 
     pulls: tuple[Pull, ...] = ()
     look_again: float | None = None
 
 
 class Lead:
-    """How long before the device is free the last work for the next batch must be asked for: what a pull and its tokenising take,
-    measured. Later is in vain, and whoever comes in between waits for one more batch."""
+    """How long before the device is free the last pull for the next batch must be sent: the measured time of a pull and its
+    tokenising. A later pull misses that batch, and jobs that arrive in between wait for one more."""
 
     def __init__(self) -> None:
         self.seconds = 0.01
 
     def heard(self, seconds: float) -> None:
-        """So long after it was sent a pull's jobs were tokenised."""
+        """Adds a measurement: the time from sending a pull until its jobs were tokenised."""
         if seconds < PROMPT_SECONDS:
             least, most = LEAD_SECONDS
             self.seconds += 0.1 * (min(max(1.25 * seconds, least), most) - self.seconds)
 
 
 def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
-    """`budget_tokens`: of the largest batch. A pull asks for half of one.
+    """`budget_tokens`: of the largest batch. A pull asks for half a batch, or for a whole one where batches are quick.
 
-    At idle two pulls for everything are in flight, so that one is waiting at the router while the other's job is worked on. While
-    the device is busy one asks for lanes of which little waits here. Of others more is asked for when the device is nearly free,
-    unless more than one and a half batches wait: what arrives in between then comes in one answer and goes back in one. Until then
-    a pull waits for other tenants than those of whom much is here, unless batches are over too soon for it to matter: whoever comes
-    with little is in the next batch, whatever others have in the lane.
+    While the worker is idle, two pulls for all lanes are in flight, so that one waits at the router while the other's job is worked
+    on. While the device is busy, one pull asks for the lanes of which little waits here. The other lanes are pulled when the device
+    is nearly free, unless more than one and a half batches wait: jobs that arrive meanwhile then come in one pull and are answered
+    in one call. Until then a pull that excludes the tenants of which much is here waits at the router, unless batches are too quick
+    for it to matter: a light tenant is in the next batch, whatever others have in the lane.
     """
     s = situation
     beyond = sum(state.waiting_tokens - state.counted(budget_tokens) for state in s.lanes.values())
@@ -164,14 +166,14 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
 
 
 def _heaviest(tenants: Mapping[str, int]) -> frozenset[str]:
-    """Those who have at least half as much as who has most."""
+    """The tenants that have at least half as much waiting as the heaviest one, MOST_LEFT_OUT at most."""
     most = max(tenants.values(), default=0)
     heavy = [tenant for tenant, tokens in tenants.items() if tokens >= most / 2]
     return frozenset(sorted(heavy, key=tenants.__getitem__)[-MOST_LEFT_OUT:])
 
 
 def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[int, dict[LaneName, LaneState]]:
-    """Lanes with batches of about the same size: a pull has one budget, and what is little for a fast model blocks a slow one."""
+    """Groups lanes by batch size: a pull has one token budget, and one that is small for a fast model would block a slow one."""
     sizes: dict[int, dict[LaneName, LaneState]] = {}
     for name, state in lanes.items():
         size = budget_tokens

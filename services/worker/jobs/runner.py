@@ -1,11 +1,11 @@
 """The one device thread: takes a batch when the device is free, runs it, hands finished jobs on.
 
-On the way of a request between `intake.py` (prepared jobs come in, finished jobs go out) and the model's forward pass. Prepared
-sequences wait in the batcher's room, one batch ahead; the device thread itself cuts the next batch the moment it is free, so that
-what arrived during the last forward pass is in it and no event-loop turn stands between two batches.
+On the request path, between `intake.py`, which adds prepared jobs, and `finisher.py`, which gets the finished ones. Prepared
+sequences wait in the batcher's `WaitingRoom`; the device thread itself cuts the next batch the moment it is free, so that sequences
+that arrived during the last forward pass are in it and no event-loop turn stands between two batches.
 
-A forward pass cannot be taken back, but on a CPU it can be interrupted between two layers: a batch of a caller that has had less of
-the device overtakes it there. So that caller waits for a layer of somebody else's batch, not for all of them.
+A forward pass cannot be cancelled, but on a CPU it can be preempted between two layers by the batch of a less-served caller. That
+caller then waits for one layer of another caller's batch instead of the whole batch.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from services.worker.scheduling.meter import Meter
 log = logging.getLogger(__name__)
 
 ALONE: Final = 4
-"""How many times as long a batch may take while nobody else wants the device. What is cancelled meanwhile is computed in vain."""
+"""How many times as long a batch may take while the device is not shared. Not longer, since jobs that are cancelled meanwhile are
+computed in vain."""
 
 SLOW: Final = 2
-"""How many times as long a batch may take of a model that else would not get EFFICIENT_TOKENS done."""
+"""How many times as long a batch of a slow model may take, to reach EFFICIENT_TOKENS."""
 
 EFFICIENT_TOKENS: Final = 256
-"""Of a batch: smaller ones cost throughput (on a CPU 128 tokens 20 %, 256 tokens 10 %, of what large ones get done)."""
+"""Smaller batches lose throughput against large ones (on a CPU 20 % with 128 tokens, 10 % with 256 tokens)."""
 
 UNMEASURED: Final = 8
-"""By what the token budget is divided for the first batch of a model while others want the device: it may turn out to be slow."""
+"""Divisor of the token budget for a model that is not measured yet, while the device is shared: the model may be slow."""
 
 
 class Outcomes(Protocol):
-    """Told by the device thread what became of jobs; must return at once."""
+    """The device thread calls this with the outcome of each job; its methods must return at once."""
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
         """`is_idle`: no batch waits for this thread."""
@@ -57,12 +58,12 @@ class Outcomes(Protocol):
 
 
 class Runner:
-    """`add` prepared jobs from any thread; `outcomes` hears of each exactly once, unless it became unwanted.
+    """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
-    `clock` rises, `unix_time` tells deadlines (both seconds). `recover` is called after a failed forward pass, before anything else
-    is tried; if it raises, the device is lost and `ended` has its error. `trim` gives unused memory back. `relieve` lets an idle
-    model other than the named one go, and says whether one went; it may block the device thread. `enter` runs first on that thread.
-    `waste` hears of every forward pass.
+    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `recover` is called after a failed forward pass, before
+    anything else is tried; if it raises, the device is lost and `ended` has its error. `trim` returns unused memory to the system.
+    `relieve` evicts an idle model other than the named one, and returns whether it did; it may block the device thread. `enter`
+    runs first on that thread. `waste` counts every forward pass.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class Runner:
         self._meters: dict[str, Meter] = {}
         self._free_at = 0.0
         self._stopping = False
-        # A daemon, because a forward pass cannot be interrupted and must not outlive the grace of a stopping worker.
+        # A daemon, because a forward pass cannot be cancelled and must not delay the end of a worker beyond its grace period.
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
 
     def start(self) -> None:
-        self.ended.set_running_or_notify_cancel()  # so that who stops waiting for it does not take its result's place
+        self.ended.set_running_or_notify_cancel()  # so that a waiter that is cancelled does not cancel the future itself
         self._thread.start()
 
     def stop(self) -> None:
-        """Run no further batch and tell of none; `ended` resolves when the one in progress is over."""
+        """Runs no further batch and reports no further outcome; `ended` resolves when the batch in progress is over."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -112,12 +113,12 @@ class Runner:
         return self._room.tokens
 
     def waiting(self) -> dict[tuple[str, str], dict[Flow, int]]:
-        """Tokens that wait, by model and adapter, of each flow."""
+        """Waiting tokens of each flow, by model and adapter."""
         with self._condition:
             return {lane: dict(flows) for lane, flows in self._room.lanes.items()}
 
     def batch_tokens(self, models: Iterable[str]) -> dict[str, int]:
-        """The largest batch of each model that would be run now: the token budget, or what it gets done in the time it may take."""
+        """The largest batch of each model that would be run now: the token budget, or less if the model is slow."""
         with self._condition:
             return {model: self._most_tokens(model) for model in models}
 
@@ -128,14 +129,14 @@ class Runner:
 
     @property
     def busy_seconds(self) -> float:
-        """How much longer the forward pass in progress will hardly take less than; 0 if none is, or nobody can tell.
+        """A lower bound of the remaining time of the forward pass in progress; 0 if there is none, or its speed is unknown.
 
-        Below what is expected, because who learns too late that the device is free has missed a whole batch.
+        It is below the expected time, because a pull that is sent too late misses a whole batch.
         """
         return max(0.0, self._free_at - self._clock())
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Let prepared jobs wait for the device. Each must have at least one sequence."""
+        """Queues prepared jobs for the device. Each must have at least one sequence."""
         with self._condition:
             now = self._clock()
             for held in jobs:
@@ -157,7 +158,7 @@ class Runner:
             self.ended.set_result(None)
 
     def _next(self) -> Batch | None:
-        """Wait for work; None when the runner stops."""
+        """Waits for work and cuts the next batch; None when the runner stops."""
         with self._condition:
             while not self._stopping:
                 self._drop_stale()
@@ -172,8 +173,8 @@ class Runner:
         return None
 
     def _overtaking(self, running: Batch) -> float:
-        """Between two layers of the running batch: runs what is to be done before the rest of it. Returns the seconds this took."""
-        if not self._room.tokens:  # Read without the lock: what comes in this moment is seen after the next layer.
+        """Called between two layers of the running batch: runs the batches that preempt it. Returns the seconds that they took."""
+        if not self._room.tokens:  # Read without the lock: what arrives at this moment is seen after the next layer.
             return 0.0
         started = self._clock()
         while (batch := self._next_overtaking(running)) is not None:
@@ -201,7 +202,7 @@ class Runner:
         return min(self._caps.of(group), self._most_tokens(group.model))
 
     def _most_tokens(self, model: str) -> int:
-        """By how long it may take."""
+        """The largest batch of the model within the time that a batch may take."""
         is_shared = self._room.is_shared(model)
         meter, seconds = self._meters.get(model), self._limits.seconds
         if meter is None or not meter.tokens_per_second:
@@ -213,7 +214,7 @@ class Runner:
         return max(1, min(most, self._limits.tokens))
 
     def _drop_stale(self, running: Batch | None = None) -> None:
-        """Before the forward pass: jobs that nobody waits for any more, but for those in the running batch."""
+        """Drops cancelled and expired jobs before a forward pass, except those in the running batch."""
         now = self._unix_time()
         kept = set() if running is None else {one.job for one in running.chosen}
         jobs = [held for number, held in self._jobs.items() if number not in kept]
@@ -300,7 +301,7 @@ class Runner:
 
 
 def _path(prepared: Prepared, index: int) -> str:
-    """The item that a sequence was made of, as a path in the job; empty where an item may make more than one."""
+    """The item that a sequence was made of, as a path in the job; empty where items do not match sequences one to one."""
     match prepared.work:
         case EncodeWork(texts) if len(texts) == len(prepared.sequences):
             return f"items[{index}].text"

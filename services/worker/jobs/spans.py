@@ -1,7 +1,8 @@
-"""The spans of jobs that are traced (`libs/telemetry/traces.py` shows where they hang); nothing is made for others.
+"""Trace spans of jobs (`libs/telemetry/traces.py` shows the tree of spans); jobs that are not traced have none.
 
-Beside the way of a request: begun by `intake.py`, told of by preparing threads, the device thread and finishing threads one after
-another, ended by `delivery.py`. Times are seconds of the worker's rising clock; spans are made once their times are known.
+Not on the request path: a job's span is begun by `intake.py`, given its stages by preparing threads, the device thread and
+finishing threads in turn, and ended by `delivery.py`. Times are seconds of the worker's monotonic clock; the spans of stages are
+made once their times are known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from libs.telemetry import traces
 
 
 class JobSpan:
-    """`process <lane>`: from the pull until the answer is on its way. Without a span, of a job that is not traced: nothing."""
+    """The span `process <lane>`, from the pull until the answer is handed over for sending. Without a span (untraced) a no-op."""
 
     def __init__(self, span: Span | None = None) -> None:
         self.span = span
@@ -28,7 +29,7 @@ class JobSpan:
         return "" if self.span is None else traces.traceparent_of(self.span)
 
     def stage(self, name: str, started: float, ended: float) -> None:
-        """One thing that was done for the job."""
+        """Adds a child span: one stage of the job."""
         if self.span is not None:
             traces.begin(name, self.span, start_ns=_unix_ns(started)).end(_unix_ns(ended))
 
@@ -45,7 +46,7 @@ UNTRACED: Final = JobSpan()
 
 
 def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan:
-    """The job was just pulled, after `waited` seconds in its lane."""
+    """Begins the span of a job that was just pulled, after `waited` seconds in its lane."""
     context = traces.context_of(job.traceparent)
     if context is None:
         return UNTRACED
@@ -62,7 +63,7 @@ def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited:
 
 
 def batch(model: str, jobs: Iterable[JobSpan], started: float, ended: float, *, tokens: int, sequences: int) -> None:
-    """One forward pass: a span in the trace of its first traced job, linked with all of them and they with it."""
+    """Makes the span of one forward pass: in the trace of its first traced job, and linked with the spans of all traced ones."""
     spans = [job.span for job in jobs if job.span is not None]
     if not spans:
         return

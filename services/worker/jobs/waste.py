@@ -1,6 +1,6 @@
-"""How long the device computed, and how much of that for nobody.
+"""Counts the device seconds, and those wasted on answers that nobody waited for.
 
-Beside the way of a request: `runner.py` tells of each forward pass, `delivery.py` of jobs that nobody waits for any more.
+Not on the request path: `runner.py` reports each forward pass, `delivery.py` jobs that were cancelled or refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from services.worker.jobs.held import HeldJob
 
 
 class Waste:
-    """Sums since the process began. A forward pass is shared out to its jobs by tokens. From any thread."""
+    """Sums since the process began. The time of a forward pass is divided between its jobs by tokens. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class Waste:
         return self._wasted_seconds
 
     def computed(self, jobs: Sequence[HeldJob], tokens: Sequence[int], seconds: float) -> None:
-        """A forward pass is over; `tokens[i]` of it were of `jobs[i]`, which may occur more than once."""
+        """Adds a forward pass, in which `tokens[i]` tokens belonged to `jobs[i]`; a job may occur more than once."""
         a_token = seconds / max(1, sum(tokens))
         with self._lock:
             self._device_seconds += seconds
@@ -40,12 +40,12 @@ class Waste:
                     held.device_seconds += count * a_token
 
     def dropped(self, held: HeldJob) -> None:
-        """Nobody waits for the job any more: what it took was for nothing. Call it after setting `held.unwanted`, once or more."""
+        """Counts a job's device seconds as wasted, since nobody waits for it. Idempotent; call after setting `held.unwanted`."""
         with self._lock:
             self._wasted_seconds += held.device_seconds
             held.device_seconds = 0.0
 
     def refused(self, seconds: float) -> None:
-        """So much went into answers that their routers had no use for: cancelled on their way, or answered by another worker."""
+        """Counts device seconds of answers that a router refused: cancelled meanwhile, or answered by another worker."""
         with self._lock:
             self._wasted_seconds += seconds

@@ -1,8 +1,8 @@
-"""Answers that are not finite are computed once more in float32, on the CPU, beside everything else.
+"""Recomputes outputs that are not finite in float32, on the CPU, in the background.
 
-Beside the way of a request: `finisher.py` finds them. A model in bfloat16 or float16 may overflow where its float32 twin does not.
-One thread reads twins and runs them, so neither the device, nor the event loop, nor the answers of other jobs wait; a twin stays
-while jobs of its model wait for it.
+Not on the usual request path: `finisher.py` finds such outputs. A model in bfloat16 or float16 may overflow where its float32 twin
+does not. One thread loads and runs twins, so neither the device, nor the event loop, nor the answers of other jobs wait; a twin
+stays in memory while jobs of its model wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.worker.jobs.held import HeldJob
 log = logging.getLogger(__name__)
 
 Done = Callable[[HeldJob, ShoalError | None], None]
-"""A job whose outputs are all finite now, or why they are not."""
+"""Called with a job whose outputs are all finite now (None), or with the error."""
 
 
 def odd_outputs(held: HeldJob) -> list[int]:
@@ -30,7 +30,7 @@ def odd_outputs(held: HeldJob) -> list[int]:
 
 
 class Widening:
-    """`thread` must have one worker. `unix_time`: seconds, for deadlines."""
+    """`thread` must be an executor with one thread. `unix_time`: seconds, for deadlines."""
 
     def __init__(self, thread: Executor, *, unix_time: Callable[[], float] = time.time) -> None:
         self._thread = thread
@@ -41,7 +41,7 @@ class Widening:
         self._twin: tuple[Model, Model] | None = None
 
     def add(self, held: HeldJob, done: Done) -> Future[None]:
-        """`done` hears of the job once, on the thread."""
+        """Queues a job. `done` is called once with it, on the thread."""
         model = held.resident.model
         with self._lock:
             self._waiting[model] = self._waiting.get(model, 0) + 1
@@ -61,7 +61,7 @@ class Widening:
         done(held, error)
 
     def _run(self, held: HeldJob) -> None:
-        """Fills in finite outputs. Raises ShoalError if there are none."""
+        """Recomputes the outputs that are not finite. Raises ShoalError if some still are not."""
         model, name = held.resident.model, held.resident.name
         if held.unwanted:
             raise InternalError("nobody waits for the job any more")

@@ -1,2 +1,2 @@
-"""What this machine has: the device, threads, models on its disk, and notice that it will be taken away. Nothing here knows
-of jobs or of the mesh."""
+"""This machine: the device, threads, models on its disk, and preemption notices of spot machines. Nothing here knows of jobs or of
+the mesh."""

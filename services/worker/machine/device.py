@@ -1,4 +1,4 @@
-"""The device that a worker owns: which it is, what fits on it, and how models get there."""
+"""The device that a worker owns: its choice, its memory, and how models are loaded onto it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from services.worker.settings import Settings
 _CPU_BATCH_TOKENS = 2048
 _ACCELERATOR_BATCH_TOKENS = 16384
 _CPU_SHARE = 0.6
-"""The rest is for everything else that runs there."""
+"""Of the host's memory, for models. The rest is for everything else that runs there."""
 
 _ACCELERATOR_RESERVE = 1 << 30
 _ACCELERATOR_SHARE = 0.93
-"""Of what is left beside the reserve. The rest is for the driver's context, kernels' own memory, and the allocator's gaps."""
+"""Of the memory beyond the reserve. The rest is for the driver's context, kernels' own memory, and allocator fragmentation."""
 
 _HOST_SHARE = 0.5
-"""Of the host's memory, for models that had to leave an accelerator."""
+"""Of the host's memory, for warm models beside an accelerator."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -41,12 +41,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the rest of the worker knows of it.
+    """The interface of the device to the rest of the worker.
 
-    `memory_bytes`: for models, activations included. `host_bytes`: of host memory, for models that left the device.
-    `shares_memory`: both are the same. `item_bytes`: of a weight. `load`: (directory, model id) -> model on the device; wants a
-    thread of its own. `recover`: after a failed forward pass; raises if the device is lost. `trim`: gives freed memory back.
-    `enter`: first thing on the device thread.
+    `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
+    are the same. `item_bytes`: size of a weight. `load`: (directory, model id) -> model on the device; must run on a thread of its
+    own. `recover`: called after a failed forward pass; raises if the device is lost. `trim`: returns freed memory to the system.
+    `enter`: called first on the device thread.
     """
 
     name: str
@@ -76,7 +76,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callable[[Path, str], Model]:
     def load(directory: Path, model: str) -> Model:
-        """On a thread of its own, whose number of threads for torch is its own, too: what is served must not wait for them."""
+        """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
         torch.set_num_threads(1)
         return TextModel.load(directory, model, device, dtype, catalog.of(model))
 
@@ -113,7 +113,7 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
 
 
 def _recover_accelerator() -> None:
-    """After out-of-memory the caches are given back; after an error that spoils the CUDA context, synchronize raises it again."""
+    """After running out of memory, frees the caches. After an error that corrupts the CUDA context, synchronize raises it again."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""Where models lie on this machine's disk: ids to directories, and how large what lies there is."""
+"""Models on this machine's disk: maps model ids to directories, and computes the size of their weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find(shelves: tuple[Shelf, ...], model: str) -> Path:
 
 
 def find_adapter(shelves: tuple[Shelf, ...], adapter: str) -> Path:
-    """The same for a LoRA adapter, which lies where models lie."""
+    """The same for a LoRA adapter, whose directory is laid out as a model's."""
     for directory in _directories(shelves, adapter):
         if (directory / lora.FILE).is_file():
             return directory
@@ -56,7 +56,7 @@ def find_adapter(shelves: tuple[Shelf, ...], adapter: str) -> Path:
 
 
 def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
-    """Where a model or adapter of that id may lie."""
+    """The directories in which a model or adapter of that id may be."""
     if not is_model_id(name):
         return []
     return [shelf.path / name if not shelf.model else shelf.path for shelf in shelves if shelf.model in ("", name)]
@@ -74,7 +74,7 @@ def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """An adapter's directory is none, though some hold the base model's config.json too."""
+    """Whether the directory holds a model. An adapter's does not, though some hold the base model's config.json too."""
     if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in MODEL_WEIGHTS):
         return False
     return any((directory / name).is_file() for name in CONFIGS)
@@ -85,9 +85,9 @@ def _below(root: Path) -> list[tuple[str, Path]]:
 
 
 def weight_bytes(directory: Path, item_bytes: int) -> int:
-    """What a checkpoint's tensors, module folders included, will take with `item_bytes` for each floating-point number.
+    """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes` a floating-point number.
 
-    From the headers alone. Raises ModelBroken for a file that is no safetensors file.
+    Reads the headers alone. Raises ModelBroken for a file that is no safetensors file.
     """
     files = (str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors")))
     return sum(_file_bytes(directory, name, item_bytes) for name in files)

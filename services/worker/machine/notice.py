@@ -1,9 +1,9 @@
-"""Spot machines: learns that this one will be taken away, in time to stop in order.
+"""Preemption notices of spot machines, in time for a graceful shutdown.
 
-Beside the way of a request. A source is asked every few seconds, in a thread; the first notice counts. `app.py` then tells routers,
-takes no new models, keeps serving, and stops as on SIGTERM so early that what is held can be finished.
+Not on the request path. A source is polled every few seconds, in a thread; the first notice counts. `app.py` then tells routers,
+loads no new models, keeps serving, and shuts down as on SIGTERM early enough for held jobs to be finished.
 
-Where clouds say it: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`, two minutes ahead);
+Sources: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`, two minutes ahead);
 Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, and ACPI G2 at once). Any other machine, or a node's
 termination handler, can write a file.
 """
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 12.0
-"""A worker that was noticed begins to stop so long before its machine goes, or its grace if that is less."""
+"""A worker that has a notice starts to shut down this long before its machine goes, or its grace period if that is less."""
 LAST_SECONDS: Final = 5.0
-"""Of these, what is left for handing back what could not be finished, and for the last heartbeat."""
+"""The part of these that is reserved for handing back unfinished jobs and for the last heartbeat."""
 
 GOOGLE_SECONDS: Final = 30.0
-"""From when Google says that the machine is preempted until it is off."""
+"""The time from Google's notice until the machine is off."""
 
 _TIMEOUT_SECONDS: Final = 2.0
 _TOKEN_SECONDS: Final = 21600
@@ -48,19 +48,19 @@ def stops_at(gone_at: float, grace_seconds: float) -> float:
 
 
 def grace_left(gone_at: float, now: float, grace_seconds: float) -> float:
-    """How long what is held may take once the worker stops."""
+    """How long held jobs may take once the worker shuts down."""
     return max(0.0, min(grace_seconds, gone_at - now - LAST_SECONDS))
 
 
 class Source(Protocol):
-    """Who knows of the machine's end."""
+    """A source of preemption notices."""
 
     def gone_at(self) -> float | None:
-        """When (Unix time), or None if nobody said. Blocking. Raises OSError or ValueError where it could not be learned."""
+        """When the machine goes (Unix time), None without a notice. Blocking. Raises OSError or ValueError if unreadable."""
 
 
 def source_of(spec: str) -> Source | None:
-    """What SHOAL_SPOT says: none, aws, gcp or file:/path."""
+    """The source that SHOAL_SPOT names: none, aws, gcp or file:/path."""
     match spec:
         case "none":
             return None
@@ -73,7 +73,7 @@ def source_of(spec: str) -> Source | None:
 
 
 class AwsSource:
-    """The instance metadata service, version 2: a token first, then 404 until there is a notice."""
+    """The instance metadata service, version 2: it wants a token first, and answers 404 until there is a notice."""
 
     def __init__(self, base: str = "http://169.254.169.254") -> None:
         self._base = base
@@ -106,7 +106,7 @@ def _time_of(answer: str) -> str:
 
 
 class GoogleSource:
-    """The metadata server: TRUE once the machine is preempted."""
+    """The metadata server: it answers TRUE once the machine is preempted."""
 
     def __init__(self, base: str = "http://metadata.google.internal", *, clock: Callable[[], float] = time.time) -> None:
         self._base = base
@@ -118,7 +118,7 @@ class GoogleSource:
 
 
 class FileSource:
-    """A file that somebody writes: seconds from its writing on, or a time as ISO 8601, in UTC unless it says otherwise."""
+    """A file with the notice: seconds counted from when it was written, or an ISO 8601 time, in UTC unless it says otherwise."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,12 +132,12 @@ class FileSource:
 
 
 def unix_time(text: str) -> float:
-    """Of an ISO 8601 time. Raises ValueError."""
+    """The Unix time of an ISO 8601 time. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# Never through a proxy: what a proxy's machine has to say is of no use here.
+# Never through a proxy, which would ask the metadata service of its own machine.
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop, each on a thread of its own."""
+"""Runs blocking work outside the event loop, each call on a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _Answer = TypeVar("_Answer")
 
 
 def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-    """Runs on a thread of its own: a daemon, because a load cannot be interrupted and must not hold up the end of the process."""
+    """Runs the function on a thread of its own: a daemon, because a load cannot be interrupted and must not delay process exit."""
     future: Future[_Answer] = Future()
-    future.set_running_or_notify_cancel()  # so that who stops waiting for it does not take its result's place
+    future.set_running_or_notify_cancel()  # so that a waiter that is cancelled does not cancel the future itself
 
     def run() -> None:
         try:
@@ -27,5 +27,5 @@ def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
 
 
 async def in_thread(function: Callable[[], _Answer]) -> _Answer:
-    """Its result, or what it raised."""
+    """Runs the function as `begin` does, and returns its result or raises its exception."""
     return await begin(function)

@@ -1,2 +1,2 @@
-"""Which models and adapters are on the device, in host memory or on their way, and what each takes. It loads and evicts; it
-runs no forward pass and answers no job."""
+"""Memory management: which models and adapters are on the device, in host memory or being loaded, and how many bytes each takes.
+This package loads and evicts; it runs no forward pass and answers no job."""

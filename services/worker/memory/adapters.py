@@ -1,8 +1,8 @@
-"""Which LoRA adapters are loaded with a resident model: loaded when a router asks, bounded in number, the idle ones go first.
+"""The LoRA adapters of resident models: loaded when a router asks, bounded in number, idle ones evicted first.
 
-Beside the way of a request: `intake.py` passes on what routers want, and pulls for what is loaded; `residency.py` reports it. Event
-loop only; files are read in threads. An adapter leaves in two steps, as models do: it takes no new work, and goes when its last job
-has, so that nothing in flight is lost.
+Not on the request path: `intake.py` passes on the adapters that routers ask for and pulls for loaded ones; `residency.py` reports
+them. Event loop only; files are read in threads. An adapter is evicted in two steps, as models are: first it takes no new work,
+then it is removed once its last job has been answered, so that nothing in flight is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_ADAPTERS: Final = 32
 
 WANTED_SECONDS: Final = 60.0
-"""How long an adapter is waited with whose model is loading."""
+"""How long a request for an adapter is remembered while its model is loading."""
 
 
 @runtime_checkable
@@ -42,11 +42,11 @@ class TakesAdapters(Protocol):
 
 
 Claim = Callable[[str, int], Callable[[], None] | None]
-"""Takes bytes of the device for something named: what gives them back, or None if there is no room."""
+"""Reserves bytes of device memory under a name. Returns the function that releases them, or None if there is no room."""
 
 
 def adapter_finder(shelves: tuple[disk.Shelf, ...], store: Store | None, catalog: Catalog) -> Callable[[str], Copy]:
-    """Where adapters are looked for: on the shelves, then in the store."""
+    """Returns a function that finds an adapter's files: on the shelves, then in the store."""
 
     def find(adapter: str) -> Copy:
         try:
@@ -62,8 +62,8 @@ def adapter_finder(shelves: tuple[disk.Shelf, ...], store: Store | None, catalog
 class AdapterLoader:
     """Loads adapters into resident models. At most `limit` a model.
 
-    `find`: adapter id -> its directory, fetched if need be; blocking. `claim`: of the device's memory. `changed` is called when an
-    adapter has come, gone or failed.
+    `find`: adapter id -> its directory, fetched if need be; blocking. `claim` reserves device memory. `changed` is called when an
+    adapter was loaded, removed or failed to load.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AdapterLoader:
             self.load(by_name[model], adapter)
 
     def load(self, resident: Resident, adapter: str) -> None:
-        """Loads it, unless it is there or on its way."""
+        """Starts to load the adapter, unless it is loaded or loading already."""
         cache = resident.adapters
         if adapter in cache.entries or adapter in cache.loading:
             return
@@ -113,7 +113,7 @@ class AdapterLoader:
         task.add_done_callback(self._running.discard)
 
     def stop(self) -> None:
-        """Give up the loads under way."""
+        """Cancels the loads in progress."""
         for task in self._running:
             task.cancel()
 
@@ -171,8 +171,8 @@ class AdapterLoader:
         resident.adapters.entries[adapter] = Entry(size, now, now, release)
 
     async def _make_room(self, resident: Resident) -> None:
-        """Waits until there are fewer adapters than allowed, and lets others go for that. Each look and what follows from it are
-        one step of the event loop, so loads need no lock against each other."""
+        """Evicts adapters until the model has fewer than the limit. Each check and the action that follows from it are one step of
+        the event loop, so concurrent loads need no lock."""
         cache = resident.adapters
         while len(cache.entries) + cache.arriving >= self._limit and not resident.leaving:
             victim = cache.victim(self._clock())

@@ -1,6 +1,6 @@
-"""What models take of a memory of fixed size, and who goes when a further one wants in: accounting and decisions only.
+"""Memory accounting: what models take of a memory of fixed size, and which to evict when another needs room. Decisions only.
 
-Beside the way of a request: `space.py` keeps one Ledger for the device and one for warm models in host memory, and does what is
+Not on the request path: `space.py` keeps one Ledger for the device and one for warm models in host memory, and carries out what is
 decided here.
 """
 
@@ -18,12 +18,12 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 UNMEASURED_TOKENS_PER_SECOND: Final = 2000.0
-"""Of a model that has not run yet: a small encoder on one slow core."""
+"""The speed assumed of a model that has not run yet: that of a small encoder on one slow core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a model: `bytes` all the time, `activation_bytes` more while a batch of it runs. One batch runs at a time."""
+    """Memory that a model needs: `bytes` always, and `activation_bytes` more while it runs a batch. One batch runs at a time."""
 
     bytes: int
     activation_bytes: int = 0
@@ -31,7 +31,7 @@ class Size:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A part of a Ledger's memory that is taken. `is_stuck`: by a load that hangs, nobody knows until when."""
+    """A reservation in a Ledger. `is_stuck`: a load that hangs holds it, for an unknown time."""
 
     name: str
     size: Size
@@ -39,23 +39,23 @@ class Claim:
 
 
 class Ledger:
-    """Claims on `limit_bytes`, which they never exceed: the sum of their bytes and the largest of their activations."""
+    """Memory reservations (claims). The sum of their bytes plus the largest of their activations never exceeds `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         # Mutable state.
         self._claims: set[Claim] = set()
         self.peak_bytes = 0
-        """The most that was ever taken."""
+        """The highest memory use so far."""
 
     @property
     def used_bytes(self) -> int:
-        """Of all claims, activations aside."""
+        """Bytes of all claims, without activations."""
         return sum(claim.size.bytes for claim in self._claims)
 
     @property
     def free_bytes(self) -> int:
-        """What a claim without activations may take."""
+        """The largest claim without activations that would fit."""
         return -self.missing(Size(0))
 
     @property
@@ -63,7 +63,7 @@ class Ledger:
         return [claim for claim in self._claims if claim.is_stuck]
 
     def missing(self, size: Size, without: Collection[Claim] = ()) -> int:
-        """How many bytes are lacking for a further claim, if some were given up; 0 or less: it fits."""
+        """How many bytes are lacking for a further claim if those in `without` were released; 0 or less: it fits."""
         sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
         return _total(sizes) - self.limit_bytes
 
@@ -77,7 +77,7 @@ class Ledger:
         return claim
 
     def resize(self, claim: Claim, size: Size) -> bool:
-        """Whether the claim could be changed."""
+        """Changes the claim's size if the new one fits, and returns whether it did."""
         if self.missing(size, [claim]) > 0:
             return False
         claim.size = size
@@ -88,7 +88,7 @@ class Ledger:
         self._claims.remove(claim)
 
     def _check(self) -> None:
-        """At each allocation: what can only be a bug of ours must not become a machine that is out of memory."""
+        """Asserts the limit at each allocation: an accounting bug must raise here rather than exhaust the machine's memory."""
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
@@ -102,7 +102,7 @@ def _total(sizes: Sequence[Size]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A model in a Ledger: what policies see of it, its claim, and the bytes of claims that go with it (its adapters')."""
+    """A model in a Ledger: what eviction policies see of it, its claim, and the bytes of its adapters' claims, freed with it."""
 
     candidate: Candidate
     claim: Claim
@@ -117,24 +117,24 @@ def victims(
     challenger: Challenger,
     own: Claim | None = None,
 ) -> list[Candidate] | None:
-    """Who must leave so that `size` fits, in the place of `own`, once those that leave already have gone; [] if that is enough.
-    None: the rules let too few leave, for now."""
+    """Which further models to evict so that `size` fits in place of the claim `own`; [] if the evictions under way free enough.
+    None: the rules forbid enough evictions for now."""
     leaving = [one for one in holdings if one.candidate.leaving]
     staying = [one for one in holdings if not one.candidate.leaving]
 
     def missing(further: Collection[Holding] = ()) -> int:
-        """Once those that leave and further ones have gone."""
+        """How many bytes are lacking once the evictions under way and those of `further` are over."""
         gone = [*leaving, *further]
         claims = [one.claim for one in gone] + ([] if own is None else [own])
         return ledger.missing(size, claims) - sum(one.more_bytes for one in gone)
 
     if missing() <= 0:
         return []
-    # The model with the largest activations frees their excess over the next one's, too.
+    # Evicting the model with the largest activations also frees their excess over the second largest.
     freed = [replace(one.candidate, bytes=missing() - missing([one])) for one in staying]
     chosen = choose_victims(freed, missing(), policy, challenger)
     names = {one.name for one in freed if may_yield(one, challenger)} if chosen is None else {one.name for one in chosen}
-    # Models whose activations are of the same size free these only if all of them leave, which no sum of single ones tells.
+    # Models with equally large activations free these only if all are evicted, which a sum over single models does not show.
     going = [one for one in staying if one.candidate.name in names]
     if missing(going) > 0:
         return None
@@ -146,11 +146,11 @@ def victims(
 
 
 def never_fits(ledger: Ledger, staying: Collection[Claim], size: Size, own: Claim | None = None, *, more_bytes: int = 0) -> bool:
-    """Whether `size` does not even fit beside what nothing makes go: pinned models, `more_bytes` with them, and loads that hang."""
+    """Whether `size` does not fit beside what cannot be evicted: pinned models (`staying`), `more_bytes` of theirs, hung loads."""
     kept = [claim.size for claim in {*staying, *ledger.stuck} if claim is not own]
     return _total([size, *kept]) + more_bytes > ledger.limit_bytes
 
 
 def seconds_of(tokens: float, tokens_per_second: float) -> float:
-    """How long a device works on so many tokens."""
+    """How long the device takes for so many tokens."""
     return tokens / (tokens_per_second or UNMEASURED_TOKENS_PER_SECOND)

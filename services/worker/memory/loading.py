@@ -1,7 +1,7 @@
-"""One load, supervised: fetch, make room, read or bring back from host memory, measure, hand in to `space.py`.
+"""Supervises one model load: fetch, make room, read from disk or resume from host memory, measure, register with `space.py`.
 
-Beside the way of a request, under `residency.py`. Files are read and models built in threads of their own, so that other models are
-served meanwhile; a thread that hangs is given up, and its memory stays set aside until it ends.
+Not on the request path; called by `residency.py`. Files are read and models built in threads of their own, so that other models are
+served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A model on its way to the device. `asked_at`: seconds of the worker's rising clock."""
+    """A model that is being loaded onto the device. `asked_at`: seconds of the worker's monotonic clock."""
 
     model: str
     asked_at: float
     bytes: int = 0
-    """Set aside for it; 0 before there is room."""
+    """Device memory reserved for the model; 0 before there is room."""
     is_fetched: bool = True
-    """False while the store is asked for it."""
+    """False while the store fetches the model."""
     progress: Progress | None = None
-    """Of its download."""
+    """Progress of the download."""
     is_from_host: bool = False
-    """It is warm, and only comes back to the device."""
+    """The model is warm and is only copied back to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A model as it was found to be when it was loaded, by which later loads are planned. `stored_bytes`: as its headers said."""
+    """Sizes measured when a model was loaded, by which later loads are planned. `stored_bytes`: as its files' headers said."""
 
     stored_bytes: int
     bytes: int
@@ -60,7 +60,7 @@ class Measured:
 
 
 class Loader:
-    """`item_bytes`: of a weight on the device where `catalog` has no other. `batch_tokens`: of the largest batch.
+    """Loads models. `item_bytes`: size of a weight on the device where `catalog` sets none. `batch_tokens`: of the largest batch.
 
     `load_seconds`: how long a load may take, without the download and without waiting for room.
     """
@@ -97,7 +97,8 @@ class Loader:
         self.measured: dict[str, Measured] = {}
 
     async def bring(self, loading: Loading) -> Resident:
-        """Makes a model resident. Raises ShoalError; whatever it raises, the memory is given back."""
+        """Makes a model resident. Raises ShoalError; on any exception the reserved memory is released, after a hung load when its
+        thread ends."""
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
         warm = self._space.warm.get(loading.model)
@@ -122,7 +123,7 @@ class Loader:
                 grown = Wish(loading.model, self._size(loading.model, stored), loading.asked_at)
                 if await self._space.grow(claim, grown):
                     break
-                # There is no room for what it turned out to be, and it must not wait for that in memory.
+                # The model is larger than estimated and does not fit: it must not hold memory while it waits for room.
                 del model
                 await in_thread(self._trim)
                 loading.bytes = 0
@@ -135,21 +136,21 @@ class Loader:
             return resident
 
     async def _stored_bytes(self, model: str, directory: Path) -> int:
-        """What it will take, by what the headers of its files say."""
+        """Bytes that the model will take on the device, by the headers of its files."""
         said = self._catalog.of(model)
         item_bytes = ITEM_BYTES.get((said and said.dtype) or "", self._item_bytes)
         weights = await in_thread(partial(disk.weight_bytes, directory, item_bytes))
         return max(weights, (said and said.memory_bytes) or 0)
 
     def _size(self, model: str, stored_bytes: int) -> Size:
-        """As it was measured, unless its files are others now."""
+        """The measured size, or the stored one if the model was never measured or its files have changed."""
         known = self.measured.get(model)
         if known is None or known.stored_bytes != stored_bytes:
             return Size(stored_bytes)
         return Size(known.bytes, int(known.activation_bytes_per_token * self._batch_tokens))
 
     def _read(self, directory: Path, name: str, stored_bytes: int) -> Model:
-        """On a thread of its own."""
+        """Reads the model and measures it; runs on a thread of its own."""
         model = self._load(directory, name)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
@@ -166,7 +167,7 @@ class Loader:
             return 0.0
 
     async def _on_disk(self, loading: Loading) -> Copy:
-        """Its directory: in a folder, else in the store, which fetches it if need be."""
+        """The model's directory: on a shelf, else in the store, which fetches it if need be."""
         try:
             return Copy(await in_thread(partial(disk.find, self._shelves, loading.model)))
         except ModelNotFound:
@@ -181,7 +182,7 @@ class Loader:
             self._changed()
 
     def _downloading(self, loading: Loading, progress: Progress) -> None:
-        """On a thread of the store."""
+        """Records the progress of a download; called on a thread of the store."""
         is_news = loading.progress is None
         loading.progress = progress
         if is_news:
@@ -206,7 +207,7 @@ class Loader:
     # Threads that may hang
 
     async def _in_time(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
-        """What `work` gives on a thread of its own. If it takes too long, what the load holds stays held until the thread ends."""
+        """Runs `work` on a thread of its own. After a timeout, what the load holds stays held until the thread ends."""
         future = begin(work)
         await asyncio.wait([future], timeout=self._load_seconds)
         if future.done():
@@ -216,7 +217,7 @@ class Loader:
         raise ModelBroken(f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds")
 
     async def _when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
-        """A late result is dropped."""
+        """Waits for the thread of a load that timed out, drops its result and releases what the load held."""
         with held:
             await asyncio.wait([future])
             came = future.exception() is None

@@ -1,6 +1,6 @@
-"""What a heartbeat says of each model, by its state.
+"""The entry of each model in a heartbeat, by the model's state.
 
-Beside the way of a request: `residency.py` has the models, `heartbeat.py` sends this.
+Not on the request path: `residency.py` has the models, `heartbeat.py` sends the entries.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from services.worker.mesh import codec
 from services.worker.scheduling.meter import Meter
 
 DATA_TYPES: Final = {2: "bfloat16", 4: "float32"}
-"""By the bytes of a weight."""
+"""Data types by the number of bytes of a weight."""
 
 
 def cold(model: str, size: int) -> worker_pb2.WorkerModel:
-    """`size`: bytes that it would take on the device."""
+    """A model on disk. `size`: bytes that it would take on the device."""
     return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_COLD, bytes=size)
 
 
@@ -30,7 +30,7 @@ def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
 
 
 def coming(loading: Loading) -> worker_pb2.WorkerModel:
-    """On its way to this machine's disk, or from there to the device."""
+    """A model that is being downloaded, or loaded onto the device."""
     progress = loading.progress
     if progress is None:
         return worker_pb2.WorkerModel(model=loading.model, state=models_pb2.MODEL_STATE_LOADING, bytes=loading.bytes)
@@ -58,7 +58,7 @@ def warm(one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token:
 
 
 def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
-    """`item_bytes`: of a weight on the device, where the card has no data type of its own."""
+    """A resident model. `item_bytes`: size of a weight on the device, where the card has no data type of its own."""
     one = place.resident
     meter, size = one.meter, one.model.bytes
     own = one.model.card.dtype

@@ -1,7 +1,7 @@
-"""Which models are on the device: loads them on order or first demand, unloads them when others need the room more, reports them.
+"""The models of this worker: loads them on order or first demand, evicts them when others need the room more, reports them.
 
-Beside the way of a request: `intake.py` asks what is resident and passes on what routers want loaded; `heartbeat.py` reports it.
-`loading.py` supervises one load, `space.py` decides who stays where, by `budget.py`. Event loop only.
+Not on the request path: `intake.py` asks what is resident and passes on which models routers want loaded; `heartbeat.py` reports
+them. `loading.py` supervises one load, `space.py` decides what is resident, warm or evicted, by `budget.py`. Event loop only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_LOADS: Final = 2
 MAX_DOWNLOADS: Final = 4
-"""At the same time. A download does not count as a load: it takes long, and neither the device nor its memory."""
+"""Limits on concurrency. A download does not count as a load: it takes long, but uses neither the device nor its memory."""
 
 REPORT_FAILURE_SECONDS: Final = 60.0
 RESCAN_SECONDS: Final = 30.0
@@ -47,7 +47,7 @@ RESCAN_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a model's files say: its card, and the bytes that its weights would take on the device. None and 0 of a broken one."""
+    """A model on disk: its card, and the bytes that its weights would take on the device. None and 0 if its files are broken."""
 
     card: Card | None = None
     bytes: int = 0
@@ -55,7 +55,7 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A model that could not be loaded, when (rising clock), and why."""
+    """A load that failed: when (monotonic clock), and why."""
 
     at: float
     error: ShoalError
@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`memory_bytes`: of the device, for weights and one batch's activations. `host_bytes`: of host memory, for warm models.
+    """Limits. `memory_bytes`: device memory for weights and one batch's activations. `host_bytes`: host memory for warm models.
 
     `shares_memory`: both are the same memory. `batch_tokens`: of the largest batch. `load_seconds`: how long a load may take.
     """
@@ -79,8 +79,8 @@ class Budget:
 class Residency:
     """The worker's models.
 
-    `item_bytes` is the size of a weight on the device where `catalog` has no other, `clock` rises (seconds), `changed` is called
-    whenever a model changes its state, `trim` gives freed memory back.
+    `item_bytes` is the size of a weight on the device where `catalog` sets none, `clock` is monotonic (seconds), `changed` is
+    called whenever a model changes its state, `trim` returns freed memory to the system.
     """
 
     def __init__(
@@ -141,17 +141,17 @@ class Residency:
     # What is served
 
     def lanes(self) -> list[str]:
-        """Models to pull for, those first that have had least of the device, then the least recently served."""
+        """Models to pull for: the least-served first (in device time), ties by least recently used."""
         serving = [place.resident for place in self._space.places.values() if not place.resident.leaving]
         return [one.name for one in sorted(serving, key=lambda one: (one.turn, one.last_used))]
 
     def serving(self, model: str) -> Resident | None:
-        """The model, if it takes work."""
+        """The resident model, if it takes new work."""
         place = self._space.places.get(model)
         return None if place is None or place.resident.leaving else place.resident
 
     def hold(self, resident: Resident, jobs: int, tokens: float = 0.0) -> None:
-        """Jobs were taken in for it, of about so many tokens in all."""
+        """Counts newly pulled jobs of the model, of about `tokens` tokens in all."""
         if jobs:
             resident.drained.clear()
         resident.held_jobs += jobs
@@ -159,7 +159,7 @@ class Residency:
         self._space.used(resident, jobs)
 
     def let_go(self, resident: Resident) -> None:
-        """One of its jobs is no longer held."""
+        """Counts one job of the model as no longer held."""
         resident.held_tokens *= (resident.held_jobs - 1) / resident.held_jobs
         resident.held_jobs -= 1
         resident.last_used = self._clock()
@@ -170,7 +170,7 @@ class Residency:
     # Orders
 
     def load(self, model: str) -> None:
-        """Make a model resident, if it is not."""
+        """Starts to load a model, unless it is resident or loading."""
         if self._takes_more and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
             self._loading[model] = Loading(model, asked_at=self._clock())
@@ -178,9 +178,9 @@ class Residency:
         self._changed()
 
     def evict(self, model: str, *, by_plan: bool = False) -> None:
-        """Unload a model once no job needs it; it is not pulled for from now on. A warm one leaves host memory.
+        """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is dropped from host memory.
 
-        An operator's order outranks a pin; a plan leaves alone what is pinned or has work.
+        An operator's order overrides a pin; a plan (`by_plan`) does not evict a model that is pinned or has work.
         """
         resident = self.serving(model)
         if resident is None:
@@ -196,36 +196,37 @@ class Residency:
             self._changed()
 
     def hear_backlog(self, queued_tokens: Mapping[str, int]) -> None:
-        """Tokens that wait in lanes, by model; 0 for those that are not named."""
+        """Takes note of the tokens queued in lanes, by model; 0 for models that are not named."""
         self._space.backlog = queued_tokens
         self._space.tell()
 
     def claim(self, name: str, size: int) -> Callable[[], None] | None:
-        """Takes bytes of the device beside its models: what gives them back, or None if they are not free."""
+        """Reserves device memory beside the models. Returns the function that releases it, or None if so much is not free."""
         claim = self._space.device.claim(name, Size(size))
         return None if claim is None else partial(self._space.release, claim)
 
     async def relieve(self, keep: str) -> bool:
-        """For a device that is out of memory: let one model go that is idle and not pinned, other than `keep`, and wait until its
-        memory is back. False if there is none."""
+        """For a device that is out of memory: evicts one model that is idle and not pinned, other than `keep`, and waits until its
+        memory is free. False if there is none."""
         return await self._space.relieve(keep)
 
     def take_no_more(self) -> None:
-        """Load nothing from now on but what is loading: the machine will be taken away."""
+        """Starts no further loads (those in progress go on): the machine is about to be preempted."""
         self._takes_more = False
         self._changed()
 
     def stop(self) -> None:
-        """Take no more orders, and give up those under way."""
+        """Takes no more orders, and cancels loads and evictions in progress."""
         self._takes_more = False
         self._stopped.set()
         for task in self._running:
             task.cancel()
 
     def can_load(self) -> bool:
-        """Whether a router may offer one more model: a tenth of the memory is free, or some model is idle or has had its time.
+        """Whether a router may offer one more model: a tenth of the memory is free, or some model that is not pinned is idle or
+        has been resident for MIN_RESIDENT_SECONDS.
 
-        Not while a load waits for a model in use to give in: a further one would only wait behind it.
+        Not while a load waits for a model in use to be evictable: a further load would only queue behind it.
         """
         fetching = sum(not one.is_fetched for one in self._loading.values())
         if not self._takes_more or self._space.is_crowded:
@@ -242,17 +243,17 @@ class Residency:
 
     @property
     def used_bytes(self) -> int:
-        """Of the device: weights, and what loads have set aside."""
+        """Device memory taken by weights and reserved by loads."""
         return self._space.device.used_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was ever taken of the device, activations included."""
+        """The highest use of device memory so far, activations included."""
         return self._space.device.peak_bytes
 
     @property
     def host_bytes(self) -> int:
-        """That warm models may take."""
+        """The limit of host memory for warm models."""
         return self._space.host.limit_bytes
 
     @property
@@ -260,11 +261,11 @@ class Residency:
         return self._space.host.used_bytes
 
     def residents(self) -> list[Resident]:
-        """Those on the device. From any thread."""
+        """The models on the device. May be called from any thread."""
         return [place.resident for place in list(self._space.places.values())]
 
     def report(self) -> list[worker_pb2.WorkerModel]:
-        """Every model that is on disk, on its way there, loading, resident, or failed within the last minute."""
+        """One entry for each model that is on disk, downloading, loading, warm, resident, or failed within the last minute."""
         now = self._clock()
         self._failed = {name: failed for name, failed in self._failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
         lines = {name: report.cold(name, found.bytes) for name, found in self._cold.items()}
@@ -338,7 +339,7 @@ class Residency:
 
     def _fail(self, model: str, error: ShoalError) -> None:
         del self._loading[model]
-        # What led to it refers to all that was read by then.
+        # The traceback and the chained exceptions hold references to the weights read so far.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._failed[model] = Failed(self._clock(), error)
         metrics.LOADS.labels(error.reason).inc()
@@ -346,7 +347,7 @@ class Residency:
 
 
 def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, OnDisk], catalog: Catalog, item_bytes: int) -> dict[str, OnDisk]:
-    """The models on disk; a broken one says why when somebody wants it."""
+    """The models on disk. A broken one is listed without a card; the reason is reported when it is loaded."""
     cards: dict[str, OnDisk] = {}
     for model, directory in disk.listing(shelves).items():
         if model in known:

@@ -1,7 +1,8 @@
-"""What is on the device and what is warm in host memory: who gets room, who leaves, and where to.
+"""What is resident on the device and what is warm in host memory: grants room to loads, and evicts models for them.
 
-Beside the way of a request, under `residency.py`: `loading.py` asks for room here and hands in what it has loaded. A model leaves
-in two steps, so that nothing in flight is lost: it takes no new work (`leaving`), and goes when its last job has. Event loop only.
+Not on the request path; used by `residency.py`: `loading.py` asks for room here and registers what it has loaded. A model is
+evicted in two steps, so that nothing in flight is lost: first it takes no new work (`leaving`), then it leaves the device once its
+last job has been answered. Event loop only.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from services.worker.scheduling.meter import Meter
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS: Final = 0.05
-"""How often one who waits for room looks again though nothing but its own waiting has changed, which may be what counts."""
+"""How often a load that waits for room checks again when only its waiting time, on which eviction depends too, has changed."""
 
 _PATIENCE_SECONDS: Final = 60.0
-"""Who has waited so long for room goes before everything that is not pinned, however much work there is for it."""
+"""A load that has waited so long for room may evict any model that is not pinned, however much work that model has."""
 
 Start = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A model that wants room on the device. `asked_at`: seconds of the worker's rising clock."""
+    """A request for room on the device for one model. `asked_at`: seconds of the worker's monotonic clock."""
 
     name: str
     size: Size
@@ -47,7 +48,7 @@ class Wish:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A resident model and what it holds: memory, that of a copy on the host too, and the directory, which stays where it is."""
+    """A resident model and what it holds: its claim on the device, that of its host copy if any, and its directory on disk."""
 
     resident: Resident
     copy: Copy
@@ -64,7 +65,7 @@ class Warm:
     copy: Copy
     size: Size
     host: Claim | None
-    """None: it is on its way to a device that shares the host's memory."""
+    """None: the model is returning to a device that shares the host's memory."""
     load_seconds: float
     last_used: float
     uses: int
@@ -72,10 +73,10 @@ class Warm:
 
 
 class Space:
-    """`shares_memory`: device and host memory are the same, so that a warm model is a resident one that is not served.
+    """Device and host memory. `shares_memory`: both are the same, so that a warm model is a resident one that is not served.
 
-    `start` runs work in the background, `changed` is called when a model changes its state, `trim` gives freed memory back.
-    `wait_seconds`: how long one may wait for room when it is its turn.
+    `start` runs work in the background, `changed` is called when a model changes its state, `trim` returns freed memory to the
+    system. `wait_seconds`: how long a load may wait for room once it is first in the queue.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class Space:
         self.meters: dict[str, Meter] = {}  # of models that have left, too
         self._going: list[Holding] = []  # have left `places`, and their memory is being given back
         self.backlog: Mapping[str, int] = {}
-        """Tokens that wait in lanes, by model."""
+        """Tokens queued in lanes, by model."""
         self.is_crowded = False
-        """A load waits until a model that is in use gives in."""
+        """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
         self._resumed = Size(0)
         self._resumed_seconds = 0.0
@@ -119,7 +120,7 @@ class Space:
     # What it looks like
 
     def candidate(self, place: Place) -> Candidate:
-        """A resident model, as policies and rules see it."""
+        """A resident model as the eviction policies and rules see it."""
         one, now = place.resident, self._clock()
         return Candidate(
             one.name,
@@ -136,7 +137,7 @@ class Space:
         )
 
     def _seconds_back(self, place: Place) -> float:
-        """What bringing it back would take: from host memory if it fits there, as measured on all models; else from disk."""
+        """Seconds to reload the model: from host memory if it fits there, at the rate measured over all models; else from disk."""
         size = place.device.size.bytes
         if size > self.host.limit_bytes or not self._resumed.bytes:
             return place.resident.load_seconds
@@ -150,22 +151,22 @@ class Space:
         return self.meters.setdefault(model, Meter())
 
     def used(self, resident: Resident, jobs: int) -> None:
-        """Jobs were taken in for it."""
+        """Records newly pulled jobs of the model for the eviction policies."""
         resident.last_used = self._clock()
         resident.uses += jobs
         resident.floor = self._floor
 
     def tell(self) -> None:
-        """Something changed that a load may wait for."""
+        """Wakes a load that waits for room, because something has changed."""
         self._news.set()
 
     # Room
 
     async def room(self, wish: Wish, warm: Warm | None = None) -> Claim:
-        """Waits until there is room for the wish, lets others leave for it, and takes the room. Wishes take their turns.
+        """Evicts models until the wish fits, and reserves the room. Wishes are served first come, first served.
 
-        `warm`: where the model comes from. Raises ModelBroken with the numbers if there can never be room, and NoCapacity if those
-        that leave for it do not go.
+        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the wish can never fit, and
+        NoCapacity if there is no room within `wait_seconds`.
         """
         async with self._turn:
             until = self._clock() + self._wait_seconds
@@ -188,8 +189,8 @@ class Space:
                 self.is_crowded = False
 
     async def grow(self, claim: Claim, wish: Wish) -> bool:
-        """Changes a claim to the wish's size. False: that would take waiting for others than models that leave, which nobody may do
-        who holds memory, or two would wait for each other. Raises as `room`."""
+        """Resizes a claim to the wish's size, evicting models if need be. False: no eviction is in progress, and a load that holds
+        memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
         while not self.device.resize(claim, wish.size):
             self._refuse_what_never_fits(wish, claim)
             self._make_way(wish, claim)
@@ -199,13 +200,13 @@ class Space:
         return True
 
     def release(self, claim: Claim) -> None:
-        """Of a load that came to nothing."""
+        """Releases the claim of a load that failed, or of an adapter."""
         self.device.release(claim)
         self.tell()
 
     def _make_homeless(self, warm: Warm) -> None:
-        """What it takes is counted on the device as soon as there is room; those that leave for it may have its place in host
-        memory, which is the same."""
+        """Releases the warm model's host claim: once there is room it counts on the device, which is the same memory, and models
+        evicted for it may take its place in host memory."""
         if warm.host is not None:
             self.host.release(warm.host)
             warm.host = None
@@ -226,7 +227,7 @@ class Space:
         )
 
     def _make_way(self, wish: Wish, own: Claim | None = None) -> bool:
-        """Lets models leave so that there will be room; False if none may for now."""
+        """Starts the evictions that the wish needs; False if the rules forbid enough of them for now."""
         holdings = [Holding(self.candidate(place), place.device, place.resident.adapters.bytes) for place in self.places.values()]
         holdings += self._going
         waiting = self._clock() - wish.asked_at
@@ -241,7 +242,8 @@ class Space:
     # Leaving
 
     def leave(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
-        """It takes no new work, and goes when no job of it is held: to host memory, if there is room and `to_host`."""
+        """Starts to evict a model: it takes no new work, and leaves the device when none of its jobs is held, for host memory if
+        there is room and `to_host`."""
         resident.leaving = True
         task = self._start(self._unload(resident.name, resident.drained, to_host=to_host))
         self.unloading[resident.name] = task
@@ -253,7 +255,7 @@ class Space:
         self.places[model].resident.adapters.clear()
         size = self.places[model].device.size.bytes
         warm = await self._parked(self.places[model]) if to_host else None
-        # From here on nothing of this task refers to the model, so that dropping it gives its memory back.
+        # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
         claim = place.device
         if warm is None:
@@ -275,7 +277,7 @@ class Space:
         self._changed()
 
     async def _parked(self, place: Place) -> Warm | None:
-        """The model in host memory, off the device; None if there is no room for it, or none that is worth it."""
+        """Moves the model to host memory. None if that has no room, or only by dropping warm models that are worth more."""
         one = place.resident
         host = place.host or self._host_room(one.name, one.model.bytes, one)
         if host is None:
@@ -291,7 +293,7 @@ class Space:
         return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
 
     def _host_room(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
-        """Room in host memory, for which warm models go that are worth less than this one."""
+        """Reserves host memory, dropping warm models that are worth less than this one. None if that is not enough."""
         missing = self.host.missing(Size(needed))
         if missing > 0:
             candidates = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
@@ -308,7 +310,7 @@ class Space:
         return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
 
     def drop_warm(self, model: str) -> bool:
-        """Whether it was warm."""
+        """Drops a model from host memory; returns whether it was warm."""
         warm = self.warm.get(model)
         if warm is not None:
             self.forget(self.take(warm))
@@ -317,18 +319,19 @@ class Space:
         return warm is not None
 
     def take(self, warm: Warm) -> Warm:
-        """It is no longer warm; who takes it makes it resident or forgets it."""
+        """Removes the model from the warm ones; the caller makes it resident or forgets it."""
         return self.warm.pop(warm.name)
 
     def forget(self, warm: Warm) -> None:
-        """Its memory is free, and its directory may go."""
+        """Frees the model's host memory, and lets the store delete its directory."""
         if warm.host is not None:
             self.host.release(warm.host)
         warm.copy.close()
         self._start(in_thread(self._trim))
 
     async def relieve(self, keep: str) -> bool:
-        """Give the memory of one model that nobody needs now back, other than `keep`; False if there is none."""
+        """Frees the memory of one model: a warm one where memory is shared, else one that is idle and not pinned, other than
+        `keep`. False if there is none."""
         if self._shares_memory and (warm := self._cheapest_warm()) is not None:
             self.drop_warm(warm)
             await in_thread(self._trim)
@@ -373,7 +376,7 @@ class Space:
         return resident
 
     def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
-        """The same for one that was warm. `seconds`: what that took."""
+        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
         now = self._clock()
         self._resumed = Size(self._resumed.bytes + warm.size.bytes)
         self._resumed_seconds += seconds

@@ -1,7 +1,7 @@
-"""Redis' clock, by which deadlines count, as a worker reckons it from what routers tell.
+"""Clock synchronisation: estimates Redis' clock, by which deadlines count, from the times that routers send.
 
-Beside the way of a request: set by every answer to a pull. A worker's own clock may be wrong by minutes, and deadlines judged by it
-would throw good work away, or let the device compute for nobody.
+Not on the request path: updated by every answer to a pull. A worker's own clock may be wrong by minutes, and deadlines checked by
+it would drop jobs that are still in time, or let the device compute for nobody.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class MeshClock:
-    """Until a router has told its time (those of wire version 0 do not), it is this machine's own. From any thread."""
+    """Redis' clock; this machine's own until a router has sent its time (those of wire version 0 do not). Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -24,14 +24,16 @@ class MeshClock:
         return self._unix_time() if self._ahead is None else self._clock() + self._ahead
 
     def local(self, at: float) -> float:
-        """A moment of this clock on the machine's own, Unix time."""
+        """Converts a moment of this clock to the machine's own, Unix time."""
         return self._unix_time() + at - self.now()
 
     def hear(self, now_unix_ms: int, asked_at: float, heard_at: float) -> None:
-        """A call that was sent and answered at those moments of `clock` brought the router's time (0: it does not tell).
+        """Updates the estimate from a call that was sent and answered at these moments of `clock`. `now_unix_ms`: the router's time
+        (0: it sends none).
 
-        It was told between the two, which bounds the truth on both sides: an estimate outside moves to the nearer bound. So the
-        quickest answer counts, however long others waited, and a clock that was set anew is followed at once.
+        The router read its time between the two moments, which bound the offset on both sides: an estimate outside moves to the
+        nearer bound. So the quickest answer determines the estimate, however long others waited, and a clock that was reset is
+        followed at once.
         """
         if not now_unix_ms:
             return

@@ -1,6 +1,6 @@
-"""Protobuf to work and results to protobuf, at the worker's edge. Pure.
+"""Converts protobuf messages to work, and results to protobuf messages. Pure.
 
-On the way of a request: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right before a Complete.
+On the request path: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right before a Complete.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def result_of(result: Result, *, revision: str, tokens: int, timings: Timings) -
 
 
 def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
-    """The error as it travels to the router; item numbers in its path count from the request's first item."""
+    """The error as a message to the router; item numbers in its path count from the request's first item."""
     return worker_pb2.Failure(
         reason=error.reason,
         message=_travelling(error.message, _MAX_MESSAGE),
@@ -173,7 +173,7 @@ def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
 
 
 def _travelling(text: str, most: int) -> str:
-    """As a message of protobuf takes it: names of files may hold what is no Unicode, and errors quote what others wrote."""
+    """Truncates and escapes text for a protobuf string: file names may be invalid Unicode, and errors quote foreign text."""
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -184,12 +184,12 @@ def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
 
 
 def rebase(field: str, first_item: int) -> str:
-    """`items[2].text` of a job whose first item is the request's tenth: `items[12].text`."""
+    """`items[2].text` of a job whose first item is the request's `items[10]`: `items[12].text`."""
     return _ITEM.sub(lambda match: f"{match[1]}[{int(match[2]) + first_item}]", field, count=1)
 
 
 def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_per_byte: float = 0.0) -> models_pb2.ModelCard:
-    """A card for the registry; bytes, data type and tokens a byte are known only once the model was loaded and used."""
+    """A card for the registry of workers; bytes, data type and tokens a byte are known only once the model was loaded and used."""
     return models_pb2.ModelCard(
         model=card.model,
         revision=card.revision,

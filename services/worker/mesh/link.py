@@ -1,6 +1,6 @@
-"""The gRPC connections to the routers: any of them will do, and the one that answered last is asked first.
+"""The gRPC connections to the routers, with failover: any router will do, and the one that answered last is called first.
 
-Between the worker's parts and WorkerService. A router may die or restart at any time; what a call needs is then asked of the next.
+All of the worker's calls to WorkerService are made here. A router may die or restart at any time; a call is then sent to the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 COMPLETE_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 5.0
 PULL_MARGIN_SECONDS: Final = 5.0
-"""A pull is given up so much later than it should have come back empty: its router is gone without a word."""
+"""A pull times out this much later than it should have come back empty: its router has gone without closing the connection."""
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
@@ -52,19 +52,20 @@ _OUR_FAULT: Final = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.OUT_OF_RANGE,
 )
-"""What every other router would say as well."""
+"""Statuses that any other router would answer, too: the call does not fail over."""
 
 _NOT_LET_IN: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-"""Our token or certificate is not taken. As bad as no router, and as passing: it may be renewed here, or made known there."""
+"""Authentication or authorisation failed. Retried as if the router were down: the token or certificate may be renewed here, or
+registered there."""
 TELL_SECONDS: Final = 60.0
-"""Between two log lines that say so."""
+"""The interval between two log lines that say so."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class Backoff:
-    """Seconds to wait after one failure, two, three ...: 0.1, 0.2 ... 1, and up to half of that less, so that workers spread."""
+    """Exponential backoff with jitter: 0.1, 0.2 ... 1 seconds after one failure, two ..., less up to half of it at random."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -102,7 +103,7 @@ class Link:
         self._addresses = tuple(addresses)
         self._trust = trust or Trust()
         self._channels = Channels(self._open, self._trust.tls)
-        # Workers begin at different routers, so that routers share them.
+        # Workers start at different routers, which balances the load.
         self._current = zlib.crc32(worker_id.encode()) % len(self._addresses)
         self._answered = asyncio.Event()
         self._down: set[int] = set()
@@ -124,7 +125,7 @@ class Link:
         return grpc.aio.secure_channel(address, credentials, options)
 
     def try_next(self) -> None:
-        """Ask another router from now on: the present one answers, but has no patience with us (it is stopping)."""
+        """Switches to the next router: the present one answers, but does not long-poll (it is shutting down)."""
         self._current = (self._current + 1) % len(self._addresses)
 
     async def pull(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
@@ -134,8 +135,8 @@ class Link:
         return await self._call(_HEARTBEAT, request, HEARTBEAT_SECONDS)
 
     async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float, traceparent: str = "") -> int | None:
-        """Tries until a router takes it or the time has passed when nobody wants the answers any more. How many answers were
-        accepted, or None: no router took it. `traceparent`: of the trace that it belongs to."""
+        """Retries with backoff until a router accepts the call or `until_unix`, when nobody waits for the answers any more. Returns
+        how many answers were accepted, or None if no router took the call. `traceparent`: of the trace that it belongs to."""
         backoff = Backoff()
         trace = ((TRACEPARENT, traceparent),) if traceparent else ()
         while True:
@@ -169,7 +170,7 @@ class Link:
                 await channel.close()
 
     async def _next_answer(self, seconds: float) -> None:
-        """Wait until any call succeeds, at most so long."""
+        """Waits until any call succeeds, at most `seconds`."""
         self._answered.clear()
         try:
             async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""One batch through a model, with and without torch's profiler: what its parts take, and what the profiler adds."""
+"""Runs one batch through a model with and without torch's profiler: the time of each part, and the profiler's overhead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WARM_RUNS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a forward is given: a job that is about as large as a batch may be."""
+    """The input of a forward pass: a job that is about as large as a batch may be."""
 
     texts: list[str]
     work: Work
@@ -35,9 +35,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardProfile:
-    """`seconds`: of the forward in the middle of `runs` under the profiler; `parts` and `inside` (see `trace.py`) of the very same.
-    `plain_seconds`: of one without it. `prepare_seconds`, `finish_seconds`: of tokenising before and of the answer after it, which
-    are on other threads of a worker."""
+    """`seconds`: of the median forward pass of `runs` under the profiler; `parts` and `inside` (see `trace.py`) are of that pass.
+    `plain_seconds`: the median without the profiler. `prepare_seconds`, `finish_seconds`: of tokenising before it and of making
+    the answer after it, which a worker does on other threads."""
 
     model: str
     device: str
@@ -60,7 +60,7 @@ class ForwardProfile:
 
     @property
     def overhead(self) -> float:
-        """What the profiler adds, as a share of a forward without it."""
+        """The time that the profiler adds, as a share of a forward pass without it."""
         return self.seconds / self.plain_seconds - 1
 
 
@@ -99,7 +99,7 @@ def work_of(model: TextModel, texts: list[str]) -> Work:
 def profile_forward(
     model: TextModel, batch: Batch, *, runs: int, device: str, threads: int, trace: Path | None = None
 ) -> ForwardProfile:
-    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: where to leave what it saw."""
+    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: the file to write the trace to."""
     prepared = model.prepare(batch.work)
     if not prepared.sequences:
         raise TaskNotSupported(f"{model.card.model} answers from a table: there is no forward pass to profile")
@@ -109,7 +109,7 @@ def profile_forward(
 
     outputs = model.forward(prepared.head, prepared.sequences)
     _timed(forward, _WARM_RUNS)
-    # Half of them before and half after, since machines do not stay as they are.
+    # Half of the plain runs before and half after the profiled ones, since a machine's speed drifts.
     plain = _timed(forward, runs - runs // 2)
     seen = _traced(model, forward, runs, trace)
     plain += _timed(forward, runs // 2)
@@ -142,7 +142,7 @@ def _timed(call: Callable[[], object], times: int) -> list[float]:
 
 
 def _traced(model: TextModel, forward: Callable[[], object], runs: int, path: Path | None) -> list[Forward]:
-    """What the profiler saw of each run but a first one, in which it sets itself up. `path`: where to leave its trace."""
+    """The trace of each run but the first, in which the profiler sets itself up. `path`: the file to write the trace to."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with TemporaryDirectory() as directory:
         path = path or Path(directory) / "trace.json"

@@ -1,7 +1,7 @@
-"""Names the parts of a model's forward for torch's profiler, for as long as somebody profiles: models know nothing of it.
+"""Names the parts of a model's forward pass for torch's profiler, only while profiling: the model code knows nothing of it.
 
-Modules call each other's methods directly, so hooks of `nn.Module` would see nothing. Instead the methods that do a part's work are
-wrapped in ranges, on the very modules of one model, and unwrapped at the end.
+Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead the methods that do a part's work are
+wrapped in profiler ranges, on the module instances of one model, and unwrapped at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
 
 @contextmanager
 def named_parts(model: TextModel) -> Iterator[None]:
-    """While it is open, what the model's modules do is in ranges that are called `shoal.<part>`."""
+    """Within this context the model's modules run in profiler ranges named `shoal.<part>`."""
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
     try:

@@ -1,6 +1,7 @@
-"""Texts to profile with, where nobody gives some: lengths as in everyday embedding traffic, as the benchmarks have them.
+"""Generated texts for profiling without input: lengths as in everyday embedding traffic, the same as in the benchmarks.
 
-Log-normal, median 36.5 tokens, sigma 0.82. The words are common ones, of about a token each; which, hardly matters to a forward.
+Log-normal, median 36.5 tokens, sigma 0.82. The words are common ones, of about a token each; which ones hardly matters to a forward
+pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ through years where much your way well down should because each just those peopl
 
 
 def generated(seed: int = 0) -> Iterator[str]:
-    """Texts without end, the same ones for the same seed."""
+    """An endless stream of texts, deterministic by seed."""
     chance, known = random.Random(seed), _WORDS.split()  # noqa: S311 — nothing secret
     while True:
         words = min(MOST_WORDS, max(1, round(chance.lognormvariate(math.log(MEDIAN_WORDS), SIGMA))))

@@ -1,9 +1,9 @@
-"""The parts of a forward pass, out of a trace of torch's profiler. Pure but for `read`.
+"""Splits a forward pass into its parts by a trace of torch's profiler. Pure but for `read`.
 
 A trace is what `torch.profiler.profile.export_chrome_trace` writes (Chrome's Trace Event Format): spans on threads of the host and
-on streams of the device. On a CPU a moment belongs to the innermost operator on the forward's thread; on an accelerator to the
-kernel that runs there, and the kernel to the part that launched it. What none covers is a gap. Operators' own times and gaps are
-counted apart from each other, so that their sum can be held against the whole.
+on streams of the device. On a CPU each moment is attributed to the innermost operator on the forward pass's thread; on an
+accelerator to the running kernel, and the kernel to the part that launched it. Time that none covers is a gap. Operators' own times
+and gaps are counted separately, so that their sum can be checked against the whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args
 Part = Literal["GEMM", "attention", "norm", "embedding", "pooling", "copy", "other", "gaps"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 PREFIX: Final = "shoal."
-"""How the ranges are called: this and the part, or `forward` for all of it."""
+"""The prefix of profiler range names: followed by the part, or by `forward` for the whole pass."""
 FORWARD: Final = PREFIX + "forward"
 
 _RANGE: Final = "user_annotation"
@@ -25,7 +25,7 @@ _ON_HOST: Final = (_RANGE, "cpu_op", "cuda_runtime", "cuda_driver")
 _ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _BETWEEN_DEVICES: Final = ("HtoD", "DtoH")
 
-# Operators that run in no part's range, by the outermost of several within each other.
+# The part of operators outside any part's range; of nested operators the outermost decides.
 _PART_OF: Final[Mapping[str, Part]] = {
     **dict.fromkeys(("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "_linear_pointwise", "lstm"), "GEMM"),
     **dict.fromkeys(("scaled_dot_product_attention", "_varlen_attn"), "attention"),
@@ -37,8 +37,8 @@ _PART_OF: Final[Mapping[str, Part]] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took from `start` to `end`, microseconds. `track`: its thread or stream. `link`: what a launch and what it
-    launched have in common; 0: nothing."""
+    """An event from `start` to `end`, microseconds. `track`: its thread or stream. `link`: the correlation id that a launch shares
+    with the kernel that it launched; 0: none."""
 
     kind: str
     name: str
@@ -54,9 +54,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward pass by its trace, in seconds: all of it, and its parts, gaps included.
+    """The times of one forward pass by its trace, in seconds: the whole, and its parts, gaps included.
 
-    `inside`: what a part is made of, by operator or kernel; of gaps on a CPU, in which part they are.
+    `inside`: each part's time by operator or kernel; for gaps on a CPU, by the part that they are in.
     """
 
     seconds: float
@@ -66,7 +66,7 @@ class Forward:
 
 @dataclass(slots=True)
 class _Placed:
-    """A span of the host, its part (None: a range that says none), and what of it no span within it takes."""
+    """A span of the host, its part (None: a range that names none), and its own time without the spans nested in it."""
 
     span: Span
     part: Part | None
@@ -74,7 +74,7 @@ class _Placed:
 
 
 def read(path: Path) -> list[Span]:
-    """All spans of a trace's file."""
+    """All spans of a trace file."""
     with path.open(encoding="utf-8") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return [_span(event) for event in events if event["ph"] == "X"]
@@ -118,7 +118,7 @@ def _add(inside: Mapping[Part, dict[str, float]], part: Part, name: str, microse
 
 
 def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
-    """The host's spans within a forward, itself first."""
+    """The host's spans within a forward pass, its own span first."""
     placed: list[_Placed] = []
     around: list[_Placed] = []
     for span in spans:
@@ -135,7 +135,8 @@ def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
 
 
 def _part(span: Span, around: _Placed | None) -> Part | None:
-    """A range says it by its name, an operator in one is of its part. A head's products are GEMM too, whatever their size."""
+    """The part of a span: a range names its part, and an operator belongs to the range around it. A head's matrix products are GEMM
+    too, whatever their size."""
     inherited = None if around is None else around.part
     if span.kind == _RANGE:
         return next((part for part in PARTS if span.name == PREFIX + part), inherited)
@@ -154,7 +155,7 @@ def _part_of_kernel(span: Span, part: Part | None) -> Part:
 
 
 def _uncovered(whole: Span, spans: Iterable[Span]) -> float:
-    """How long none of the spans runs. They are ordered by their start."""
+    """How long none of the spans runs. The spans must be ordered by their start."""
     gaps, reached = 0.0, whole.start
     for span in spans:
         gaps += max(0.0, min(span.start, whole.end) - reached)

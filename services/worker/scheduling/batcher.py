@@ -1,10 +1,10 @@
-"""Which waiting sequences go into the next forward pass: decisions only, no clock, no device.
+"""Chooses the waiting sequences for the next forward pass: decisions only, no clock, no device.
 
-On the way of a request between `intake.py`, which prepares sequences, and `runner.py`, which runs the batch chosen here.
+On the request path, between `intake.py`, which prepares sequences, and `runner.py`, which runs the batch chosen here.
 
-Device time is shared by fair queueing (`turns.py`), as lanes share out tokens: between callers (`Caller`), then between the models
-that one asks for, then between its adapters and heads of that model. Callers come first: else one who asks for many models would
-have as many turns.
+Device time is shared by fair queueing (`turns.py`), as lanes share tokens, in three levels: between callers (`Caller`), then
+between the models that one caller uses, then between the adapters and heads of one model. Callers come first, so that a caller that
+uses many models gets no more turns than one that uses a single model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BULK_SHARE: Final = 1 / 9
 """Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in the lanes."""
 
 COMPANY_SECONDS: Final = 0.005
-"""How much further than the one whose turn it is others may be and still join its batch. Those who keep pace stay together in
-large batches; a light one is not held up by the work of one that has just had a batch."""
+"""Callers whose virtual times exceed the least-served one's by at most this much join its batch. Callers at the same pace are thus
+batched together; a light caller is not held up by the work of a caller that has just had a batch."""
 
 LEAST_SECONDS: Final = 1e-4
-"""What a batch costs at least."""
+"""The least that a batch is charged."""
 
 CANDIDATES: Final = 1024
-"""Of so many sequences those are chosen that fit best."""
+"""The most sequences that are considered for one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Group:
 
 
 Caller = tuple[str, bool]
-"""A tenant's interactive work, or all of its bulk work: who takes turns with others for the device."""
+"""A tenant's interactive work, or all of its bulk work: the flow of the first level of fair queueing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whose work it is, of those who share a model."""
+    """The caller and adapter of work on a model: with the head, the unit of fair queueing within it."""
 
     adapter: str = ""
     tenant: str = ""
@@ -57,12 +57,12 @@ class Flow:
 
 
 NOBODY: Final = Flow()
-"""In particular."""
+"""The flow of work that belongs to no particular caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Sequence `index` of the held job number `job`, waiting since `since` (seconds, any clock that only rises)."""
+    """Sequence `index` of the held job number `job`, waiting since `since` (seconds of any monotonic clock)."""
 
     job: int
     index: int
@@ -72,9 +72,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one batch: token budget, number of sequences, and the age from which order counts more than fit (seconds).
+    """Limits of one batch: token budget, number of sequences, and the age (seconds) from which order takes precedence over fit.
 
-    `seconds`: how long a batch may be expected to take while the device is shared.
+    `seconds`: the longest expected duration of a batch while the device is shared.
     """
 
     tokens: int
@@ -85,7 +85,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences of one group for one forward pass, the longest-waiting of the flow whose turn it is first.
+    """Sequences of one group for one forward pass; the oldest of the least-served flow comes first.
 
     `weighed`: tokens / weight of each flow in it.
     """
@@ -97,12 +97,12 @@ class Batch:
 
 
 _LineKey = tuple[str, Flow]
-"""Head and flow: what waits in one line of a model."""
+"""Head and flow: identifies one line of a model."""
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """What waits of one flow for one head of a model, by job and index, in order of arrival."""
+    """The queue of one flow for one head of a model, by job and index, in order of arrival."""
 
     group: Group
     flow: Flow
@@ -115,7 +115,7 @@ class _Line:
 
 
 class _Share:
-    """Of one caller: whose turn it is of the models that it asks for, and of the lines of each."""
+    """Fair queueing within one caller: between the models that it uses, and between the lines of each model."""
 
     def __init__(self) -> None:
         self.models: Turns[str] = Turns()
@@ -132,19 +132,19 @@ class _Share:
             self.models.leave(line.group.model, now)
 
     def first(self) -> tuple[Group, Flow]:
-        """Whose turn it is."""
+        """The least-served line of the least-served model."""
         model = self.models.first()
         head, flow = self.lines[model].first()
         return Group(model, head), flow
 
     def next(self) -> tuple[Group, Flow]:
-        """Whose turn it is; it begins."""
+        """As `first`, and advances the virtual times to it: its service begins."""
         model = self.models.next()
         head, flow = self.lines[model].next()
         return Group(model, head), flow
 
     def is_near(self, line: _Line) -> bool:
-        """Whether the line is hardly further than the one whose turn it is of its model."""
+        """Whether the line's virtual time is within COMPANY_SECONDS of that of its model's least-served line."""
         turns = self.lines[line.group.model]
         return turns.tag(line.key) <= turns.tag(turns.first()) + COMPANY_SECONDS
 
@@ -161,33 +161,33 @@ class _Share:
 
     @property
     def is_one(self) -> bool:
-        """Whether it asks for one line only."""
+        """Whether the caller uses one line at most."""
         return sum(len(turns) for turns in self.lines.values()) <= 1
 
 
 class WaitingRoom:
     """Prepared sequences that wait for a forward pass. Not thread-safe: `runner.py` guards it.
 
-    Nobody starves. A caller that is not remembered waits for at most one batch of each other that waits; of what one caller asks
-    for, a model then waits for one batch of each other model, and a line for one of each other line of its model. Between two
-    batches of a caller, others get at most what its last one cost, by weight, and one batch each; those who come anew,
-    BURST_SECONDS more. Callers that always have work waiting get device time by weight, but for one batch each.
+    No caller starves. A new caller waits for at most one batch of each other waiting caller; within one caller, a model then waits
+    for at most one batch of each other model, and a line for one of each other line of its model. Between two batches of a caller,
+    each other caller gets at most what the last one cost, by weight, and one batch; a new caller BURST_SECONDS more. Callers that
+    always have work get device time in proportion to their weights, within one batch each.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
         self.lanes: dict[tuple[str, str], dict[Flow, int]] = {}
-        """Tokens that wait, by model and adapter, of each flow, where any do."""
+        """Waiting tokens of each flow, by model and adapter; only where some wait."""
         # The whole state beside that. Every waiting sequence is in one line, and its line is found by its job and index.
         self._callers: Turns[Caller] = Turns()
         self._shares: dict[Caller, _Share] = {}
-        self._models: Turns[str] = Turns()  # what each has had, for whomever: nobody's turn depends on it
+        self._models: Turns[str] = Turns()  # device time of each model over all callers: no batch is chosen by it
         self._lines: dict[Group, dict[Flow, _Line]] = {}
         self._jobs: dict[int, dict[int, _Line]] = {}
         self._now = 0.0
 
     def add(self, group: Group, sequences: Collection[Waiting], flow: Flow = NOBODY, weight: float = 1.0) -> None:
-        """Sequences must not be older than those that wait already. `weight` is the flow's from now on."""
+        """Queues sequences, which must not be older than those that wait already. `weight` is the flow's from now on."""
         if not sequences:
             return
         line = self._lines.setdefault(group, {}).setdefault(flow, _Line(group, flow, weight))
@@ -205,29 +205,29 @@ class WaitingRoom:
         return set(self._jobs)
 
     def remove(self, jobs: Collection[int]) -> None:
-        """Forget the sequences of these jobs."""
+        """Removes the sequences of these jobs."""
         for job in jobs:
             for index, line in list(self._jobs.get(job, {}).items()):
                 self._take_out(line, line.waiting[job, index])
 
     def is_shared(self, model: str) -> bool:
-        """Whether others had work lately: other models, or several flows of this one."""
+        """Whether the device is contended: other models, or several lines or callers, have work or had it lately."""
         if len(self._models) > 1:
             return True
         return model in self._models and (len(self._callers) > 1 or not all(share.is_one for share in self._shares.values()))
 
     def turn(self, model: str) -> float:
-        """The lower, the less of the device the model has had."""
+        """The model's virtual time: the lower, the less device time it has had."""
         return self._models.tag(model)
 
     def take(self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None) -> Batch | None:
-        """Choose the next batch and take it out. None if nothing waits.
+        """Chooses the next batch and removes it from the queues. None if nothing waits.
 
-        The oldest sequence of the line whose turn it is is always in it, alone if it exceeds the budget. Its company joins: what
-        waits for the same head in lines of callers that are hardly further. Of these, sequences older than `max_age` follow
-        strictly in order (of callers, then of age); if one does not fit, the batch ends. The room that is left goes to those whose
-        length is nearest to the first one's, which keeps runs of equal length together. `cap`: the token budget of a group, where
-        below that of `limits`. `ran` must follow.
+        The oldest sequence of the least-served line is always in it, alone if it exceeds the budget. Lines for the same head join
+        if their callers' virtual times are close (COMPANY_SECONDS). Of these, sequences older than `max_age` follow strictly in
+        order (of callers, then of age); if one does not fit, the batch ends. The remaining room goes to the sequences whose length
+        is nearest to the first one's, which keeps runs of equal length together. `cap`: the token budget of a group, where below
+        that of `limits`. `ran` must follow.
         """
         self._now = now
         self._forget()
@@ -246,10 +246,10 @@ class WaitingRoom:
         return Batch(group, chosen, sum(one.tokens for one in chosen), weighed)
 
     def overtakes(self, running: Batch, limits: Limits) -> bool:
-        """Whether the next batch should run between two layers of the one that runs.
+        """Preemption: whether the next batch should run between two layers of the running one.
 
-        It should for an interactive caller that has had less than each of those in the running one, by more than `limits.seconds`:
-        by what a batch takes, so that callers that keep pace do not interrupt each other. Both together must keep within
+        It should for an interactive caller that has had less than each caller in the running batch, by more than `limits.seconds`:
+        the length of a batch, so that callers at the same pace do not preempt each other. Both batches together must keep within
         `limits.tokens`, since the activations of both are in memory.
         """
         if not self._callers.anybody:
@@ -264,7 +264,7 @@ class WaitingRoom:
         return running.tokens + first.tokens <= limits.tokens
 
     def ran(self, batch: Batch, seconds: float, now: float) -> None:
-        """The batch has taken so long: who was in it is charged for it."""
+        """Charges the flows in the batch for the time that it took."""
         self._now = now
         rate = max(seconds, LEAST_SECONDS) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
@@ -276,7 +276,7 @@ class WaitingRoom:
         self._forget()
 
     def _company(self, first: _Line) -> list[_Line]:
-        """The line whose turn it is, and those of its group that may join, by what their callers have had."""
+        """The line `first`, and the lines of its group that may join its batch, least-served callers first."""
         most = self._callers.tag(first.flow.caller) + COMPANY_SECONDS
         found = [(self._callers.tag(line.flow.caller), line) for line in self._lines[first.group].values() if line is not first]
         near = [(tag, line) for tag, line in found if tag <= most and self._shares[line.flow.caller].is_near(line)]
@@ -293,7 +293,7 @@ class WaitingRoom:
             self._close(line)
 
     def _close(self, line: _Line) -> None:
-        """Nothing waits in it any more."""
+        """Removes an empty line."""
         lines, share = self._lines[line.group], self._shares[line.flow.caller]
         del lines[line.flow]
         if not lines:
@@ -322,7 +322,7 @@ class WaitingRoom:
 
 
 def _pick(lines: Collection[_Line], tokens: int, limits: Limits, now: float) -> Iterator[Waiting]:
-    """Of the lines, in their order; the first's first sequence in any case."""
+    """Chooses sequences of the lines, in the lines' order; the first line's first sequence in any case."""
     candidates = list(islice(chain.from_iterable(line.waiting.values() for line in lines), CANDIDATES))
     first, before = candidates[0], now - limits.max_age
     yield first

@@ -1,4 +1,4 @@
-"""Measured rates of one resident model: what routers price jobs with, and when the device will be free. Pure."""
+"""Measured rates of one model: routers price jobs by them, and the worker predicts when the device will be free. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from libs.catalog.card import Card
 from libs.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
 
 _KEPT = 0.9
-"""How much of what was measured before counts beside a new measurement: about the last ten count."""
+"""Decay of earlier measurements at each new one: about the last ten count."""
 MOST_BYTES_A_TOKEN: Final = 16
-"""A text of fewer tokens has been cut, or is nothing that the tokenizer knows: other texts are not like it."""
+"""A text with more bytes a token was truncated or is unknown to the tokenizer, so it says nothing of other texts."""
 
 
 def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
-    """Tokens of a job's texts, and the UTF-8 bytes that became these: what tells how many tokens the model makes of a byte.
+    """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a byte are estimated.
 
-    Texts that were cut, or that reach what the model takes, are left out; their bytes say nothing. So is a job whose sequences
-    are not those of its texts.
+    Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
+    sequences do not correspond to its texts is left out too.
     """
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     sequences, beside = _sequences(work, prepared, card)
@@ -34,7 +34,7 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
 
 
 def _sequences(work: Work, prepared: Prepared, card: Card) -> tuple[Many[Sequence], int]:
-    """Of a job, those of its texts in their order, and the bytes of the request that stand in each beside the text."""
+    """The sequences of a job's texts, in order, and the bytes of the request that each sequence holds beside its text."""
     found = prepared.sequences
     if isinstance(work, EncodeWork):
         return found, _utf8(work.instruction)
@@ -79,7 +79,7 @@ class Meter:
         self._off_seconds = self._off_seconds * kept + off
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
-        """As `whole_texts` has them. None of them: the rate stays as it is."""
+        """Adds what `whole_texts` counted. If it counted nothing, the rate stays as it is."""
         if not text_bytes:
             return
         self._text_tokens = self._text_tokens * _KEPT + tokens
@@ -91,7 +91,7 @@ class Meter:
 
     @property
     def batch_tokens(self) -> int:
-        """What the speed was measured on: the size of the batch that the average token was in; 0 until measured."""
+        """The batch size that the speed was measured at: the size of the batch that the average token was in; 0 until measured."""
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 
     @property
@@ -99,7 +99,7 @@ class Meter:
         return self._text_tokens / self._text_bytes if self._text_bytes else 0.0
 
     def most_tokens(self, seconds: float) -> int:
-        """What a forward pass can be expected to get done in so long; 0 if nothing was measured yet."""
+        """The tokens that a forward pass is expected to process in `seconds`; 0 if nothing was measured yet."""
         return int(self.tokens_per_second * seconds)
 
     def expected_seconds(self, tokens: int) -> float:
@@ -107,6 +107,6 @@ class Meter:
         return tokens / self.tokens_per_second if self._forward_seconds else 0.0
 
     def least_seconds(self, tokens: int) -> float:
-        """What it will hardly take less than: twice as far below what is expected as passes were off it, at most half of it."""
+        """A lower bound of the pass's time: the expected time less twice the mean error, but at least half the expected time."""
         off = self._off_seconds / self._forward_seconds if self._forward_seconds else 0.0
         return self.expected_seconds(tokens) * max(0.5, 1 - 2 * off)

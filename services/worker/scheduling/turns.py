@@ -1,7 +1,7 @@
-"""Who is next of several that share something, by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): decisions only.
+"""Start-time fair queueing of flows that share one resource (Goyal, Vin, Cheng, SIGCOMM 1996): decisions only.
 
-Whoever has had the fewest device seconds for its weight is next. The virtual time is where the one in service stands; who comes
-anew begins BURST_SECONDS behind it, and is owed no more for the time it was away.
+The least-served flow, in device seconds divided by its weight, is next. The virtual time is the start tag of the flow in service; a
+new flow begins BURST_SECONDS behind it, and gets no more credit for the time it was away.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 BURST_SECONDS: Final = 0.25
-"""Of the device, for weight 1: what somebody who has had less than its share gets at once, before those who have had theirs.
-Requests come in bunches, also of a client that needs little; sharing evenly with a backlog would double what a bunch takes."""
+"""Burst credit, in device seconds for weight 1: a flow that has had less than its share gets this much before those that have had
+theirs. Light clients send requests in bursts too; sharing evenly with a backlog would double the time that a burst takes."""
 
 REMEMBERED_SECONDS: Final = 5.0
-"""How long it counts what somebody had who has nothing waiting. That is long against the time in which a busy lane is filled up
-again, and bounds what is kept."""
+"""How long the tag of a flow that has nothing waiting is remembered. That is long against the time in which a busy lane is
+refilled, and bounds the state."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Turns(Generic[Key]):
-    """Who is next of several that share something. A tag is what one has had for its weight; those with equal tags take turns in
-    the order in which they came."""
+    """One fair queue. A flow's tag is its virtual start time: the service it has had, divided by its weight. Flows with equal tags
+    are served in order of arrival."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
-        # The state: tags of those who wait, in order of arrival; tags of those who do not, and when they were served or left last,
-        # in order of that.
+        # The state: tags of the waiting flows, in order of arrival; tags of the others with the time when they last were served or
+        # left, in order of that time.
         self._tags: dict[Key, float] = {}
         self._away: dict[Key, tuple[float, float]] = {}
 
@@ -35,7 +35,7 @@ class Turns(Generic[Key]):
         return key in self._tags or key in self._away
 
     def __len__(self) -> int:
-        """How many wait, or did so lately."""
+        """How many flows wait, or did so lately."""
         return len(self._tags) + len(self._away)
 
     @property
@@ -43,41 +43,41 @@ class Turns(Generic[Key]):
         return bool(self._tags)
 
     def tag(self, key: Key) -> float:
-        """Of one who is not known: where it would begin."""
+        """The flow's tag; of one that does not wait, the tag it would begin with."""
         if key in self._tags:
             return self._tags[key]
         begin = self._virtual - BURST_SECONDS
         return max(begin, self._away[key][0]) if key in self._away else begin
 
     def come(self, key: Key) -> None:
-        """It has something waiting."""
+        """The flow has something waiting."""
         if key not in self._tags:
             self._tags[key] = self.tag(key)
             self._away.pop(key, None)
 
     def leave(self, key: Key, now: float) -> None:
-        """It has nothing waiting any more."""
+        """The flow has nothing waiting any more."""
         self._away[key] = (self._tags.pop(key), now)
 
     def first(self) -> Key:
-        """Whose turn it is, of those who wait."""
+        """The least-served waiting flow."""
         return min(self._tags, key=self._tags.__getitem__)
 
     def next(self) -> Key:
-        """Whose turn it is; it begins."""
+        """As `first`, and advances the virtual time to it: its service begins."""
         key = self.first()
         self._virtual = max(self._virtual, self._tags[key])
         return key
 
     def charge(self, key: Key, cost: float, now: float) -> None:
-        """It was served: `cost` is what it got, for its weight."""
+        """Charges the flow for service. `cost`: what it got, divided by its weight."""
         if key in self._tags:
             self._tags[key] += cost
         else:
             self._away[key] = (self._away.pop(key, (self._virtual,))[0] + cost, now)
 
     def forget(self, now: float) -> None:
-        """Those who left long ago."""
+        """Forgets the flows that left or were served last more than REMEMBERED_SECONDS ago."""
         while self._away:
             oldest = next(iter(self._away))
             if self._away[oldest][1] >= now - REMEMBERED_SECONDS:
