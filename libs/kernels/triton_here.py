@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-# In Triton's interpreter they also run on CPU tensors; a test adds "cpu" here.
+# In Triton's interpreter they also run on CPU tensors, for which a test replaces this.
 _DEVICES = ("cuda",)
 
 
