@@ -142,7 +142,7 @@ def _bytes(text: str) -> int:
 
 
 def _refuse_added(config: Config, growth: int) -> None:
-    """The library puts all of them, normalised, into one automaton."""
+    """Limits added tokens: the library builds one automaton of all of them, normalised."""
     tokens = config.values.get("added_tokens")
     if not isinstance(tokens, list):
         return
