@@ -1,1 +1,1 @@
-"""Tensor kernels behind one signature each: the device and what is installed decide which implementation runs."""
+"""Tensor kernels with one signature each: the device and the installed packages decide which implementation runs."""

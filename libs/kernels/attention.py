@@ -1,8 +1,8 @@
-"""Attention over packed sequences: the one seam behind which every device's kernel stands.
+"""Variable-length attention over packed sequences: one interface that dispatches to every device's kernel.
 
 Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel, and Triton (`attention_triton.py`)
-for what these do not take. Elsewhere: runs of equally long sequences as dense batches (`attention_dense.py`). Nothing here reads a
-tensor's value on the host: what the host must know comes as plain numbers (`layout.py`).
+for inputs that these do not support. Elsewhere: runs of equally long sequences as dense batches (`attention_dense.py`). Nothing
+here reads a tensor's value on the host: what the host must know comes as plain numbers (`layout.py`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def varlen_attention(
 ) -> Tensor:
     """softmax(q k' * scale + bias) v within each sequence of `layout`.
 
-    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's place among the keys is its row
-    plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the scores by
-    distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim]; a query that
-    sees no key gets zeros.
+    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's position among the keys is its
+    row plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the
+    scores by distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim]; a
+    query that attends to no key gets zeros.
     """
     flash = _flash_kernel() if q.is_cuda and _flash_takes(q, layout, causal, window, bias) else None
     if flash is not None:
@@ -53,7 +53,8 @@ def varlen_attention(
 
 
 def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:
-    """Half precision, head sizes in multiples of 8 up to 256, no bias; masks only where all queries end with their keys."""
+    """Whether the flash kernels support this: half precision, head sizes in multiples of 8 up to 256, no bias, and causal or window
+    masks only where all queries end with their keys."""
     size = q.shape[2]
     aligned = layout.ends_align or not (causal or window is not None)
     return q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256 and bias is None and aligned
@@ -73,7 +74,7 @@ def _flash_attn() -> _FlashKernel:
     def attend(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
     ) -> Tensor:
-        # causal besides the window: a right side of 0 alone would take the slower kernel for windows.
+        # causal is set beside the window: a right side of 0 alone would select the slower kernel for windows.
         out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=sides, causal=sides[1] == 0)
         return out
 

@@ -1,8 +1,8 @@
-"""Attention without a kernel of its own: each run of equally long sequences is viewed as one dense batch.
+"""Attention by torch's dense operators: each run of equally long sequences is viewed as one dense batch.
 
-What `attention.py` takes on a CPU, and where Triton is missing. No padding; masks and biases depend on the distance of key and
-query alone, so one matrix a batch, made from a table by distance, serves every run and layer by its corners. Long sequences are cut
-into blocks of queries that meet only the keys they can see, so memory stays bounded and masked blocks cost nothing.
+`attention.py` uses it on a CPU, and where Triton is missing. No padding; masks and biases depend only on the distance of key and
+query, so slices of one matrix per batch, made from a table by distance, serve every run and layer. Long sequences are split into
+blocks of queries that are computed against their visible keys only, so memory stays bounded and masked blocks cost nothing.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from libs.kernels.layout import Layout, Run
 # ms).
 _FUSED_UP_TO_TOKENS_HALF = 48
 _FUSED_FROM_KEYS_FLOAT = 192
-# Scores held at a time between the two products, as numbers: 2 MiB of float32, about what stays in a core's cache (2 sequences of
+# The most scores held at a time between the two products: 2 MiB of float32, about what stays in a core's cache (2 sequences of
 # 512 tokens, 12 heads: 26 ms so, 57 to 76 at once).
 _SCORES_AT_ONCE = 1 << 19
 # Queries of one block of a windowed sequence (8,192 tokens, 64 keys on each side: 98 ms with 64, 121 with 128, 175 with 256).
 _BAND_ROWS = 64
-# Side of the matrix that is kept for all layers; what reaches beyond is made block by block.
+# Side of the matrix of masks and biases that is kept for all layers; larger ones are made block by block.
 _KEPT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What queries see of the keys, and what is added to the scores they see."""
+    """Which keys are visible to queries, and the bias on their scores."""
 
     causal: bool
     window: int | None
     bias: Tensor | None
 
     def keys(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """The keys [low, high) that any of the queries standing at `first` to `last` sees."""
+        """The keys [low, high) that are visible to any of the queries at positions `first` to `last`."""
         low = 0 if self.window is None else max(0, first - self.window)
         high = last + 1 if self.causal else keys if self.window is None else last + 1 + self.window
         return low, min(high, keys)
 
     def is_all(self, first: int, last: int, low: int, high: int) -> bool:
-        """Whether all these queries see all keys [low, high), and nothing is added."""
+        """Whether all keys [low, high) are visible to all these queries, and there is no bias."""
         right = 0 if self.causal else self.window
         too_far = self.window is not None and last - low > self.window
         return self.bias is None and not too_far and (right is None or high - 1 - first <= right)
 
     def is_triangle(self, run: Run) -> bool:
-        """Whether a causal mask from the first key on says all there is to say."""
+        """Whether a plain causal mask from the first key on is all that is needed."""
         return self.causal and self.bias is None and run.offset == 0 and (self.window is None or self.window >= run.queries - 1)
 
     def seeing(self, run: Run) -> int:
-        """How many queries of each sequence see any key: with fewer keys than queries, those behind the window see none."""
+        """How many queries of each sequence see any key: with fewer keys than queries, those beyond the window see none."""
         return run.queries if self.window is None else min(run.queries, run.keys + self.window - run.offset)
 
 
@@ -74,10 +74,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One block, what is added to its scores, and how it is computed.
+    """One block, the bias or mask added to its scores, and how it is computed.
 
-    `added` [1 or heads, rows, keys]; `behind`: it is to be made from the table, the first query standing so far behind the first
-    key; neither: nothing is added. `triangle`: by the fused kernel's own causal mask.
+    `added` [1 or heads, rows, keys]; `behind`: `added` is to be made from the table, with the first query so far after the first
+    key; neither: nothing is added. `triangle`: the fused kernel's own causal mask is used.
     """
 
     block: _Block
@@ -88,7 +88,7 @@ class _Step:
 
 
 class _Plan:
-    """How layers of one kind attend to one batch, worked out for the first and used by all."""
+    """The attention steps for one batch, planned for the first layer of a kind and reused by all others."""
 
     def __init__(self, layout: Layout, sight: _Sight, like: Tensor) -> None:
         heads = like.shape[1]
@@ -151,7 +151,7 @@ def attend(
 
 
 def _part(t: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
-    """t[start:stop, low:high], at no cost where that is all of it."""
+    """t[start:stop, low:high], without slicing where that is all of it."""
     if stop - start == t.shape[0] and high - low == t.shape[1]:
         return t
     return t[start:stop, low:high]
@@ -202,7 +202,7 @@ def _by_fused_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tenso
 
 
 def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None) -> Tensor:
-    """The same through two matrix products."""
+    """The same by two matrix products and a softmax."""
     count, rows, heads, dim = q.shape
     length, shared = k.shape[1:3]
     # Queries that share a key head become more rows of one product, so keys are never repeated.
@@ -215,7 +215,7 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | 
 
 
 def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
-    """What is added by distance, -inf where a query does not look: [1 or heads, 2 * reach + 1] in the type of `like`."""
+    """Bias and mask by distance, -inf for invisible keys: [1 or heads, 2 * reach + 1] in the type of `like`."""
     reach = positions if sight.bias is None else sight.bias.shape[1] // 2
     table = like.new_zeros(1, 2 * reach + 1) if sight.bias is None else sight.bias.to(like.dtype, copy=True)
     if sight.window is not None:
@@ -227,7 +227,7 @@ def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
 
 
 def _by_distance(table: Tensor, behind: int, rows: int, keys: int) -> Tensor:
-    """[.., rows, keys] of a table by distance; the first query stands `behind` after the first key."""
+    """The matrix [.., rows, keys] of a table by distance; the first query is `behind` positions after the first key."""
     # The last row's distances come first in the table; every row begins one column before the row above it.
     begin = table.shape[1] // 2 - (behind + rows - 1)
     return table[:, begin : begin + rows - 1 + keys].unfold(1, keys, 1).flip(1)

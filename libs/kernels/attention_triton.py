@@ -1,8 +1,8 @@
-"""Attention over packed sequences in Triton, for what the flash kernels do not take.
+"""Attention over packed sequences in Triton, for inputs that the flash kernels do not support.
 
-Called by `attention.py` on CUDA: a bias by distance (T5, MPNet, ALiBi), float32, head sizes that are no multiple of 8, masks where
-sequences have fewer keys than queries. One program computes a block of queries of one head of one sequence and passes over the keys
-that these can see, with the running softmax of FlashAttention (arXiv 2205.14135).
+Called by `attention.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), float32, head sizes that are no multiple of 8, and masks
+where sequences have fewer keys than queries. One program computes a block of queries of one head of one sequence and iterates over
+their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from libs.kernels.layout import Layout
 
-# Powers of two are what the device computes.
+# The device has an instruction for exp2, not for exp.
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -1,6 +1,6 @@
-"""What stands between two matrix products of a layer, in one launch each, in Triton.
+"""The operations between the matrix products of a layer, each fused into one launch, in Triton.
 
-Called by `norms.py`, `rope.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All computing is float32.
+Called by `norms.py`, `rope.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _norm(
         x += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
         total = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * size + column, total, mask=inside)
-        # The norm is of the sum as others will see it.
+        # The norm is computed from the sum as stored, rounded to its type.
         x = total.to(tl.float32)
     if not RMS:
         x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
@@ -84,7 +84,7 @@ def _norm(
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first 2 x pairs numbers of every head in place. x: [tokens, heads, dim], any strides; cos, sin: [tokens, pairs]."""
+    """Rotates the first 2 x pairs dimensions of heads in place. x: [tokens, heads, dim], any strides; cos, sin: [tokens, pairs]."""
     tokens, heads, _ = x.shape
     pairs = cos.shape[1]
     _rotate[(tokens,)](

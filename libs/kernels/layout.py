@@ -1,6 +1,6 @@
-"""Which queries see which keys in a packed batch: the shape that every attention kernel is given.
+"""The layout of a packed batch for attention kernels: which queries attend to which keys.
 
-Made once a batch on the host (`packed.py`), so that no kernel asks the device for a length.
+Built once per batch on the host (`packed.py`), so that no kernel reads a length from the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring sequences of one shape, which a kernel can view as one dense batch.
+    """Adjacent sequences of one shape, which a kernel can view as one dense batch.
 
     `query` and `key`: the row of the first sequence's first query and key; `queries` and `keys`: how many each sequence has.
     """
@@ -29,10 +29,10 @@ class Run:
 
     @property
     def offset(self) -> int:
-        """How far the first query stands behind the first key.
+        """The position of the first query relative to the first key.
 
-        Queries end where the keys end, so that more keys than queries are a prefix that others computed, or all but the last row
-        of a sequence; fewer keys than queries are the beginning of the sequence, and the queries begin with them.
+        Queries end where the keys end: surplus keys are a shared prefix, or all but the last row of a sequence. With fewer keys
+        than queries, the keys are the beginning of the sequence, and the queries begin with them.
         """
         return max(0, self.keys - self.queries)
 
@@ -41,7 +41,7 @@ class Run:
 class Layout:
     """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys `cu_keys[i]:cu_keys[i + 1]`, both int32.
 
-    `memo`: what a kernel works out once a batch and all layers share (masks, biases by distance), under keys of the kernel's own.
+    `memo`: a cache of what a kernel computes once per batch for all layers (masks, biases by distance), under keys of its own.
     """
 
     cu_queries: Tensor
@@ -53,7 +53,7 @@ class Layout:
 
     @staticmethod
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        """For sequences of so many queries and keys, laid end to end in this order."""
+        """The layout of sequences with these numbers of queries and keys, laid end to end in this order."""
         return Layout(
             cu_queries=cumulated(queries, device),
             cu_keys=cumulated(keys, device),
@@ -64,17 +64,17 @@ class Layout:
 
     @property
     def max_positions(self) -> int:
-        """How many places the longest sequence has, among its keys or behind them."""
+        """The number of positions of the longest sequence, in queries or keys."""
         return max(self.max_queries, self.max_keys)
 
     @property
     def ends_align(self) -> bool:
-        """Every sequence has at least as many keys as queries: what the CUDA kernels' causal and window masks take for granted."""
+        """Whether every sequence has at least as many keys as queries, which the CUDA kernels' causal and window masks assume."""
         return all(run.keys >= run.queries for run in self.runs)
 
 
 def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
-    """The runs of equal neighbours."""
+    """The runs of adjacent sequences of equal shape."""
     found: list[Run] = []
     query = key = 0
     for (own, seen), group in groupby(zip(queries, keys, strict=True)):

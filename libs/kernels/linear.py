@@ -1,8 +1,8 @@
-"""The linear layer of packed models, with what follows it (GELU, residual add) fused where the device can.
+"""The linear layer of packed models, with the operation after it (GELU, residual add) fused where the device can.
 
-On a CPU the weight is reordered once after loading into oneDNN's blocked layout, which doubles float32 throughput and speeds small
-bfloat16 batches; the plain weight is then released. The operators for that are private to torch, so they are tried against
-`F.linear` once a process and data type, and anything unexpected leaves the plain path in use.
+On a CPU the weight is prepacked once after loading into oneDNN's blocked layout, which doubles float32 throughput and speeds small
+bfloat16 batches; the plain weight is then released. The operators for that are private to torch, so they are checked against
+`F.linear` once per process and data type, and anything unexpected leaves the plain path in use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROWS_HINT = 2048
 class PackedLinear(nn.Module):
     """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
 
-    `slots`: for several projections in one, the outputs of each; they add up to `outputs`. `delta`: what the adapters of the batch
-    that is being computed add, before the activation; None: no adapter.
+    `slots`: for several fused projections, the outputs of each; they add up to `outputs`. `delta`: the low-rank update of the
+    current batch's LoRA adapters, added before the activation; None: no adapter.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("packed", None, persistent=False)
 
     def prepare(self) -> None:
-        """Reorder the loaded weight for this device. To be called once, when the weight has its final type and device."""
+        """Prepacks the loaded weight for this device. To be called once, when the weight has its final type and device."""
         if self.packed is None and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS_HINT)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
@@ -77,12 +77,13 @@ class PackedLinear(nn.Module):
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself."""
+    """Whether this CPU has instructions for bfloat16 products."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def must_widen(x: Tensor) -> bool:
-    """Without such instructions torch's half-precision products on a CPU take ten times as long as float32's, casts included."""
+    """Whether to compute in float32: without bfloat16 instructions, half-precision products on a CPU take ten times as long as
+    float32's, casts included."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
 
 

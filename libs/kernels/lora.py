@@ -1,9 +1,9 @@
-"""What LoRA adapters add to a linear layer of a packed batch: many adapters in one batch, each for its own rows.
+"""The LoRA updates of a linear layer on a packed batch: many adapters in one batch, each for its own rows (multi-LoRA).
 
-Rows of one adapter are neighbours, and where they begin is known on the host, so nothing here asks the device for a number. On a
-CPU each adapter's rows are two thin products of their own, which is all the arithmetic there is to do. On an accelerator, where a
-launch costs more than that, the adapters of the batch stand side by side: two products for all rows, with the wrong adapters'
-numbers masked out between them.
+Rows of one adapter are contiguous, and where they begin is known on the host, so nothing here synchronises with the device. On a
+CPU each adapter's rows take two thin products of their own, which is the least arithmetic. On an accelerator, where a launch costs
+more than that, the factors of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
+masked to zero between them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from libs.kernels.layout import to_device
 
-_FEW = 2  # adapters, for which products of their own are quicker than masks anywhere
+_FEW = 2  # adapters; up to so many, separate products are faster than masks on any device
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter's part in one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included."""
+    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included."""
 
     a: Tensor
     b: Tensor
@@ -31,7 +31,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `start` to `stop` of a batch are of adapter number `adapter`."""
+    """Rows `start` to `stop` of a batch belong to adapter number `adapter`."""
 
     start: int
     stop: int
@@ -40,9 +40,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Whose rows are where in a batch, for every number of rows that a layer may be given: all tokens, or one a sequence.
+    """The assignment of a batch's rows to adapters, for each number of rows that a layer may be given: all tokens, or one per
+    sequence.
 
-    Rows that are of no adapter are in no segment. `memo`: what is worked out once a batch and used by all layers.
+    Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and shared by all layers.
     """
 
     segments: Mapping[int, tuple[Segment, ...]]
@@ -50,11 +51,11 @@ class Rows:
 
     @staticmethod
     def of(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
-        """`adapters`: of each sequence of the batch, in its order; None: none. `lengths`: tokens of each."""
+        """`adapters`: the adapter number of each sequence of the batch, in its order; None: none. `lengths`: tokens of each."""
         return Rows({sum(lengths): _segments(adapters, lengths), len(lengths): _segments(adapters, (1,) * len(lengths))})
 
     def within(self, rows: int, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
-        """The rows from `start` to `stop` of a batch of so many, cut where the adapter changes: start, stop and adapter of each."""
+        """The rows `start` to `stop` of a batch of `rows`, split where the adapter changes: start, stop and adapter of each."""
         for segment in self.segments[rows]:
             if segment.stop > start and segment.start < stop:
                 if segment.start > start:
@@ -79,13 +80,13 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What the adapters of a batch add to one linear layer. `parts`: by adapter number, of those that adapt this layer."""
+    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, of those that adapt this layer."""
 
     rows: Rows
     parts: Mapping[int, LowRank]
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [rows, outputs], which is written to and returned, plus what each row's adapter makes of x [rows, inputs]."""
+        """Adds each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and returns y."""
         segments = [segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts]
         if y.device.type == "cpu" or len(segments) <= _FEW:
             return add_sliced(y, x, segments, self.parts)
@@ -93,7 +94,7 @@ class Delta:
 
 
 def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]) -> Tensor:
-    """Each adapter's rows by themselves. An adapter of another type than the batch (float32) is computed in its own."""
+    """Computes each adapter's rows separately. An adapter of another type than the batch (float32) is computed in its own type."""
     for segment in segments:
         part, rows = parts[segment.adapter], slice(segment.start, segment.stop)
         if part.a.dtype == x.dtype:
@@ -106,7 +107,7 @@ def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping
 def add_masked(
     y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank], memo: dict[object, Tensor]
 ) -> Tensor:
-    """All rows by all adapters at once. Rows of the same adapter need not be neighbours here."""
+    """Computes all rows with all adapters at once. Rows of the same adapter need not be contiguous here."""
     used = list(dict.fromkeys(segment.adapter for segment in segments))
     ranks = tuple((number, len(parts[number].a)) for number in used)
     low = x @ torch.cat([parts[number].a for number in used]).T
@@ -116,7 +117,7 @@ def add_masked(
 def _mask(
     rows: int, segments: Sequence[Segment], ranks: tuple[tuple[int, int], ...], low: Tensor, memo: dict[object, Tensor]
 ) -> Tensor:
-    """1 where the row is of the rank's adapter, else 0: [rows, ranks] in the type of `low`."""
+    """1 where row and rank belong to the same adapter, else 0: [rows, ranks] in the type of `low`."""
     key = (rows, ranks)
     if key not in memo:
         of_row = np.full(rows, -1, np.int32)

@@ -1,4 +1,4 @@
-"""Late interaction (ColBERT's MaxSim, arXiv 2004.12832): each query token takes its best document token, and the best are summed.
+"""Late interaction (ColBERT's MaxSim, arXiv 2004.12832): the sum over query tokens of the highest similarity to a document token.
 
 Called when multi-vector scores are computed in the worker, outside a forward.
 """
@@ -17,8 +17,8 @@ from libs.kernels.segments import reduce
 def maxsim(query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24) -> Tensor:
     """Scores [documents], float32, of documents laid end to end: query [query tokens, dim], documents [tokens, dim].
 
-    `at_once`: similarities, and numbers of documents in float32, held at a time, which bounds memory (64 MiB each) whatever the
-    number of documents.
+    `at_once`: the most similarities, and the most elements of documents in float32, held at a time, which bounds memory (64 MiB
+    each) whatever the number of documents.
     """
     query = query.float()
     scores = []

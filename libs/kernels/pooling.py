@@ -1,4 +1,4 @@
-"""Pooling of packed hidden states: one vector a sequence, for all sequences in one launch, accumulated in float32.
+"""Pooling of packed hidden states: one vector per sequence, for all sequences in one launch, accumulated in float32.
 
 Called by the dense head at the end of a forward. `hidden` is [tokens, hidden] in any float type and `cu_seqlens` [sequences + 1];
 every function returns [sequences, hidden] float32. Definitions follow sentence-transformers' Pooling module.

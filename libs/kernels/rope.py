@@ -18,9 +18,9 @@ def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first 2 x pairs numbers of every head, and leave the rest. x: [tokens, heads, dim] -> the same shape and type.
+    """Rotates the first 2 x pairs dimensions of every head, not the rest. x: [tokens, heads, dim] -> the same shape and type.
 
-    Number i turns with number i + pairs (GPT-NeoX's layout, as in transformers), computed in float32. `x` may be turned in place:
+    Dimension i is paired with i + pairs (GPT-NeoX's layout, as in transformers), computed in float32. `x` may be rotated in place:
     use only the result.
     """
     if has_triton(x):
@@ -29,7 +29,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return fused_triton.rotate_(x, cos, sin)
     pairs = cos.shape[1]
     sin = sin[:, None]
-    # Halves are multiplied by cos at once; types are raised to float32 by cos, without a copy.
+    # One product multiplies both halves by cos, and promotes them to float32 without a copy.
     turned = x[..., : 2 * pairs] * torch.cat((cos, cos), dim=1)[:, None]
     turned[..., :pairs].addcmul_(x[..., pairs : 2 * pairs], sin, value=-1)
     turned[..., pairs:].addcmul_(x[..., :pairs], sin)

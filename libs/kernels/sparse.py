@@ -31,9 +31,9 @@ def splade_max(
     """The maximum over each sequence's tokens of activation(hidden W' + bias): [sequences, vocabulary], float32.
 
     hidden: [tokens, hidden]; weight: [vocabulary, hidden], of the same type; bias: [vocabulary]; cu_seqlens [sequences + 1] and
-    `lengths` on the host say the same. The activation never falls, and bias is the same for every token, so both follow the
-    maximum. `at_once`: logits held at a time, as numbers, whatever tokens times vocabulary is (None: what suits the device; one
-    sequence of more tokens than that still takes one column at a time). Does not wait for the device.
+    `lengths` on the host say the same. The activation is monotonic, and bias is the same for every token, so both are applied
+    after the maximum. `at_once`: the most logits held at a time, whatever tokens times vocabulary is (None: what suits the device;
+    one sequence of more tokens than that still takes one column at a time). Does not wait for the device.
     """
     at_once = _suited(hidden) if at_once is None else at_once
     best = hidden.new_empty(len(lengths), weight.shape[0], dtype=torch.float32)
@@ -92,7 +92,7 @@ def max_by_id(ids: Tensor, weights: Tensor, lengths: Sequence[int]) -> tuple[Ten
 
 
 def _suited(hidden: Tensor) -> int:
-    """Logits at once: on a CPU they should stay in its caches, on a GPU products should be large (32 MiB of bfloat16)."""
+    """The default `at_once`: on a CPU logits should stay in its caches, on a GPU products should be large (32 MiB of bfloat16)."""
     return 1 << 24 if hidden.is_cuda else 1 << 19
 
 

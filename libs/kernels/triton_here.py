@@ -1,4 +1,4 @@
-"""Whether the Triton kernels (`*_triton.py`, imported only where they run) take a tensor."""
+"""Whether the Triton kernels (`*_triton.py`, imported only where they run) can run on a tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-# In Triton's interpreter they also take the CPU's, as a test makes them do.
+# In Triton's interpreter they also run on CPU tensors, for which a test replaces this.
 _DEVICES = ("cuda",)
 
 

@@ -1,8 +1,8 @@
 """Models as a library: `TextModel.load` a directory, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
 
-`model.py` says what every model offers, `work.py` what it can be asked, `results.py` what it answers; the rest of this folder is
-what models of every kind share, `layers/` the packed encoder, `text/` what reads text. Everything below runs with nothing but
-torch, safetensors, tokenizers and numpy, and knows no service.
+`model.py` is the interface of a model, `work.py` its requests, `results.py` its results; the rest of this folder is shared by all
+kinds of models, `layers/` is the packed encoder, `text/` holds the text models. Everything here depends only on torch,
+safetensors, tokenizers and numpy, and on no service.
 """
 
 from libs.models.model import Model, Parked

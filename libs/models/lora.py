@@ -1,8 +1,8 @@
-"""LoRA adapters of a loaded model: PEFT's files to what each linear layer adds, and whose rows they are in a batch.
+"""LoRA adapters of a loaded model: reads PEFT's files, and binds a batch's adapters to the linear layers (multi-LoRA).
 
-Adapters come to a resident model, and go, while it serves. `TextModel.forward` binds those of a batch to the layers
-(`Adapters.bound`), which add them (`libs/kernels/lora.py`). As with weights, every tensor of a file is accounted for by the
-family's table or loading fails with its name.
+Adapters are loaded into a resident model, and unloaded, while it serves. `TextModel.forward` binds those of a batch to the layers
+(`Adapters.bound`), which add the low-rank products (`libs/kernels/lora.py`). As with weights, every tensor of a file must be
+accounted for by the family's table, or loading fails with its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_NAME: Final = 1024
 
 
 class Made(Protocol):
-    """What an encoder made of an adapter beside its parts."""
+    """State that an encoder computed from an adapter, beside the adapter's own factors."""
 
     @property
     def bytes(self) -> int: ...
@@ -48,7 +48,7 @@ _Made = TypeVar("_Made", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a linear layer that can be adapted: `slots` add up to its outputs."""
+    """The shape of a linear layer that can be adapted: `slots` add up to its outputs."""
 
     inputs: int
     slots: tuple[int, ...]
@@ -56,18 +56,18 @@ class Shape:
 
 @runtime_checkable
 class Relearns(Protocol):
-    """An encoder that used linear layers once after loading on something that is no batch, and does so for each adapter."""
+    """An encoder that precomputes constants with linear layers after loading (DeBERTa), and recomputes them for each adapter."""
 
     def spent(self) -> Mapping[str, Shape]:
-        """Layers that were needed for that only and are gone, by name."""
+        """The layers that were needed only for that and were freed, by name."""
 
     def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, Made]:
-        """What an adapter's parts make of it, by the name of a module that wants to have it bound as `delta` (`Learned`)."""
+        """The adapter's share of these constants, by the name of the module to which it is bound as `delta` (`Learned`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned(Generic[_Made]):
-    """What `Relearns.relearn` made for a module, of the adapters of a batch, by their numbers in `rows`."""
+    """The results of `Relearns.relearn` for one module and the adapters of a batch, by their numbers in `rows`."""
 
     rows: Rows
     parts: Mapping[int, _Made]
@@ -75,7 +75,7 @@ class Learned(Generic[_Made]):
 
 @runtime_checkable
 class _Bindable(Protocol):
-    """A module to which something is bound for the time of a forward."""
+    """A module to which a batch's adapters are bound for the duration of a forward."""
 
     delta: Any
 
@@ -85,15 +85,15 @@ _Binding = tuple[_Bindable, "Delta | Learned[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where a family's checkpoints have which tensor: its table, what may stand before its names, and what its head has."""
+    """The tensor names of a family's checkpoints: the family's table, the prefixes of its names, and the table of the head."""
 
     table: Mapping[str, Rule]
     prefixes: tuple[str, ...]
     head_table: Mapping[str, HeadRule]
 
     def place(self, module: str) -> Place | None:
-        """Of a linear layer's name; None if the family leaves such layers out. Raises KeyError for a name that it has not, and
-        LookupError saying what else stands in the way."""
+        """The place of a linear layer, by its name; None if the family ignores such layers. Raises KeyError for an unknown name,
+        and LookupError with the reason for a layer that cannot have adapters."""
         for prefix in sorted(self.prefixes, key=len, reverse=True):
             stem = module.removeprefix(prefix)
             if not module.startswith(prefix):
@@ -125,7 +125,7 @@ def _place(rule: Rule, number: str) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and what b a is multiplied by."""
+    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a."""
 
     place: Place
     a: Tensor
@@ -144,9 +144,9 @@ class Loaded:
 
 
 class Adapters:
-    """Of one model, by name. `add` and `remove` may be called by any thread while another one computes.
+    """The adapters of one model, by name. `add` and `remove` may be called from any thread during a forward.
 
-    Binding writes to the layers, so whoever computes must be alone with the encoder (`TextModel.forward` sees to that).
+    Binding writes to the layers, so a forward needs exclusive use of the encoder (`TextModel.forward` takes a lock).
     """
 
     def __init__(self, encoder: TextEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
@@ -157,7 +157,7 @@ class Adapters:
         self._shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
         if isinstance(encoder, Relearns):
             self._shapes.update(encoder.spent())
-        # Replaced, never changed: a forward keeps the mapping that it began with. The lock is for those who replace it.
+        # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
         self._loaded: Mapping[str, Loaded] = {}
         self._replacing = Lock()
         self._followed: Adapters | None = None
@@ -165,11 +165,11 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        """On the device, of all of them."""
+        """Device memory of all adapters."""
         return sum(adapter.bytes for adapter in self._loaded.values())
 
     def directories(self) -> dict[str, Path]:
-        """Where each was read from, by name."""
+        """The directory that each adapter was read from, by name."""
         return {name: adapter.directory for name, adapter in self._loaded.items()}
 
     @torch.inference_mode()
@@ -184,16 +184,17 @@ class Adapters:
         return size
 
     def remove(self, name: str) -> None:
-        """Forget an adapter, if it is there. Its memory is free once the forward in progress is over."""
+        """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is over."""
         with self._replacing:
             self._loaded = {other: adapter for other, adapter in self._loaded.items() if other != name}
 
     @contextmanager
     def bound(self, names: Sequence[str], lengths: Sequence[int]) -> Iterator[None]:
-        """Let the layers add the adapters of a batch. `names`: of each sequence, empty for none; `lengths`: tokens of each. Within
-        another batch, its adapters rest meanwhile.
+        """Binds a batch's adapters to the layers. `names`: the adapter of each sequence, empty for none; `lengths`: tokens of
+        each. A batch that preempts another replaces its bindings, which are restored afterwards.
 
-        Raises KeyError for one that is not loaded, ModelBroken for one that is to be had from another model and cannot be read.
+        Raises KeyError for an adapter that is not loaded, ModelBroken for one that is fetched from another model (`follow`) and
+        cannot be read.
         """
         used = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
         before = self._bound
@@ -209,7 +210,7 @@ class Adapters:
             self._bind(before)
 
     def _bind(self, bindings: list[_Binding]) -> None:
-        """In place of those that are bound."""
+        """Replaces the current bindings."""
         for module, _ in self._bound:
             module.delta = None
         for module, delta in bindings:
@@ -217,7 +218,8 @@ class Adapters:
         self._bound = bindings
 
     def follow(self, other: Adapters) -> None:
-        """What a batch needs and is not here is read from where the other one, of the same model in another type, read it."""
+        """Adapters that a batch needs and that are not loaded here are read from the directories of `other`, which belongs to the
+        same model in another data type."""
         self._followed = other
 
     def _fetched(self, names: Iterable[str], other: Adapters) -> Mapping[str, Loaded]:
@@ -252,7 +254,7 @@ class Adapters:
 
 
 def _fused(pieces: Sequence[Piece], shape: Shape) -> tuple[Tensor, Tensor]:
-    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 where a piece's slot is not."""
+    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot."""
     a = torch.cat([piece.a.float() for piece in pieces])
     b = torch.zeros(len(a), sum(shape.slots))
     first = 0
@@ -272,7 +274,7 @@ def _outputs(place: Place, shape: Shape) -> tuple[int, int]:
 
 
 def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
-    """What an adapter's files say, views of the mapped file. Raises ModelBroken with the file and the key or tensor at fault."""
+    """An adapter's factors, as views of the mapped file. Raises ModelBroken with the file and the key or tensor at fault."""
     adapter = read_adapter(directory)
     tensors = _open(directory)
     factors: dict[str, dict[str, str]] = {}

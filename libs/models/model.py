@@ -1,4 +1,4 @@
-"""What every model offers, whatever it reads: the contract between a model and whoever runs it."""
+"""The interface of a model, whatever its input: the contract between a model and the code that runs it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Parked(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """What it takes there."""
+        """Bytes of host memory that it takes."""
 
     def resume(self) -> Model:
-        """Back to the device. Blocking, but need not wait for the copy: the first forward does, on the device."""
+        """Moves it back to the device. Blocking, but need not wait for the copy: the first forward does, on the device."""
 
 
 class Model(Protocol):
@@ -30,25 +30,25 @@ class Model(Protocol):
     bytes: int
 
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """`go_on` is called every few milliseconds; what it raises ends the preparation."""
+        """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation."""
 
     def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
-        """`between` may be called between two layers; a forward of this model or of another may run within."""
+        """Runs a batch. `between`, a preemption point, may be called between layers and run a forward of this model or another."""
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
 
     def widened(self) -> Model | None:
-        """The same in float32 on the CPU, read anew; None if it computes in float32 already. Blocking; raises ShoalError."""
+        """The model in float32 on the CPU, loaded anew; None if it computes in float32 already. Blocking; raises ShoalError."""
 
     @property
     def host_bytes(self) -> int:
-        """Of a copy that it keeps in host memory while it is on the device; 0: it keeps none."""
+        """Bytes of the copy that it keeps in host memory while it is resident; 0: it keeps none."""
 
     def drop_host_copy(self) -> None:
-        """Keep none from now on. Blocking."""
+        """Frees the host copy and keeps none from now on. Blocking."""
 
     def park(self) -> Parked:
-        """Give its device memory back, and stay in host memory. No call of it may be under way. Blocking."""
+        """Frees its device memory and stays in host memory. No call of the model may be in progress. Blocking."""
 
     def probe(self) -> float:
-        """Bytes of activations that a token of a batch takes on the device, measured with a tiny forward. Blocking."""
+        """Bytes of activations per token of a batch on the device, measured with a tiny forward. Blocking."""

@@ -1,7 +1,7 @@
 """The batch a model's forward sees: sequences laid end to end, without padding.
 
-Stands between `prepare` (token ids in host memory) and the encoder: everything the host must know during a forward (lengths,
-runs) is kept on the host here, so that a forward never asks the device for a number.
+Built from the token ids that `prepare` made, and read by the encoder. Everything the host must know during a forward (lengths,
+runs) is kept in host memory here, so that a forward never synchronises with the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Packed:
     """
 
     ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int32, each sequence counted from 0, or from the end of the one that stands before it
+    positions: Tensor  # [tokens] int32, each sequence counted from 0, or from the end of its shared prefix
     type_ids: Tensor | None  # [tokens] int32; None: all of segment 0
     lengths: tuple[int, ...]
     layout: Layout  # every token is a query
@@ -48,8 +48,8 @@ class Packed:
     ) -> Packed:
         """Pack token ids; where only some sequences have type ids, the others count as segment 0.
 
-        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the number of another sequence
-        of this batch, all of whose tokens stand before sequence i's and are seen by them (None: nothing does).
+        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the index of another sequence
+        of this batch that is sequence i's shared prefix, to all of whose tokens sequence i's attend (None: no prefix).
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
@@ -83,7 +83,7 @@ class Packed:
         return self.cu_seqlens[:-1] if which == "first" else self.cu_seqlens[1:] - 1
 
     def row_layout(self) -> Layout:
-        """One query a sequence, which sees the sequence's keys."""
+        """The layout of one query per sequence, which attends to the sequence's keys."""
         return Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
 
 

@@ -1,4 +1,4 @@
-"""What `TextModel.finish` answers, in numpy and without protobuf: `services/worker/mesh/codec.py` puts it on the wire."""
+"""The results that `TextModel.finish` returns, in numpy and without protobuf: `services/worker/mesh/codec.py` serialises them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Rows of different length end to end: values [all tokens, dimensions]; offsets [rows + 1], the first 0."""
+    """Rows of different lengths, concatenated: values [all tokens, dimensions]; offsets [rows + 1], the first 0."""
 
     values: Stored
     offsets: list[int]
@@ -36,7 +36,7 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """A matrix by its non-zero numbers (CSR). Row i has the columns `indices[offsets[i]:offsets[i + 1]]`, rising."""
+    """A sparse matrix in CSR form. Row i has the columns `indices[offsets[i]:offsets[i + 1]]`, ascending."""
 
     columns: int
     offsets: list[int]
@@ -46,7 +46,7 @@ class SparseRows:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """Row i for text i; what was not asked for is None."""
+    """Row i is for text i; representations that were not requested are None."""
 
     dense: Stored | None = None  # [texts, dimensions]
     sparse: SparseRows | None = None
@@ -62,7 +62,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A labelled piece of a text: code points, end exclusive; score 0..1."""
+    """A labelled span of a text: code points, end exclusive; score 0..1."""
 
     start: int
     end: int
@@ -91,7 +91,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one text: entities by their start, labels and relations best first."""
+    """The results for one text: entities ordered by start, labels and relations best first."""
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()

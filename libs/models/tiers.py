@@ -1,7 +1,8 @@
-"""Moves a loaded model between device and host memory: all its tensors in one piece of memory on either side, moved by one copy.
+"""Moves a loaded model between device and host memory: its tensors share one buffer on either side, moved by one copy.
 
-After a model was loaded on an accelerator, and whenever it is made warm or resident again. The copy to the device is asynchronous,
-on a stream of its own; the first forward's stream waits for it, the host never does. On a CPU there is nothing to move.
+Weights of recurrent layers have buffers of their own on the device. Used after a model was loaded on an accelerator, and whenever
+it is made warm or resident again. The copy to the device is asynchronous, on a stream of its own; the first forward's stream waits
+for it, the host never does. On a CPU there is nothing to move.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 
 _Model = TypeVar("_Model")
 
-_ALIGNMENT: Final = 256  # bytes; what kernels and copies at most want
+_ALIGNMENT: Final = 256  # bytes; the largest alignment that kernels and copies need
 
 
 def tensors_of(*roots: object) -> list[Tensor]:
-    """Each tensor once that modules hold: parameters, buffers, and those in attributes, also within tuples, lists and mappings."""
+    """All distinct tensors that modules hold: parameters, buffers, and attributes, also within tuples, lists and mappings."""
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     waiting = list(roots)
@@ -43,7 +44,7 @@ def _parts(one: nn.Module | Mapping[object, object] | tuple[object, ...] | list[
 
 
 def _apart(*roots: object) -> set[int]:
-    """Tensors of recurrent layers, by id: cuDNN wants each layer's in one piece of memory that holds nothing else."""
+    """The ids of recurrent layers' tensors: cuDNN needs each layer's in one contiguous buffer that holds nothing else."""
     modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
     return {id(tensor) for module in modules if isinstance(module, nn.RNNBase) for tensor in module.parameters()}
 
@@ -65,7 +66,7 @@ class ParkedModel(Generic[_Model]):
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor, and where its numbers lie in a region: `begin` in bytes, the rest as in torch.as_strided."""
+    """A tensor, and where its elements lie in a region: `begin` in bytes, the rest as in torch.as_strided."""
 
     tensor: Tensor
     region: int
@@ -77,7 +78,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """What one storage gave: `bytes` of host and device memory from `begin` on. Views of it keep their places in it."""
+    """The memory of one torch storage: `bytes` of host and device memory from `begin` on. Its views keep their offsets."""
 
     begin: int
     bytes: int
@@ -85,9 +86,9 @@ class _Region:
 
 
 class Arena:
-    """The tensors of `device` that `roots` (modules) hold: `stow` takes them to host memory, `bring` back.
+    """The tensors on `device` that `roots` (modules) hold: `stow` moves them to host memory, `bring` moves them back.
 
-    Tensors that share memory still do. Only who is alone with the model may call `stow` and `bring`.
+    Tensors that shared storage still share it. Callers of `stow` and `bring` need exclusive use of the model.
     """
 
     def __init__(self, roots: Iterable[object], device: torch.device) -> None:
@@ -104,16 +105,16 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Of either side."""
+        """Size of the tensors, on the device as in host memory."""
         return sum(_padded(region.bytes) for region in self._regions)
 
     @property
     def host_bytes(self) -> int:
-        """Of the copy in host memory; 0: there is none."""
+        """Size of the copy in host memory; 0: there is none."""
         return 0 if self._host is None else self.bytes
 
     def stow(self) -> None:
-        """To host memory; the device's is free then. Without a copy if the host has one already: weights never change."""
+        """Moves the tensors to host memory and frees the device's. Copies nothing if the host has a copy: weights never change."""
         self._settle()
         if self._host is None:
             with copying(self._device):
@@ -122,7 +123,7 @@ class Arena:
         self._pieces = None
 
     def bring(self) -> None:
-        """To the device, of what was stowed. Does not wait for the copy."""
+        """Moves the stowed tensors to the device. Does not wait for the copy."""
         if self._host is None:
             raise RuntimeError("nothing was stowed")
         with copying(self._device):
@@ -136,13 +137,13 @@ class Arena:
         self._bind(self._pieces)
 
     def wait(self) -> None:
-        """Before a forward: the current stream waits for the copy."""
+        """Makes the current stream wait for the copy to the device. Called before a forward."""
         if self._arrived is not None:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
             self._arrived = None
 
     def drop_host_copy(self) -> None:
-        """Of a model on the device."""
+        """Frees the host copy of a resident model."""
         self._settle()
         self._host = None
 
@@ -158,7 +159,7 @@ class Arena:
         return piece.copy_(host.part(region.begin, region.bytes), non_blocking=True)
 
     def _lay_out(self, tensors: Iterable[Tensor], apart: set[int]) -> None:
-        """One region for each storage: the part of it that its tensors span. Those apart come last."""
+        """Lays out one region for each storage: the part that its tensors span. Regions with buffers of their own come last."""
         by_storage: dict[int, list[Tensor]] = {}
         for tensor in tensors:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -176,7 +177,7 @@ class Arena:
             begin += _padded(size)
 
     def _copied(self) -> _HostMemory:
-        """What lies on the device, in host memory."""
+        """Copies the tensors from the device to host memory."""
         host = _HostMemory(self.bytes, self._device)
         for number, region in enumerate(self._regions):
             view = next(view for view in self._views if view.region == number)
@@ -188,7 +189,7 @@ class Arena:
         return host
 
     def _bind(self, pieces: list[Tensor]) -> None:
-        """Lets every tensor lie in the piece of its region. The tensor objects stay, and so does all that refers to them."""
+        """Points every tensor at the buffer of its region. The tensor objects stay, so references to them remain valid."""
         for view in self._views:
             piece = pieces[view.region]
             offset = (piece.storage_offset() + view.begin) // view.dtype.itemsize
@@ -197,9 +198,9 @@ class Arena:
 
 
 class _HostMemory:
-    """`size` bytes, aligned, and pinned for a device that copies from pinned memory itself.
+    """`size` bytes of aligned host memory, pinned for a CUDA device.
 
-    It is registered rather than allocated as such: torch keeps pinned allocations for good, and rounds them up to powers of two.
+    It is registered rather than allocated as pinned: torch keeps pinned allocations for good, and rounds them up to powers of two.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -208,7 +209,7 @@ class _HostMemory:
         self._bytes = whole[skipped : skipped + size]
         if device.type == "cuda":
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            if int(runtime.cudaHostRegister(self._bytes.data_ptr(), size, 0)) == 0:  # else it is slower, and as right
+            if int(runtime.cudaHostRegister(self._bytes.data_ptr(), size, 0)) == 0:  # else slower, still correct
                 weakref.finalize(self, runtime.cudaHostUnregister, self._bytes.data_ptr())
 
     def part(self, begin: int, size: int) -> Tensor:
@@ -216,7 +217,7 @@ class _HostMemory:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First and last byte, exclusive, within its storage."""
+    """The tensor's range of bytes within its storage, end exclusive."""
     start = int(tensor.storage_offset()) * tensor.itemsize
     if tensor.numel() == 0:
         return start, start
@@ -238,6 +239,6 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def copying(device: torch.device) -> AbstractContextManager[object]:
-    """What loads and copies run in: a stream beside the one that serves. Its memory is its own, too, so that nothing must be waited
-    for before it is filled."""
+    """The stream for loads and copies, apart from the serving stream. torch gives it memory of its own, too, so that filling it
+    need not wait for the serving stream."""
     return torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""Checkpoint files to model weights. Every tensor of a file is accounted for, or loading fails with its name.
+"""Loads checkpoint files into model weights. Every tensor of a file must be accounted for, or loading fails with its name.
 
 Only safetensors are read, single or sharded, mapped into memory without a copy; pickles are refused, since reading one runs code.
 Called by the registry when a model is loaded.
@@ -30,7 +30,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """A rule for a large table, which may be missing, and of which a head wants a few rows: a view of the file, as stored."""
+    """A rule for a large, optional table of which a head needs only a few rows: a view of the mapped file, as stored."""
 
     target: str
 
@@ -43,13 +43,13 @@ class Spare:
 
 
 Rule = str | tuple[str, int] | Spare | None
-"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) | name or nowhere | known and dropped.
+"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) | optional place | known and ignored.
 
 A weight that some checkpoints fuse and others do not has rules of both sorts.
 """
 
 HeadRule = str | Maybe | InFile | None
-"""The same for a head: the name in its state | the name, if present | the name of a view, if present | known and dropped.
+"""The same for a head: the name in its state | the name, if present | the name of a view, if present | known and ignored.
 
 Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the family's prefix and without its
 last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name.
@@ -84,8 +84,8 @@ class TensorFile:
 
     @staticmethod
     def open(root: Path, folder: str = "") -> TensorFile:
-        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, for none, for pickles, for damaged ones
-        and for what lies outside `root`."""
+        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, if there are none, and for pickles,
+        damaged files and files outside `root`."""
         directory = root / folder
         if (directory / SINGLE).is_file():
             return TensorFile(SINGLE, _read_header(root, str(Path(folder) / SINGLE)))
@@ -121,7 +121,7 @@ class TensorFile:
         return self._entries[name].shape
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as a view of the mapped file: pages are read when first used. Not to be written to."""
+        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use."""
         entry = self._entries[name]
         count = prod(entry.shape)
         if count == 0:
@@ -178,8 +178,8 @@ def load(
 ) -> dict[str, Tensor]:
     """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
 
-    `prefixes`: what may stand before the family's names; the one before the token embeddings counts. A head's rule comes before the
-    family's. Tensors are cast and moved only where needed. Raises ModelBroken with file and tensor.
+    `prefixes`: those that the family's names may have; the one on the token embeddings decides. A head's rule takes precedence over
+    the family's. Tensors are cast and moved only where needed. Raises ModelBroken with file and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
@@ -233,7 +233,7 @@ def _fill(
 
 
 def _check_shapes(tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...], slots: tuple[int, ...] | None) -> None:
-    """Parts of a fused weight are slices of its first dimension, each of its slot's size."""
+    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first dimension, each of its slot's size."""
     sizes = whole[:1] if slots is None or len(stored) == 1 else slots
     for name, size in zip(stored, sizes, strict=True):
         wanted = (size, *whole[1:])
@@ -269,7 +269,7 @@ def _head_state(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How a name was found in a table: under its whole self, or as stem, ending and a layer's number."""
+    """The match of a name in a table: the whole name, or its stem, ending and layer number."""
 
     stem: str
     ending: str = ""

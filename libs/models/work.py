@@ -1,7 +1,7 @@
-"""What a worker asks of a text model: one Work for each job, without protobuf.
+"""The requests of a text model: one Work for each job, without protobuf.
 
-Between `services/worker/mesh/codec.py`, which makes a Work from a Job, and `TextModel.prepare`, which makes it a Prepared. Paths
-in errors (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count from the job's own first item.
+`services/worker/mesh/codec.py` decodes a Job to a Work, and `TextModel.prepare` turns a Work into a Prepared. Paths in errors
+(`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count from the job's own first item.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Truncation = Literal["none", "end", "start"]
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Head = str
-"""The name of what a forward is to answer, one of the model's heads, or several joined by "+" (`dense+sparse`)."""
+"""The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
 
 GoOn = Callable[[], None]
-"""Called between slices of a job that is prepared. Raises what ends it: nobody waits for its answer any more."""
+"""A cancellation check, called between slices of a job's preparation. Raises if nobody waits for the job's result any more."""
 
 
 def go_on_anyway() -> None:
-    """A GoOn for work that nobody takes back."""
+    """A GoOn for work that is never cancelled."""
 
 
 Between = Callable[[], None]
-"""Called by a forward between two of its layers, on its thread. A forward of the same model or of another may run within."""
+"""A preemption point, called by a forward between two layers, on its thread. May run a forward of the same model or another."""
 
 
 def nothing_between() -> None:
-    """A Between for a forward that is not interrupted."""
+    """A Between for a forward that is never preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class EncodeWork:
 
 @dataclass(frozen=True, slots=True)
 class ScoreWork:
-    """How well each document answers the query. `scale` empty: the model's own."""
+    """The relevance of each document to the query. `scale` empty: the model's own."""
 
     query: str
     documents: list[str]
@@ -65,7 +65,7 @@ class ScoreWork:
 
 @dataclass(frozen=True, slots=True)
 class EntitiesWork:
-    """Labelled pieces of texts. No labels: all of the model's. `threshold` None: keep all. Token labels are always `flat`."""
+    """Named entity recognition. No labels: all of the model's. `threshold` None: keep all. Token labels are always `flat`."""
 
     texts: list[str]
     labels: tuple[str, ...] = ()
@@ -77,10 +77,10 @@ class EntitiesWork:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyWork:
-    """Labels that fit texts. `multi_label` None: as the checkpoint says.
+    """Text classification. `multi_label` None: as the checkpoint says.
 
-    `hypothesis`, for models without labels of their own, is what texts are compared with; `{}` stands for the label. Empty: the
-    kind of model says. `among_labels`: shares are among `labels`, not among all classes of the model.
+    `hypothesis`, for zero-shot models, is the template that texts are compared with; `{}` stands for the label. Empty: the
+    default of the model's kind. `among_labels`: the softmax is over `labels`, not over all classes of the model.
     """
 
     texts: list[str]
@@ -94,7 +94,7 @@ class ClassifyWork:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An entity that a request knows already: code points, end exclusive, within its text."""
+    """An entity that the request provides: code points, end exclusive, within its text."""
 
     start: int
     end: int
@@ -103,10 +103,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class RelationsWork:
-    """Pairs of entities in texts that stand in one of the relations `labels`.
+    """Relation extraction: pairs of entities in texts that stand in one of the relations `labels`.
 
-    `entity_labels`: what counts as an entity, for models that find them. `threshold` None: the model's own. `entities`: of each
-    text, for models that are given them; empty: none of any text.
+    `entity_labels`: the types of entities, for models that find them. `threshold` None: the model's own. `entities`: those of each
+    text, for models that take them as input; empty: none for any text.
     """
 
     texts: list[str]
@@ -125,10 +125,10 @@ class Sequence:
     """One row of a packed batch. int32 [tokens] each; no type ids: all of segment 0.
 
     `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt. `seen`: leading tokens that the
-    sequence's tokens attend to (0: all); the tokens after them only look, as a ColBERT query's mask tokens do. `before`: tokens
-    that stand before these and are computed once for all sequences of a batch that have the same ones, causal models only.
-    `input`: what the model's head must know of this sequence besides (places of words or labels); None for most. `adapter`: the
-    LoRA adapter that it is for; empty: none.
+    sequence's tokens attend to (0: all); the tokens after them attend but are not attended to, as a ColBERT query's mask tokens.
+    `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
+    further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
+    empty: none.
     """
 
     ids: NDArray[np.int32]
@@ -141,20 +141,20 @@ class Sequence:
 
     @property
     def tokens(self) -> int:
-        """Its own, without what stands before it."""
+        """Its own tokens, without the shared prefix."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """Weights of the vocabulary entries that matter: `indices` rising, int32; `values` float32 of the same length."""
+    """A sparse vector over the vocabulary: `indices` of the non-zero weights, ascending, int32; `values` float32, as many."""
 
     indices: NDArray[np.int32]
     values: NDArray[np.float32]
 
 
 Output = NDArray[np.float32] | SparseRow | tuple["Output", ...]
-"""What a head gives for one sequence; a tuple for several heads, in the order of their names."""
+"""The output of a head for one sequence; a tuple for several heads, in the order of their names."""
 
 
 def is_finite(output: Output) -> bool:
@@ -169,8 +169,8 @@ def is_finite(output: Output) -> bool:
 class Prepared:
     """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with one output a sequence.
 
-    `notes`: what the processor that prepared it wants to know again in `finish`. `looked_up`: tokens of texts that need no forward
-    and are no sequences, since `notes` has their answer.
+    `notes`: state that the processor passes from `prepare` to `finish`. `looked_up`: tokens of texts that need no forward and have
+    no sequence, since their result was looked up and is in `notes`.
     """
 
     work: Work

@@ -1,1 +1,1 @@
-"""The packed encoder that all families are assembled from: `spec.py` says what there is to choose, `encoder.py` assembles it."""
+"""The packed encoder that all families share: `spec.py` describes its variants as data, `encoder.py` assembles them."""

@@ -1,4 +1,4 @@
-"""The functions between a feed-forward's two products, by the names that a spec gives them."""
+"""The activation functions of feed-forward layers, by the names that a spec gives them."""
 
 from __future__ import annotations
 

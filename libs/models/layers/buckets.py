@@ -1,6 +1,6 @@
-"""Relative positions by buckets of distances: what T5 and MPNet add to attention scores, the same in all layers.
+"""Relative position bias by buckets of distances, which T5 and MPNet add to the attention scores of all layers.
 
-Made once a model is loaded; a forward only looks it up (`libs/kernels/attention.py`).
+The table is computed once, when a model is loaded; a forward only looks it up (`libs/kernels/attention.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BucketBias(PositionBias):
 
     @classmethod
     def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
-        """The one that config.json describes; ModelBroken for buckets of which none is left for exact or for shared distances."""
+        """The bias that config.json describes. Raises ModelBroken if no bucket is left for exact or for shared distances."""
         buckets = config.size("relative_attention_num_buckets", 32)
         if not 4 <= buckets < 4 * farthest:
             raise config.unsupported(

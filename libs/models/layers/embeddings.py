@@ -1,4 +1,4 @@
-"""The first stop of a forward: token ids to vectors."""
+"""The embedding layer of an encoder: token ids to vectors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Table(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """The sum of token and, where the family has them, position and segment vectors; normalised, and widened to the encoder's size.
+    """The sum of token and, where the family has them, position and segment embeddings; normalised, and projected to `hidden`.
 
-    `positions`: the longest sequence, and the rows of the position table; `offset` of these rows stand for padding (RoBERTa's kin).
-    `table` False: positions are told otherwise (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: what the sum is multiplied by.
-    `norm_last`: widened first, without a bias, then normalised.
+    `positions`: the rows of the position table, of which the first `offset` are for padding (RoBERTa); the rest are the longest
+    sequence. `table` False: no position embeddings (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum.
+    `norm_last`: projected first, without a bias, then normalised.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TokenEmbedding(nn.Module):
         self.register_buffer("places", None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: add the offset and segment 0, which is nearly every token's, to the position table for good."""
+        """Once loaded: folds the offset and the vector of segment 0, which nearly every token has, into the position table."""
         if self.position is not None:
             places = self.position.weight[self._offset :]
             self.places = places if self.segment is None else places + self.segment.weight[0]

@@ -1,7 +1,7 @@
 """The packed transformer encoder: one forward for every family, assembled from an EncoderSpec.
 
-Second stop of a forward, between Packed and the heads. Every choice is made in a constructor, so a forward has no tests of names
-and never waits for the device.
+Takes a Packed, and gives hidden states to the heads. Every variant is chosen in a constructor, so a forward compares no names and
+never waits for the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all layers of one forward use: the rotation for each Rope, and the bias on attention scores by distance."""
+    """Tensors that all layers of one forward share: the rotation for each Rope, and the bias on attention scores by distance."""
 
     rotations: dict[Rope, Rotation]
     bias: Tensor | None
@@ -63,7 +63,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention up to, and without, its output projection: that belongs to the layer, which fuses the residual into it.
+    """Self-attention without its output projection, which the layer applies, fused with the residual add.
 
     A family with an attention of its own gives TextEncoder a subclass that overrides `project` or `mix`.
     """
@@ -107,7 +107,7 @@ class Attention(nn.Module):
                 cos, sin = shared.rotations[self.rope]
                 q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         elif self.rope is not None:
-            # Neighbours in the fused projection, which nobody else needs.
+            # Queries and keys are adjacent in the fused projection, which may be rotated in place: nothing else reads it.
             q, k = rotate(fused[:, : sum(self.parts[:2])], *shared.rotations[self.rope]).split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
@@ -141,7 +141,7 @@ class FeedForward(nn.Module):
 
 
 def add_and_norm(block: PackedLinear | FeedForward | Experts, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """The block's answer to x plus the residual, and its norm: the sum is part of the norm's launch, or of the block's product."""
+    """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into the block's matrix product."""
     if has_triton(x):
         return norm.add(block.forward(x) if isinstance(block, PackedLinear) else block.whole(x), residual)
     total = block.add(x, residual)
@@ -197,7 +197,7 @@ class PreNormLayer(Layer):
 
 
 class SandwichLayer(Layer):
-    """Gemma: norm before each block, and of the block's answer before it is added."""
+    """Gemma: norm before each block, and of the block's output before the residual add."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__(spec, layer, attention)
@@ -215,7 +215,7 @@ LayerType = Callable[[EncoderSpec, LayerSpec, AttentionType], Layer]
 
 
 class PositionBias(nn.Module):
-    """What a family adds to attention scores by distance. `table` is `varlen_attention`'s `bias`; a subclass computes it in
+    """A family's bias on attention scores by distance. `table` is `varlen_attention`'s `bias`; a subclass computes it in
     `prepare`.
     """
 
@@ -245,7 +245,7 @@ class TextEncoder(nn.Module):
         self.norm = None if spec.norm == "post" else Norm(spec)
         self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
         self._frequencies: dict[Rope, Tensor] = {}
-        # A first token's row alone has its keys behind it, where masks and biases by distance do not look for them.
+        # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
         plain = not spec.causal and spec.layers[-1].window is None and relative is None
         self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",)
 
@@ -261,7 +261,7 @@ class TextEncoder(nn.Module):
 
     @property
     def segments(self) -> int:
-        """How many kinds of text it tells apart in a sequence; 0 or 1: none."""
+        """The number of segments (token types) that it distinguishes; 0 or 1: none."""
         return 0 if self.embed.segment is None else self.embed.segment.weight.shape[0]
 
     @property
@@ -273,8 +273,8 @@ class TextEncoder(nn.Module):
     def forward(self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between) -> Tensor:
         """Hidden states [tokens, hidden] in the encoder's type.
 
-        With `rows`, one row of each sequence in their order: only those, [sequences, hidden], for which most of the last layer is
-        left out where the family allows it.
+        With `rows`, only one row of each sequence, in their order: [sequences, hidden]. Most of the last layer is then skipped
+        where the family allows it.
         """
         shared = Shared(
             rotations={rope: angles(batch.positions, self._frequencies[rope], rope.factor) for rope in self._ropes},

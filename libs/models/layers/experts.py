@@ -1,9 +1,9 @@
-"""A mixture of experts, in the place of a layer's feed-forward: a router sends each token to the few experts that suit it best.
+"""Mixture of experts (MoE), in place of a layer's feed-forward: a router sends each token to its top-k experts.
 
-On the CPU the tokens of each expert are gathered, so that only chosen experts compute. On other devices that needs the number of
-each expert's tokens on the host, which would stop a forward until the device has caught up, so all experts see all tokens there: as
-two matrix products for all of them, the unchosen weighted with 0. That is experts / used times the arithmetic, and no launch more
-than a plain feed-forward has.
+On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. On other devices that needs the number
+of each expert's tokens on the host, which would synchronise the host with the device, so all experts compute all tokens there: two
+matrix products for all experts, the unchosen weighted with 0. That costs experts / used times the arithmetic, and beside the router
+no more launches than a plain feed-forward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from libs.models.layers.spec import EncoderSpec
 
 
 class ExpertWeights(nn.Module):
-    """`w1` and `w2` of all experts, one below the other: [experts * ffn, hidden] each; w2 is not transposed."""
+    """`w1` and `w2` of all experts, stacked by rows: [experts * ffn, hidden] each; w2 is not transposed."""
 
     def __init__(self, experts: int, ffn: int, hidden: int) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class ExpertWeights(nn.Module):
 
 
 class Experts(nn.Module):
-    """sum over the chosen experts of share * (activation(x w1') w2), plus one bias. Shares are the router's softmax over all
-    experts, which those of the chosen need not fill (MegaBlocks' dropless mixture, as nomic-embed-text-v2-moe was trained).
+    """The sum over the chosen experts of share * (activation(x w1') w2), plus one bias. Shares are the router's softmax over all
+    experts, not renormalised over the chosen ones (MegaBlocks' dropless MoE, as nomic-embed-text-v2-moe was trained).
     """
 
     def __init__(self, spec: EncoderSpec, experts: int) -> None:
@@ -39,7 +39,7 @@ class Experts(nn.Module):
         self._experts, self._used, self._function = experts, spec.experts_used, FUNCTIONS[spec.activation]
 
     def prepare(self) -> None:
-        """Once loaded: on the CPU, split the weights by expert, each a layer of its own, laid out when it is prepared in turn."""
+        """Once loaded: on the CPU, splits the weights into a linear layer per expert, which is prepacked when it is prepared."""
         if self.weights.w1.device.type != "cpu" or len(self.up):
             return
         for w1 in self.weights.w1.chunk(self._experts):
@@ -61,7 +61,7 @@ class Experts(nn.Module):
         return self.whole(x) + residual
 
     def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Each expert for its own rows. `shares`, `chosen`: [rows, used]."""
+        """Computes each expert for the rows routed to it. `shares`, `chosen`: [rows, used]."""
         out = self.bias.expand_as(x).clone()
         for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             rows, places = (chosen == number).nonzero(as_tuple=True)
@@ -71,7 +71,7 @@ class Experts(nn.Module):
         return out
 
     def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
-        """Every expert for all rows. `shares`: [rows, experts], 0 for the unchosen.
+        """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen.
 
         They are applied before the second product, which then sums over the experts as well.
         """

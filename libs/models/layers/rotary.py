@@ -1,6 +1,6 @@
-"""config.json's ways of telling rotary positions -> a Rope. Called by every family whose positions are rotary.
+"""Reads the rotary positions (RoPE) and RoPE scaling of a config.json to a Rope. Called by every family with rotary positions.
 
-Scalings are told in `rope_parameters`, flat or with an entry for each kind of layer (transformers 5), or in `rope_scaling` (older).
+Scalings are in `rope_parameters`, flat or with an entry for each layer type (transformers 5), or in `rope_scaling` (older).
 The formulas are those of transformers' modeling_rope_utils, step by step in float32, so that frequencies agree to the last bit.
 """
 
@@ -20,11 +20,11 @@ _MOST_TURNED = 1 << 13
 
 
 def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str = "", scaled: bool = True) -> Rope:
-    """The rotation of heads of `size` numbers, of which `partial_rotary_factor` may leave the last ones as they are.
+    """The rotation of heads of `size` dimensions, the last of which `partial_rotary_factor` may leave unrotated.
 
-    `theta`: the base, unless the scaling's own keys have one; None: `rope_theta`. `kind`: of layer ("full_attention",
-    "sliding_attention"), where `rope_parameters` has an entry for each. `scaled` False: `rope_scaling` is not meant for these
-    layers. Raises ModelBroken for a scaling that is not known, naming the key, and for a size that cannot be turned.
+    `theta`: the base, unless the scaling's own keys have one; None: `rope_theta`. `kind`: the layer type ("full_attention",
+    "sliding_attention"), where `rope_parameters` has an entry for each. `scaled` False: `rope_scaling` does not apply to these
+    layers. Raises ModelBroken for an unknown scaling, naming the key, and for a size that cannot be rotated.
     """
     values = config.part("rope_scaling")
     if not scaled or not config.has("rope_scaling"):
@@ -49,7 +49,7 @@ def _plain(base: float, size: int) -> Tensor:
 
 
 def _default(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Also `dynamic`, which changes frequencies only beyond `max_position_embeddings`, where no text is served."""
+    """No scaling; also `dynamic`, which changes frequencies only beyond `max_position_embeddings`, a length never served."""
     return _plain(base, size), 1.0
 
 
@@ -71,12 +71,12 @@ def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor
 
 
 def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Slow pairs are stretched, fast ones kept, and a ramp joins them (arXiv 2309.00071)."""
+    """YaRN: low frequencies are interpolated, high ones kept, with a linear ramp between them (arXiv 2309.00071)."""
     original = _original_length(values, config)
     factor = values.number("factor") if values.has("factor") else config.size("max_position_embeddings") / original
 
     def pair(turns: float) -> float:
-        """The pair that turns so often within the original length."""
+        """The index of the pair that makes so many rotations within the original context length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair(values.number("beta_fast", 32)), pair(values.number("beta_slow", 1))
@@ -90,7 +90,7 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
 
 
 def _yarn_factor(values: Config, factor: float) -> float:
-    """What cos and sin are multiplied by: the given one, or the paper's, or DeepSeek's ratio of two."""
+    """YaRN's attention factor on cos and sin: the given one, or the paper's, or DeepSeek's ratio of two."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -102,7 +102,7 @@ def _yarn_factor(values: Config, factor: float) -> float:
 
 
 def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Long waves are stretched by `factor`, short ones kept, those between are blended (Llama 3.1's reference code)."""
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1's reference code)."""
     original = _original_length(values, config)
     factor, low, high = values.number("factor"), values.number("low_freq_factor"), values.number("high_freq_factor")
     plain = _plain(base, size)
@@ -114,7 +114,7 @@ def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Ten
 
 
 def _original_length(values: Config, config: Config) -> int:
-    """Tokens that the model knew before its positions were stretched; config.json's own key speaks first, as in transformers."""
+    """The context length before RoPE scaling; config.json's top-level key takes precedence, as in transformers."""
     inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     return config.size("original_max_position_embeddings", inner)
 

@@ -1,4 +1,4 @@
-"""What an encoder is made of, as data; and the typed reading of a foreign config.json, from which families make it."""
+"""The specification of an encoder, as data; and the typed reader of a checkpoint's config.json, from which families build it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# Far above every model's, and low enough that describing one without weights takes neither long nor memory.
+# Upper bounds: far above every model's, and low enough that an encoder without weights takes neither long nor memory to build.
 _MOST_SIZE: Final = 1 << 24
 _MOST_HEADS: Final = 1 << 10
 _MOST_LAYERS: Final = 1 << 10
@@ -31,7 +31,7 @@ _MOST_LAYERS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: radians a token for each pair of numbers of a head, and what cos and sin are multiplied by."""
+    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin."""
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
@@ -39,7 +39,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ from one layer to the next. `window`: tokens visible on each side; None: the whole sequence."""
+    """Settings that may differ between layers. `window`: tokens visible on each side; None: the whole sequence."""
 
     rope: Rope | None = None
     window: int | None = None
@@ -86,7 +86,7 @@ class EncoderSpec:
 
 
 class Config:
-    """A config.json with types. Whatever cannot be served raises ModelBroken with the key."""
+    """Typed access to a config.json. A value that cannot be served raises ModelBroken with its key."""
 
     def __init__(self, values: Mapping[str, object], place: str = "") -> None:
         """`place`: the keys that lead to these values, for messages; empty for the whole file."""
@@ -97,7 +97,7 @@ class Config:
         return self._values.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there and null, for those of which an absent key means something else."""
+        """Whether the key is there and null, for keys whose absence means something else."""
         return key in self._values and self._values[key] is None
 
     def part(self, key: str) -> Config:

@@ -47,7 +47,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class TextModel:
-    """`card`; `bytes`: of weights on the device, or more if the card sets more aside; `max_tokens`: the longest sequence."""
+    """`bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest sequence."""
 
     def __init__(self, card: Card, encoder: TextEncoder, built: Built, names: Names, device: torch.device) -> None:
         self.card = card
@@ -56,7 +56,8 @@ class TextModel:
         self.max_tokens = card.max_tokens
         self._encoder, self._heads, self._processor, self._device = encoder, built.heads, built.processor, device
         self._adapters = Adapters(encoder, names, encoder.token_weight.dtype, device)
-        # A batch's adapters are bound to the encoder's layers. A forward within another, between two of its layers, binds its own.
+        # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
+        # thread and between two of its layers, binds its own.
         self._computing = RLock()
         self._widen: Callable[[], TextModel] | None = None
         self._arena: Arena | None = None
@@ -65,9 +66,9 @@ class TextModel:
     def load(
         cls, directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, said: Overrides | None = None
     ) -> TextModel:
-        """Reads a checkpoint directory; the encoder computes in `dtype` unless the card has one, the head in float32.
+        """Loads a checkpoint directory; the encoder computes in `dtype` unless the card has one, the head in float32.
 
-        `said`: what the catalog says of the model. Raises ModelBroken with the file and the key or tensor at fault.
+        `said`: the catalog's overrides for the model. Raises ModelBroken with the file and the key or tensor at fault.
         """
         with failing(_broken_tokenizer):
             return cls._load(directory, model_id, device, dtype, said)
@@ -99,13 +100,13 @@ class TextModel:
 
     @property
     def heads(self) -> Mapping[str, TextHead]:
-        """By the names that `Prepared.head` may have."""
+        """The heads, by the names that `Prepared.head` may have."""
         return self._heads
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
 
-        `go_on` is called every few milliseconds; what it raises ends the preparation.
+        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
         """
         with failing(_cannot_tokenise):
             prepared = self._processor.prepare(work, go_on)
@@ -113,7 +114,7 @@ class TextModel:
         return prepared
 
     def _refuse_outside(self, sequences: Many[Sequence]) -> None:
-        """Ids that the encoder has no vector for would fail on the device, and take an accelerator's whole process down."""
+        """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup would crash a CUDA process."""
         if not sequences:
             return
         rows, segments = self._encoder.token_weight.shape[0], self._encoder.segments
@@ -127,11 +128,11 @@ class TextModel:
 
     @torch.inference_mode()
     def forward(self, head: Head, sequences: Many[Sequence], between: Between = nothing_between) -> list[Output]:
-        """Runs sequences of any number of jobs that want the same head, packed in one batch: one output each, in their order.
+        """Runs sequences of any number of jobs for the same head, packed in one batch: one output each, in their order.
 
-        `between` is called on a CPU only: an accelerator computes behind the host, which is through with all layers at once.
+        `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
         """
-        # Neighbours of one adapter share a product, and those of equal length a kernel call on CPU.
+        # Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU.
         order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
         with self._computing:
             if self._arena is not None:
@@ -142,18 +143,18 @@ class TextModel:
         return [outputs[i] for i in range(len(sequences))]
 
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
-        """Turns the outputs of `prepared.sequences` into the job's answer; thread-safe."""
+        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""
         return self._processor.finish(prepared, outputs)
 
     def add_adapter(self, name: str, directory: Path) -> int:
-        """Reads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.
+        """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.
 
         Raises ModelBroken with the file and the key or tensor at fault.
         """
         return self._adapters.add(name, directory)
 
     def remove_adapter(self, name: str) -> None:
-        """Forgets an adapter, if it is there. Any thread; not while sequences that name it wait."""
+        """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
         self._adapters.remove(name)
 
     def _run(self, names: Many[str], sequences: Many[Sequence], between: Between) -> list[Output]:
@@ -171,7 +172,7 @@ class TextModel:
         heads = [self._heads[name] for name in names]
         with self._adapters.bound([item.adapter for item in packed], batch.lengths):
             hidden = self._encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
-        # All launches first: the first copy waits for the device.
+        # All heads are launched first: the first copy to the host synchronises with the device.
         results = [head.forward(hidden, batch, packed) for head in heads]
         outputs = [self._outputs(head, result, packed)[len(shared) :] for head, result in zip(heads, results, strict=True)]
         return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
@@ -182,7 +183,7 @@ class TextModel:
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def gather(self) -> None:
-        """Lay all tensors into one piece of memory, on the device and on the host. Once, before the first forward."""
+        """Moves all tensors into one buffer, on the device and in host memory. Once, before the first forward."""
         self._arena = Arena([self._encoder, *self._heads.values()], self._device)
         self._arena.stow()
         self._arena.bring()
@@ -190,16 +191,16 @@ class TextModel:
 
     @property
     def host_bytes(self) -> int:
-        """Of a copy in host memory, beside the device."""
+        """Bytes of the copy of its weights in host memory; 0: there is none."""
         return 0 if self._arena is None else self._arena.host_bytes
 
     def drop_host_copy(self) -> None:
-        """Keep no copy in host memory from now on."""
+        """Frees the copy in host memory and keeps none from now on."""
         if self._arena is not None:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[TextModel]:
-        """Leave the device for host memory, without adapters. No forward may be under way, and none come before `resume`."""
+        """Moves the model to host memory and unloads its adapters. No forward may be in progress, or start before `resume`."""
         for name in self._adapters.directories():
             self._adapters.remove(name)
         if self._arena is None:
@@ -208,13 +209,13 @@ class TextModel:
         return ParkedModel(self, self._arena.bytes, self._arena)
 
     def probe(self) -> float:
-        """Bytes that a token of a batch takes on the device beside the weights, measured with a tiny forward."""
+        """Bytes of activations per token of a batch on the device, measured with a tiny forward."""
         heads = list(self._heads.values())
         with self._computing, copying(self._device):
             return activation_bytes_per_token(self._encoder, heads, tensors_of(self._encoder, *heads), self._device)
 
     def widened(self) -> TextModel | None:
-        """The same checkpoint read anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""
+        """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""
         if self._widen is None:
             return None
         wide = self._widen()
@@ -246,6 +247,6 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
 
 
 def _shared(sequences: Many[Sequence]) -> dict[tuple[str, bytes], Sequence]:
-    """What stands before sequences, each once for each adapter, as sequences of their own: the jobs of a split request share it."""
+    """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split request share a prefix."""
     found = [(item.adapter, item.before) for item in sequences if item.before is not None]
     return {(adapter, before.tobytes()): Sequence(before, adapter=adapter) for adapter, before in found}

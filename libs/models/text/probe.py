@@ -1,7 +1,7 @@
-"""Measures what a batch takes on the device beside the weights: the most bytes of new tensors that live at a time.
+"""Measures the activation memory of a batch, beside the weights: the peak bytes of new tensors that live at a time.
 
-Once a model and process, after its first load, with a tiny forward. Counted where operators are called, so that it is the same on
-every device and needs no quiet one; what a kernel takes within itself is not seen.
+Once per model and process, after its first load, with a tiny forward. Counted at operator dispatch, so that it is the same on every
+device and needs no idle one; a kernel's internal workspace is not seen.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from libs.models.work import Sequence as Row
 _SEQUENCES = 4
 _TOKENS = 16  # of each
 
-_ALONE = Lock()  # torch notes in globals that a mode is active
+_ALONE = Lock()  # torch keeps in globals that a dispatch mode is active
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active on this thread: `peak` is the most bytes that new storages of strided tensors took together."""
+    """While active on this thread: `peak` is the most bytes that new storages of strided tensors took at a time."""
 
     def __init__(self, known: Sequence[Tensor] = ()) -> None:
-        """`known`: tensors that were there before."""
+        """`known`: existing tensors, which are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._live = 0
@@ -41,7 +41,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes seconds, to keep it away from here
+        return False  # otherwise torch imports its compiler, which takes seconds, only to disable it here
 
     def __torch_dispatch__(
         self,
@@ -74,9 +74,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def activation_bytes_per_token(
     encoder: TextEncoder, heads: Sequence[TextHead], weights: Sequence[Tensor], device: torch.device
 ) -> float:
-    """Of a few short sequences, through the encoder and each head. `weights`: tensors that are there all the time.
+    """Measured with a few short sequences, through the encoder and each head. `weights`: existing tensors, not counted.
 
-    Heads that want to know more of a sequence than its tokens are left out. Raises what the encoder raises.
+    Heads that need more input of a sequence than its tokens are left out. Raises what the encoder raises.
     """
     vocabulary = encoder.token_weight.shape[0]
     length = min(_TOKENS, encoder.max_positions)
@@ -88,6 +88,6 @@ def activation_bytes_per_token(
         for head in heads:
             try:
                 head.forward(hidden, batch, rows)
-            except Exception:  # noqa: S112  # it asks for words or labels, of which these sequences have none
+            except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack
                 continue
     return live.peak / (length * _SEQUENCES)

@@ -1,4 +1,4 @@
-"""From `model_type` to a family, and from a checkpoint to an encoder on its device.
+"""The registry of families by `model_type`; builds a checkpoint's encoder on its device.
 
 Called once when a worker loads a model. Adding an architecture: one file in `families`, one line here, one row in the parity table.
 """
@@ -40,7 +40,7 @@ from libs.models.weights import HeadRule, Rule, TensorFile
 
 
 class Family(Protocol):
-    """What a file in `families` holds."""
+    """The interface of a module in `families`."""
 
     @property
     def MODEL_TYPES(self) -> tuple[str, ...]: ...
@@ -56,14 +56,14 @@ class Family(Protocol):
 
 @runtime_checkable
 class _Claims(Protocol):
-    """A family that shares its model_type with another: which of the checkpoints are its own. It is asked before the other."""
+    """A family that shares its model_type with another: `claims` says which checkpoints are its own, and is asked first."""
 
     def claims(self, config: Config) -> bool: ...
 
 
 @runtime_checkable
 class _Renames(Protocol):
-    """A family whose layers transformers calls otherwise than its checkpoints' tensors: adapters have those names."""
+    """A family whose modules have other names in transformers than in its checkpoints: adapters use transformers' names."""
 
     @property
     def MODULES(self) -> dict[str, Rule]: ...
@@ -128,7 +128,7 @@ def build_encoder(
 
 
 def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
-    """The names of layers in the family that serves a config.json, by which adapters call them, and what may stand before them."""
+    """The names by which adapters refer to layers, in the family that serves a config.json, and the prefixes they may have."""
     family = _family_of(Config(config))
     return {**family.WEIGHTS, **family.MODULES} if isinstance(family, _Renames) else family.WEIGHTS, family.PREFIXES
 
@@ -157,7 +157,7 @@ def _family_of(config: Config) -> Family:
 
 
 def prepare(encoder: TextEncoder) -> None:
-    """Let every part lay out its weights, which are final now, for the device they are on."""
+    """Lets every module prepare its weights, which are final now, for the device they are on."""
     for module in encoder.modules():
         if isinstance(module, _Prepares):
             module.prepare()

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa kin: LayerNorm after each block, learned positions, and segments in BERT's own line."""
+"""BERT, RoBERTa and their variants: post-LayerNorm, learned positions, and segments (token types)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 PREFIXES = ("", "bert.", "electra.", "roberta.")
 
-# Heads of transformers' own classes. Whoever uses one names it in a head table, which comes first.
+# Heads of transformers' own classes. A kind that uses one names it in its head table, which takes precedence.
 HEADS: dict[str, Rule] = {
     "pooler.dense": None,
     "classifier": None,
@@ -69,7 +69,7 @@ def build(config: Config) -> TextEncoder:
 
 
 def bert_spec(config: Config) -> EncoderSpec:
-    """The layers, and a refusal of what BERT's config.json can ask for and none of these can do."""
+    """The layers. Raises ModelBroken for settings of BERT's config.json that none of these families supports."""
     config.require("position_embedding_type", "absolute")
     config.require("is_decoder", False)
     config.require("add_cross_attention", False)
@@ -88,7 +88,7 @@ def bert_spec(config: Config) -> EncoderSpec:
 
 
 def bert_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
-    """RoBERTa's kin count positions from the padding token's id + 1."""
+    """RoBERTa and its variants count positions from the padding token's id + 1."""
     plain = config.text("model_type") in _NO_OFFSET
     return TokenEmbedding(
         config.size("vocab_size"),

@@ -1,8 +1,8 @@
-"""DeBERTa v2 and v3: BERT whose attention also weighs distances against content (arXiv 2006.03654, 2111.09543).
+"""DeBERTa v2 and v3: BERT with disentangled attention over content and relative positions (arXiv 2006.03654, 2111.09543).
 
-The score of a query and a key is the sum of content · content, content of the query · distance and content of the key · distance.
-Distances are few: near ones each have an embedding, farther ones share buckets. All layers have the same embeddings, and each its
-own projections of them, which are computed once after loading.
+The score of a query and a key is content-to-content, plus content of the query · distance (c2p), plus content of the key · distance
+(p2c). Near distances each have an embedding, farther ones share buckets. All layers share the embeddings, and each has its own
+projections of them, which are computed once after loading.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ WEIGHTS: dict[str, Rule] = {
 
 _EPS = 1e-7
 _POSITIONS = 512  # transformers' default
-_ANY_LENGTH = 1 << 20  # tokens; without a position table no text is too long, as all far distances are one
+_ANY_LENGTH = 1 << 20  # tokens; without a position table no sequence is too long, as all far distances share a bucket
 _KINDS = ("c2p", "p2c")
-# Scores by distance that are in memory at once. A CPU's cache should hold them; a GPU should have enough to do.
+# The most scores by distance in memory at once. A CPU's cache should hold them; on a GPU products should be large.
 _SCORES_ON_CPU = 1 << 22
 _SCORES = 1 << 27
 _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
@@ -85,10 +85,10 @@ _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gel
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """Which row of the distance embeddings stands for which distance, counted from a key to a query (query minus key).
+    """The row of the distance embeddings for each distance (query minus key).
 
-    `rows`: of the distances -reach ... reach; farther ones have the first or the last. Rows never fall as distances rise, so those
-    that a text needs are neighbours.
+    `rows`: for the distances -reach ... reach; farther ones have the first or the last. Rows are non-decreasing with the distance,
+    so those that a sequence needs are contiguous.
     """
 
     rows: tuple[int, ...]
@@ -112,10 +112,10 @@ class Distances:
 
     @staticmethod
     def bucketed(buckets: int, farthest: int) -> Distances:
-        """A row for each distance up to half the buckets; the other half widens with the logarithm (make_log_bucket_position)."""
+        """A row for each distance up to half the buckets; the other half are logarithmic (make_log_bucket_position)."""
         middle = buckets // 2
         far = torch.arange(farthest + 1, device="cpu")
-        # float32 and these very operations, as the reference: a bucket's edge must not move by a rounding.
+        # float32 and exactly the reference's operations: rounding must not move a bucket's edge.
         ratio = torch.log(far.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle, device="cpu"))
         wide = (torch.ceil(ratio * (middle - 1)) + middle).long()
         near = torch.where(far <= middle, far, wide)
@@ -124,7 +124,7 @@ class Distances:
 
 
 class DistanceEmbedding(PositionBias):
-    """The vectors of distances, before a layer projects them. `table`: the row of each distance of -reach ... reach."""
+    """The distance embeddings, before a layer projects them. `table`: the row of each distance of -reach ... reach."""
 
     def __init__(self, spec: EncoderSpec, distances: Distances, *, normed: bool) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class DistanceEmbedding(PositionBias):
 
 @dataclass(frozen=True, slots=True)
 class DistanceParts:
-    """What an adapter adds to a layer's projected distances: for each row, (a' b) by head. `a`: [rank, rows], scaled."""
+    """An adapter's update to a layer's projected distances: for each row, (a' b) by head. `a`: [rank, rows], scaled."""
 
     keys: LowRank | None
     queries: LowRank | None
@@ -156,9 +156,9 @@ class DistanceParts:
 
 
 class DisentangledAttention(Attention):
-    """Content and distances. `kinds`: whose content meets distances; `own`: projections of their own, else those of the content.
+    """Disentangled attention. `kinds`: c2p, p2c; `own`: distances have projections of their own, else those of the content.
 
-    `delta`: what the adapters of the batch that is being computed make of the distances.
+    `delta`: the updates of the current batch's adapters to the projected distances.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
@@ -174,7 +174,7 @@ class DisentangledAttention(Attention):
         self.register_buffer("queries", None, persistent=False)
 
     def learn(self, vectors: Tensor) -> None:
-        """Once loaded: project the distances' vectors [rows, hidden]."""
+        """Once loaded: projects the distance embeddings [rows, hidden]."""
         queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
         if self.distance_query is not None:
             queries = self.distance_query.forward(vectors)
@@ -185,12 +185,12 @@ class DisentangledAttention(Attention):
         self.queries = self._by_head(queries) if "p2c" in self._kinds else None
 
     def spent(self) -> dict[str, Shape]:
-        """The linear layers that `learn` needed and nothing else does."""
+        """The linear layers that only `learn` needed, which are freed."""
         kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
         return {name: Shape(self.qkv.inputs, self.qkv.slots[:1]) for name, kind in kinds.items() if kind in self._kinds}
 
     def relearn(self, vectors: Tensor, parts: Mapping[str, LowRank]) -> DistanceParts:
-        """The same for an adapter. `parts`: of this layer's linear layers, by name."""
+        """The adapter's update to what `learn` computed. `parts`: of this layer's linear layers, by name."""
         keys = self._projected(vectors, parts, "distance_key", 1) if "c2p" in self._kinds else None
         queries = self._projected(vectors, parts, "distance_query", 0) if "p2c" in self._kinds else None
         return DistanceParts(keys, queries)
@@ -221,7 +221,7 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
-        """A run in parts of one adapter each. `rows`: of all queries."""
+        """Splits a run into parts of one adapter each. `rows`: the number of all queries."""
         if self.delta is None:
             yield run, None
             return
@@ -232,17 +232,17 @@ class DisentangledAttention(Attention):
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor:
         """A run of equally long sequences: [heads, count * length, head_size] each -> [count * queries, heads, head_size]"""
-        # Heads stand where batches do, so that each meets its own distances in one product over all sequences.
+        # Heads are the batch dimension, so that each head's distances take one product over all sequences.
         added = self._scores_by_distance(q, k, run, shared, learned)
         q, k, v = (_by_text(x, run.count) for x in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
         return mixed.flatten(1, 2).transpose(0, 1)
 
     def _scores_by_distance(self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor | None:
-        """What distances add to the scores: [heads, count, queries, keys]"""
+        """The c2p and p2c scores: [heads, count, queries, keys]"""
         first = self._distances.row(run.offset + 1 - run.keys)
         last = self._distances.row(run.offset + run.queries - 1)
-        rows = slice(first, last + 1)  # those that a text of this length needs
+        rows = slice(first, last + 1)  # those that a sequence of this length needs
         row = _rows_between(run, shared) - first
         added = None
         if self.keys is not None:
@@ -258,7 +258,7 @@ class DisentangledAttention(Attention):
 
 
 def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
-    """Those rows of projected distances [heads, rows, head_size], with what an adapter adds."""
+    """These rows of the projected distances [heads, rows, head_size], with an adapter's update."""
     base = projected[:, rows]
     if part is None:
         return base
@@ -266,7 +266,7 @@ def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
 
 
 def _parts(run: Run, q: Tensor) -> Iterator[Run]:
-    """A run in parts of as many texts as have their scores by distance computed at once."""
+    """Splits a run into parts whose scores by distance are computed at once."""
     limit = _SCORES_ON_CPU if q.device.type == "cpu" else _SCORES
     step = max(1, limit // (q.shape[0] * run.queries * run.keys))
     for done in range(0, run.count, step):
@@ -292,7 +292,7 @@ def _rows_between(run: Run, shared: Shared) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Over `width` tokens, an odd number, in so many groups of channels."""
+    """A convolution over `width` tokens, an odd number, in `groups` groups of channels."""
 
     width: int
     groups: int
@@ -300,7 +300,7 @@ class Convolution:
 
 
 class ConvolvedLayer(PostNormLayer):
-    """The first layer of v2's larger models: neighbouring tokens of its input are mixed too, and added to its answer."""
+    """The first layer of v2's larger models: a convolution over its input is added to its output."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType, convolution: Convolution) -> None:
         super().__init__(spec, layer, attention)
@@ -323,7 +323,7 @@ class ConvolvedLayer(PostNormLayer):
 
 
 class DebertaEncoder(TextEncoder):
-    """With distances projected for each layer, and in some models a convolution around the first."""
+    """An encoder with distances projected for each layer, and in some models a convolution beside the first layer."""
 
     def __init__(
         self,
@@ -348,11 +348,11 @@ class DebertaEncoder(TextEncoder):
                     layer.attn.learn(vectors)
 
     def spent(self) -> dict[str, Shape]:
-        """What `Relearns` says."""
+        """See `Relearns`."""
         return {f"{at}.{name}": shape for at, attention in self._disentangled() for name, shape in attention.spent().items()}
 
     def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
-        """What `Relearns` says."""
+        """See `Relearns`."""
         if not isinstance(self.relative, DistanceEmbedding):
             return {}
         vectors = self.relative.vectors()
@@ -362,7 +362,7 @@ class DebertaEncoder(TextEncoder):
         }
 
     def _disentangled(self) -> list[tuple[str, DisentangledAttention]]:
-        """With their names in the encoder."""
+        """The layers' attentions, with their names in the encoder."""
         attentions = [(f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)]
         return [(at, attention) for at, attention in attentions if isinstance(attention, DisentangledAttention)]
 

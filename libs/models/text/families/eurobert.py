@@ -1,4 +1,4 @@
-"""EuroBERT (arXiv 2503.05500): Llama's layers, looking both ways."""
+"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention."""
 
 from __future__ import annotations
 

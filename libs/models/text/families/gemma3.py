@@ -1,7 +1,7 @@
-"""Gemma 3's text model (embeddinggemma): norms around each block, norms of queries and keys, and two rotations.
+"""Gemma 3's text model (embeddinggemma): sandwich norms, QK norm, and two RoPE bases.
 
-Of every six layers five see a window of tokens, and turn with a base of their own. With `use_bidirectional_attention` all layers
-see both sides.
+Of every six layers five have sliding-window attention, and a RoPE base of their own. With `use_bidirectional_attention` no layer
+is causal.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WEIGHTS: dict[str, Rule] = (
 _HEAD_SIZE = 256
 _SCALAR = 256  # the head size whose root divides attention scores
 _WINDOW = 4096
-_PATTERN = 6  # every so many layers, one sees everything
+_PATTERN = 6  # one layer in so many has full attention
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class GemmaEmbedding(TokenEmbedding):
-    """Token vectors times a scale of the weights' own type: in bfloat16 the root of 768 is 27.75."""
+    """Token embeddings times a scale in the weights' data type: in bfloat16 the square root of 768 is 27.75."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -53,7 +53,7 @@ def build(config: Config) -> TextEncoder:
     if config.has("attn_logit_softcapping"):
         raise config.unsupported("attn_logit_softcapping", "only null is supported")
     causal = not config.flag("use_bidirectional_attention", False)
-    # Its window counts both sides together where it is bidirectional.
+    # Where the model is bidirectional, its window counts both sides together.
     window = window_of(config, causal, _WINDOW) if causal else config.size("sliding_window", _WINDOW) // 2
     size = config.size("head_dim", _HEAD_SIZE)
     full = LayerSpec(rope=rope_of(config, size, theta=config.number("rope_theta", _GLOBAL_THETA), kind="full_attention"))

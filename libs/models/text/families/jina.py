@@ -36,7 +36,7 @@ WEIGHTS: dict[str, Rule] = COMMON | {
     "encoder.layer.{}.mlp.layernorm": "layers.{}.ffn_norm",
 }
 
-# A table of all distances is made for each head.
+# Bounds the table of all distances, which is computed for each head.
 _MOST_POSITIONS = 1 << 17
 _ACTIVATIONS: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 
@@ -50,7 +50,7 @@ def uses_alibi(config: Config) -> bool:
 
 
 def norms_queries(config: Config) -> bool:
-    """Whether it is the form of `jina_code`: the name of its code is all in config.json that tells."""
+    """Whether it is the variant in `jina_code`: in config.json only the name of its remote code distinguishes it."""
     sources = (config.text("_name_or_path", ""), config.part("auto_map").text("AutoConfig", ""))
     return any("jina-bert-v2-qk-post-norm" in source for source in sources)
 
@@ -102,9 +102,9 @@ def alibi(spec: EncoderSpec, embed: TokenEmbedding) -> AlibiBias:
 
 
 class AlibiBias(PositionBias):
-    """Attention falls linearly with the distance, to both sides alike, by a slope for each head.
+    """ALiBi: a penalty linear in the distance, symmetric, with a slope for each head.
 
-    `like`: a loaded weight, whose type and device the table takes.
+    `like`: a loaded weight, whose type and device the table has.
     """
 
     def __init__(self, slopes: list[float], positions: int, like: Callable[[], Tensor]) -> None:
@@ -113,7 +113,7 @@ class AlibiBias(PositionBias):
         self.register_buffer("table", None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: write the bias of all distances down."""
+        """Once loaded: computes the bias of all distances."""
         weight = self._like()
         distances = torch.arange(-self._reach, self._reach + 1, device=weight.device).abs()
         steep = torch.tensor(self._slopes, device=weight.device)

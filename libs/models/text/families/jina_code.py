@@ -1,4 +1,4 @@
-"""Jina BERT v2 with norms of queries and keys, and a norm more in each layer: jina-embeddings-v2-base-code and its kin."""
+"""Jina BERT v2 with QK norm and one more norm in each layer: jina-embeddings-v2-base-code and its variants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(config: Config) -> TextEncoder:
 
 
 class WideNormAttention(Attention):
-    """Queries and keys are normalised over all heads at once."""
+    """QK norm over all heads at once, rather than per head."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
@@ -48,7 +48,7 @@ class WideNormAttention(Attention):
 
 
 class TwiceAddedLayer(PostNormLayer):
-    """BERT's layer, but what went into the attention is added to the normed sum again, and that normed too."""
+    """BERT's layer, but the attention's input is added once more to the normed sum, and the result normed again."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__(spec, layer, attention)

@@ -1,6 +1,6 @@
-"""Llama and Mistral: RMSNorm before each block, rotary positions, grouped queries, SwiGLU. Causal, if the config says no other.
+"""Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless the config says otherwise.
 
-Mistral sees a window of tokens in every layer. `llama_bidirec` is NVIDIA's Llama that sees both sides (llama-embed-nemotron).
+Mistral has sliding-window attention in every layer. `llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("llama", "llama_bidirec", "mistral")
 PREFIXES = ("", "model.")
 
-# Heads of transformers' own classes, and frequencies that older versions stored. Whoever uses one names it in a head table.
+# Heads of transformers' own classes, and frequencies that older versions stored. A kind that uses one names it in its head table.
 HEADS: dict[str, Rule] = {
     "lm_head": None,
     "score": None,
@@ -66,7 +66,7 @@ def decoder_spec(
     out_bias: bool = False,
     ffn_bias: bool = False,
 ) -> EncoderSpec:
-    """The layers that most language models share. `windows`: of each layer. `head_size` None: as transformers' Llama has it."""
+    """The layers that most decoders share. `windows`: of each layer. `head_size` None: as in transformers' Llama."""
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     if head_size is None:
         fitting = None if config.has("head_dim") else hidden // config.head_count("num_attention_heads", hidden)
@@ -94,13 +94,13 @@ def decoder_spec(
 
 
 def token_embedding(config: Config) -> TokenEmbedding:
-    """Token vectors alone: positions are rotary, and there is no norm."""
+    """Token embeddings alone: positions are rotary, and there is no norm."""
     positions = config.size("max_position_embeddings")
     return TokenEmbedding(config.size("vocab_size"), config.size("hidden_size"), positions=positions, norm_eps=None, table=False)
 
 
 def key_heads(config: Config, heads: int) -> int:
-    """Heads of keys and values, each of which serves as many heads of queries as any other."""
+    """The number of key/value heads (grouped-query attention), which must divide the number of attention heads."""
     shared = config.size("num_key_value_heads", heads)
     if heads % shared:
         raise config.unsupported("num_key_value_heads", f"it does not divide the {heads} attention heads")

@@ -1,4 +1,4 @@
-"""ModernBERT (arXiv 2412.13663): norms without biases before each block, rotary positions, and a window in most layers."""
+"""ModernBERT (arXiv 2412.13663): pre-norm without biases, rotary positions, and sliding-window attention in most layers."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def _layer_types(config: Config) -> tuple[str, ...]:
 
 
 def _without_norm(layer: LayerSpec) -> LayerSpec:
-    """The first layer, since the embedding's own norm stands just before it."""
+    """The first layer without its attention norm, as the embedding layer ends with a norm."""
     return replace(layer, attention_norm=False)

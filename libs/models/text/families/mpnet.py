@@ -1,4 +1,4 @@
-"""MPNet: BERT with a bias on the attention scores by distance, shared by all layers, and without segments."""
+"""MPNet: BERT with a relative position bias that all layers share, and without segments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Nomic BERT (arXiv 2402.01613): BERT with rotary positions, SwiGLU and no biases. nomic-embed-text-v1 and v1.5.
 
-Its config.json is spelled as GPT-2's where Nomic wrote it, and as BERT's where transformers did; tensors have the same names.
+Its config.json has GPT-2's keys where Nomic wrote it, and BERT's where transformers did; tensors have the same names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def build(config: Config) -> TextEncoder:
 
 
 def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> EncoderSpec:
-    """The layers in Nomic's spelling, and a refusal of what its code could do and no checkpoint does."""
+    """The layers, from Nomic's keys. Raises ModelBroken for settings that Nomic's code supports and no checkpoint uses."""
     for key in ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved"):
         config.require(key, False)
     config.require("rotary_emb_scale_base", None)
@@ -91,7 +91,7 @@ def nomic_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
 
 
 def _positions(config: Config) -> int:
-    """With `rotary_scaling_factor` frequencies change with a text's length beyond the trained one, where no text is served."""
+    """The longest sequence: with `rotary_scaling_factor` the trained length, beyond which frequencies would depend on length."""
     positions = config.size("n_positions")
     return min(positions, config.size("max_trained_positions", 2048)) if config.has("rotary_scaling_factor") else positions
 

@@ -1,4 +1,4 @@
-"""Nomic BERT with experts in every other layer (arXiv 2502.07972): nomic-embed-text-v2-moe. Biases, and GELU without a gate."""
+"""Nomic BERT with a mixture of experts in every other layer (arXiv 2502.07972): nomic-embed-text-v2-moe. Biases, ungated GELU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoBERTa with LayerNorm before each block (roberta-prelayernorm, arXiv 1904.01038)."""
+"""RoBERTa with pre-LayerNorm (roberta-prelayernorm, arXiv 1904.01038)."""
 
 from __future__ import annotations
 

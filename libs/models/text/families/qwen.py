@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3: Llama with biases on queries, keys and values (2) or norms of queries and keys (3).
+"""Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3).
 
 Causal, unless the config says otherwise (gte-Qwen2). With `use_sliding_window`, layers from `max_window_layers` on have a window.
 """

@@ -1,6 +1,6 @@
-"""T5's and mT5's encoder: RMSNorm before each block, scores by distance without a scale, feed-forward plain or gated.
+"""T5's and mT5's encoder: pre-RMSNorm, relative position bias, unscaled attention scores, feed-forward plain or gated.
 
-A checkpoint of the whole model is served by its encoder: the decoder's tensors are left out.
+Of a checkpoint of the whole model only the encoder is served: the decoder's tensors are ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
     "gated-silu": (True, "silu"),
 }
 
-# Positions have no end, so this bounds only the table of distances; the tokenizer or sentence_bert_config.json limits a text.
+# Relative positions have no limit, so this bounds only the table of distances; the tokenizer or sentence_bert_config.json limits
+# a sequence.
 _LONGEST = 1 << 15
 
 
@@ -94,7 +95,7 @@ def build(config: Config) -> TextEncoder:
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:
-    """Whether it is gated, and its function: `feed_forward_proj`, mT5's default being another than T5's."""
+    """Whether it is gated, and its activation, from `feed_forward_proj`, whose default differs between T5 and mT5."""
     name = config.text("feed_forward_proj", "gated-gelu" if config.text("model_type") == "mt5" else "relu")
     if name not in _FEED_FORWARDS:
         raise config.unsupported("feed_forward_proj", f"supported are {', '.join(_FEED_FORWARDS)}")

@@ -1,6 +1,6 @@
-"""Jina's XLM-RoBERTa, laid out as flash-attn's BERT: jina-reranker-v2 (learned positions), jina-colbert-v2 (rotary ones).
+"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions), jina-colbert-v2 (rotary ones).
 
-It shares XLM-RoBERTa's model_type; transformers has its rotary form as jina_embeddings_v3.
+It shares XLM-RoBERTa's model_type; transformers has its rotary variant as jina_embeddings_v3.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What turns an encoder's hidden states into numbers about a text. All heads compute in float32."""
+"""Heads: the modules that turn an encoder's hidden states into outputs. All compute in float32."""

@@ -1,4 +1,4 @@
-"""How much rather a language model would go on with "yes" than with "no": the last token's state through two rows of its head."""
+"""The logit of "yes" less that of "no" as a language model's next token: the last token's state and two rows of the LM head."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class AnswerHead(nn.Module):
     """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a model has one."""
 
     def __init__(self, rows: Tensor) -> None:
-        """`rows` [1 or 2, hidden] float32: of the language model's head, yes first."""
+        """`rows` [1 or 2, hidden] float32: of the LM head, yes first."""
         super().__init__()
-        # One row for the difference: two logits that nearly cancel would lose what sets documents apart.
+        # One row for the difference: subtracting two nearly equal logits would lose the precision that ranks documents.
         weight = rows if len(rows) == 1 else rows[:1] - rows[1:]
         self.layer = HeadLinear({"answer.weight": weight}, "answer", "identity")
 

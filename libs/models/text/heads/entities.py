@@ -1,4 +1,4 @@
-"""Logits of entities, and what the host needs to find relations between them."""
+"""Logits of entities, and the states that the host needs to find relations between them (GLiNER)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from libs.models.work import Output, Sequence
 class EntityHead(nn.Module):
     """Hidden states -> logits of the scorer's shape for each sequence.
 
-    `prompt`: two layers for labels. `vectors`: for labels with an encoder of their own. `relations`: give the states of words and
-    relations too, since which words are entities is known only after the forward.
+    `prompt`: the two layers for labels. `vectors`: a bi-encoder's encoder for labels. `relations`: whether to return the states of
+    words and relations too, since which words are entities is known only after the forward.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from libs.models.text.processing.gliclass import Places
 from libs.models.work import Output, Sequence
 
 State = dict[str, Tensor]
-"""Tensors of the checkpoint by name; whoever uses one takes it out."""
+"""Tensors of the checkpoint by name; a module removes those that it uses."""
 
 _BETA = 4.0  # the package's, which no config.json can change
 _EPSILON = 1e-8
@@ -31,7 +31,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Which sequence each label of a batch belongs to: `of` [labels]; and its place in [sequences, most labels], laid flat."""
+    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most labels], flattened."""
 
     of: Tensor
     places: Tensor
@@ -84,7 +84,7 @@ class GliclassHead(nn.Module):
 
 
 class Projector(nn.Module):
-    """Two layers with a function between: [rows, size] -> the same."""
+    """Two linear layers with an activation between: [rows, size] -> the same."""
 
     def __init__(self, state: State, stem: str, size: int, hidden: int, function: Callable[[Tensor], Tensor], file: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Projector(nn.Module):
 
 
 class LabelScorer(nn.Module):
-    """What `scorer_type` names."""
+    """A scorer of texts and labels, chosen by config.json's `scorer_type`."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class DotScorer(LabelScorer):
 
 
 class WeightedDotScorer(LabelScorer):
-    """Of two views of text and label, one of each side by side and the product of the others, through two layers."""
+    """Two projections of text and of label: the first ones and the second ones' product, concatenated, through two layers."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -130,7 +130,7 @@ class WeightedDotScorer(LabelScorer):
 
 
 class TowerScorer(LabelScorer):
-    """Text and label side by side through three layers (scorer_type mlp)."""
+    """Text and label, concatenated, through three layers (scorer_type mlp)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -141,7 +141,7 @@ class TowerScorer(LabelScorer):
 
 
 class HopfieldScorer(LabelScorer):
-    """Each label takes its share of the text, then goes through three layers."""
+    """Each label adds its attention-weighted value of the text, then goes through three layers."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -153,14 +153,14 @@ class HopfieldScorer(LabelScorer):
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
         keys, values = (layer.forward(texts).index_select(0, pairs.of) for layer in (self.key, self.value))
         affinity = (self.query.forward(labels) * keys).sum(-1) * _BETA
-        # The shares of one text's labels add up to 1.
+        # The softmax is over one text's labels.
         table = affinity.new_full((pairs.shape[0] * pairs.shape[1],), float("-inf")).index_copy(0, pairs.places, affinity)
         shares = table.view(pairs.shape).softmax(-1).view(-1).index_select(0, pairs.places)
         return self.out.forward(labels + shares[:, None] * values)
 
 
 class _Tower(nn.Module):
-    """Layers with ReLU between them, the last to one number: [rows, size] -> [rows]"""
+    """An MLP with ReLU and one output: [rows, size] -> [rows]"""
 
     def __init__(self, state: State, stems: Many[str], size: int, file: str) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def _average(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
 
 
 def _maximum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
-    """The package puts zeros in the place of labels that are left out."""
+    """As in the package, which masks labels that are left out with zeros."""
     found = maximum(x, cu_seqlens)
     return found if cu_seqlens is whole else found.clamp(min=0)
 
@@ -233,7 +233,7 @@ def _linear(state: State, stem: str, shape: tuple[int, int], file: str, *, bias:
 
 
 def _chosen(hidden: Tensor, rows: Many[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """The states of these rows, and where each group of them begins and the last ends."""
+    """The states of these rows, and the `cu_seqlens` of their groups."""
     chosen = hidden.index_select(0, _index(np.concatenate(rows), hidden.device))
     return chosen, cumulated([len(group) for group in rows], hidden.device)
 

@@ -1,4 +1,4 @@
-"""What every head is to a TextModel."""
+"""The interface of a TextModel's heads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class TextHead(Protocol):
         """
 
     def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
-        """What `forward` gave, on the host, as one output a sequence."""
+        """Splits the output of `forward`, now on the host, into one output per sequence."""
 
 
 @runtime_checkable
 class Compacts(Protocol):
-    """A head that leaves out, on the device, what need not be copied from it. `split` then gets what is left."""
+    """A head that compacts its output on the device, to copy less to the host. `split` then gets the compacted arrays."""
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """`tensors`: what `forward` gave. Called when all work of the batch was given to the device: it may wait for it."""
+        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait for the device."""
 
 
 def row_each(array: Array) -> list[Output]:
-    """[sequences, ...] -> a row for each."""
+    """[sequences, ...] -> one row per sequence."""
     return list(array.astype(np.float32, copy=False))
 
 

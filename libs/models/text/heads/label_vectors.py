@@ -1,4 +1,4 @@
-"""Vectors of labels by an encoder of their own, kept from one forward to the next."""
+"""Label embeddings of a GLiNER bi-encoder, in an LRU cache across forwards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from libs.models.packed import Packed
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.words import Ids, Label
 
-_KEPT: Final = 4096  # labels
-_TOKENS: Final = 8192  # that the encoder takes at a time
+_KEPT: Final = 4096  # labels in the cache
+_TOKENS: Final = 8192  # of one batch of the encoder for labels
 
 
 class LabelVectors(nn.Module):
@@ -45,7 +45,7 @@ class LabelVectors(nn.Module):
         return vectors if self.project is None else self.project.forward(vectors)
 
     def _keep(self, used: dict[str, Tensor]) -> None:
-        """The least recently used go first."""
+        """Puts vectors into the cache. Eviction policy: least recently used first."""
         for name, vector in used.items():
             self._known[name] = vector
             self._known.move_to_end(name)

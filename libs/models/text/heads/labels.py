@@ -1,7 +1,7 @@
-"""Logits of a text, a pair or a token: states through the classifier of the checkpoint's architecture.
+"""Logits of a text, a pair or a token, by the classification head of the checkpoint's architecture.
 
-Most architectures have one layer before the classifier, and LayerNorm after that where `norm` says so (transformers'
-*ForSequenceClassification); which states it sees, its names and its function differ.
+Most architectures have one dense layer before the classifier, and LayerNorm after that where `norm` says so (transformers'
+*ForSequenceClassification); which states are pooled, the names and the activation differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pooling = Literal["first", "last", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the layers lie in the checkpoint (stems after the family's prefix; empty: not there) and what is between them.
+    """The names of the layers in the checkpoint (stems after the family's prefix; empty: absent), activation and pooling.
 
     `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of LayerNorm's epsilon. `pooling`: the
     state that is classified, unless `pooling_key` says "cls" or "mean".
@@ -79,7 +79,7 @@ LAYOUTS: dict[str, Layout] = {
     "qwen2": _LANGUAGE_MODEL,
     "qwen3": _LANGUAGE_MODEL,
 }
-_OF_TOKENS = ("modernbert",)  # which classify tokens by the layers that they classify texts by; the others by one layer
+_OF_TOKENS = ("modernbert",)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
 
 
 class Classifier(nn.Module):
@@ -144,7 +144,7 @@ def token_layout(family: str) -> Layout:
 
 
 def table_of(layout: Layout) -> dict[str, HeadRule]:
-    """The head's tensors."""
+    """The head's table of tensor names."""
     stems = {"classifier": layout.classifier, "dense": layout.dense, "norm": layout.norm}
     return {stem: ours for ours, stem in stems.items() if stem}
 

@@ -1,4 +1,4 @@
-"""A linear layer in float32 with what follows it: the brick of every head.
+"""A linear layer in float32 with its activation and residual: the building block of every head.
 
 Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from the encoder's, by the head's table of names.
 """

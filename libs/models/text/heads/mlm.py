@@ -1,6 +1,6 @@
-"""The masked language model's head up to its decoder: SPLADE reads a text's weights off the decoder's logits.
+"""The masked language model's head: SPLADE pools the decoder's logits to a text's weights.
 
-A linear layer, its function and LayerNorm, then the decoder, which most models share with their token table
+A linear layer, its activation and LayerNorm, then the decoder, which most models tie to their token embeddings
 (transformers' *ForMaskedLM; each architecture has its own names for the same three).
 """
 
@@ -22,9 +22,9 @@ from libs.models.weights import HeadRule, Maybe
 
 @dataclass(frozen=True, slots=True)
 class MlmLayout:
-    """Stems after the family's prefix, and the keys of config.json for the function (empty: exact GELU) and LayerNorm's epsilon.
+    """Stems after the family's prefix, and the keys of config.json for the activation (empty: exact GELU) and LayerNorm's epsilon.
 
-    `bias`: where the decoder's bias lies apart from the decoder; empty: nowhere. `biased`: the key that says whether there is one.
+    `bias`: the stem of a decoder bias stored apart from the decoder; empty: none. `biased`: the key that says whether there is one.
     """
 
     dense: str
@@ -70,14 +70,14 @@ MLM_LAYOUTS: dict[str, MlmLayout] = {
 
 
 def mlm_table(family: str) -> dict[str, HeadRule]:
-    """The head's tensors. Raises ModelBroken for a family whose head is not known."""
+    """The head's table of tensor names. Raises ModelBroken for a family whose head is not known."""
     layout = _layout(family)
     table: dict[str, HeadRule] = {layout.dense: "dense", layout.norm: "norm", layout.decoder: Maybe("decoder")}
     return table | ({layout.bias: Maybe("bias")} if layout.bias else {})
 
 
 class MlmTransform(nn.Module):
-    """Token states -> what the decoder multiplies: [tokens, hidden] -> [tokens, embedding size], float32."""
+    """Token states -> the decoder's input: [tokens, hidden] -> [tokens, embedding size], float32."""
 
     def __init__(self, family: str, config: Config, state: Mapping[str, Tensor], hidden: int, size: int, file: str) -> None:
         super().__init__()
@@ -95,9 +95,9 @@ class MlmTransform(nn.Module):
 
 
 def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, file: str) -> Tensor:
-    """[vocabulary, embedding size] in the table's type: the table itself where the decoder shares it.
+    """[vocabulary, embedding size] in the table's type: the table itself where the decoder is tied to it.
 
-    As transformers 5 does it, a decoder that is stored and differs from the table is not shared, whatever config.json says.
+    As in transformers 5, a decoder that is stored and differs from the table is not tied, whatever config.json says.
     """
     if "decoder.weight" not in state:
         if not config.flag("tie_word_embeddings", True):

@@ -1,4 +1,4 @@
-"""The layers after the encoder that modules.json lists, each with tensors of its own."""
+"""The Dense modules of sentence-transformers' modules.json, each with tensors of its own."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ from libs.models.text.heads.words import WordPlaces, WordReader, prefix_sums
 from libs.models.work import Output, Sequence
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 25  # numbers of the pairs' hidden layer held at a time: 128 MiB
+_AT_ONCE: Final = 1 << 25  # elements of the pairs' hidden layer held at a time: 128 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class PairPlaces:
-    """What the head must know of a sequence (`Sequence.input`).
+    """The head's input for a sequence (`Sequence.input`).
 
-    `words.labels`: the tokens that stand for labels; where each label has a second one, it is in `words.relations`. `firsts` and
-    `lasts`: words of the entities. `heads` and `tails`: entities of the pairs.
+    `words.labels`: the tokens whose states represent labels; where each label has a second one, it is in `words.relations`.
+    `firsts` and `lasts`: the first and last words of the entities. `heads` and `tails`: the entities of the pairs.
     """
 
     words: WordPlaces
@@ -42,7 +42,7 @@ class PairPlaces:
 
 
 class EntityMarker(nn.Module):
-    """An entity's representation of its first and last word."""
+    """The representation of an entity, computed from its first and last word."""
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class EntityMarker(nn.Module):
 
 
 class DotScorer(nn.Module):
-    """The product of a pair's and a label's representation: the pairs' last layer is linear, so it is taken with the label."""
+    """The dot product of a pair's and a label's representation. The pairs' last layer is linear, and folded into the labels."""
 
     def __init__(self, last: HeadLinear) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DotScorer(nn.Module):
 
 
 class ConcatScorer(nn.Module):
-    """Two layers over product, difference, pair and label side by side, a label at a time, which bounds memory."""
+    """Two layers over product, difference, pair and label, concatenated; one label at a time, which bounds memory."""
 
     def __init__(self, last: HeadLinear, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ConcatScorer(nn.Module):
 
 
 class PairHead(nn.Module):
-    """Hidden states -> logits [pairs, labels] for each sequence. `inner`: of the two layers for pairs; `scorer` has the other."""
+    """Hidden states -> logits [pairs, labels] for each sequence. `inner`: the first layer for pairs; `scorer` has the second."""
 
     def __init__(
         self, reader: WordReader, marker: EntityMarker, prompt: TwoLayers, inner: HeadLinear, scorer: DotScorer | ConcatScorer
@@ -122,7 +122,7 @@ class PairHead(nn.Module):
         return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
 
     def _logits(self, entities: Tensor, labels: Tensor, places: Many[PairPlaces]) -> Tensor:
-        """Of all sequences, flat and end to end. What a head and a tail add to a pair's hidden layer is computed once an entity."""
+        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity."""
         as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
         heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
         entity_starts = prefix_sums([len(place.firsts) for place in places])
@@ -145,5 +145,5 @@ def _places(sequences: Many[Sequence]) -> list[PairPlaces]:
 
 
 def _moved(parts: Many[Ids], starts: Many[int], device: torch.device) -> Tensor:
-    """Numbers within each sequence as numbers within the batch, on the device."""
+    """Indices within each sequence -> indices within the batch, on the device."""
     return to_device(np.concatenate([part + start for part, start in zip(parts, starts, strict=False)]).astype(np.int32), device)

@@ -1,7 +1,7 @@
-"""One vector a text: pooling of the token states, then the dense layers of modules.json.
+"""One vector per text: pooling of the token states, then the Dense modules of modules.json.
 
-Cutting (Matryoshka) and scaling to length 1 come after, in `processing/answers.py`: they are wishes of a request, and jobs with
-different wishes share a forward.
+Truncation (Matryoshka) and normalisation come after, in `processing/answers.py`: they are options of a request, and jobs with
+different options share a forward.
 """
 
 from __future__ import annotations

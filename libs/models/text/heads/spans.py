@@ -1,4 +1,4 @@
-"""Scores of all short runs of words for each label (GLiNER's markerV0 and markerV1)."""
+"""Scores of all spans up to a maximum width for each label (GLiNER's markerV0 and markerV1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.words import WordPlaces, WordStates, prefix_sums
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 25  # numbers of the spans' hidden layer held at a time: 128 MiB
+_AT_ONCE: Final = 1 << 25  # elements of the spans' hidden layer held at a time: 128 MiB
 
 
 def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
-    """First and last words of all runs of at most `width` of so many words, by their start and then their end: [spans] each."""
+    """First and last words of all spans of at most `width` words, ordered by start and then end: [spans] each."""
     starts, widths = np.mgrid[:words, : min(width, words)].astype(np.int32)
     inside = starts + widths < words
     return starts[inside], (starts + widths)[inside]
@@ -45,16 +45,16 @@ class TwoLayers(nn.Module):
 
 
 def folded(last: HeadLinear, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer's product with labels [labels, size], as a layer of its own: weight [labels, inputs] and bias [labels]."""
+    """Folds labels [labels, size] into a linear layer: the layer of their product, weight [labels, inputs] and bias [labels]."""
     base = labels.new_zeros(len(labels)) if last.bias is None else labels @ last.bias
     return labels @ last.weight, base
 
 
 class SpanMarker(nn.Module):
-    """A span's representation of its first and last word; markerV1 adds the mean of all words of the text.
+    """The representation of a span, from its first and last word; markerV1 adds the mean of all words of the text.
 
-    The first layer sees them side by side, so that what it makes of first and of last words is computed once a word, not once a
-    span, and is added up for each span.
+    The first layer takes them concatenated, so its products with first and with last words are computed once per word, not once
+    per span, and added up for each span.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, mean: bool, file: str) -> None:
@@ -65,7 +65,7 @@ class SpanMarker(nn.Module):
         self._size, self._mean = size, mean
 
     def halves(self, words: Tensor, counts: Many[int]) -> tuple[Tensor, Tensor]:
-        """words [words, size] of texts of so many -> what a first and a last word add to a span's hidden layer: [words, 4 size]"""
+        """words [words, size], `counts` in each text -> a first and a last word's part of a span's hidden layer: [words, 4 size]"""
         parts = torch.split(self.out.inner.weight, self._size, dim=1)
         first = F.linear(self.start.forward(words).relu(), parts[0])
         last = F.linear(self.end.forward(words).relu(), parts[1], self.out.inner.bias)
@@ -82,9 +82,9 @@ class SpanMarker(nn.Module):
 
 
 class SpanScorer(nn.Module):
-    """Logits of spans: the product of a span's and a label's representation.
+    """Logits of spans: the dot product of a span's and a label's representation.
 
-    The last layer of spans is linear, so its product with a label is taken once a label: a span costs one row of a small product.
+    The last layer of spans is linear, so it is folded into each label once: a span costs one row of a small product.
     """
 
     def __init__(self, marker: SpanMarker, width: int) -> None:
@@ -92,7 +92,7 @@ class SpanScorer(nn.Module):
         self.marker, self.width = marker, width
 
     def shape(self, place: WordPlaces) -> tuple[int, ...]:
-        """Of one sequence's logits: [spans, labels], spans in `spans_of`'s order."""
+        """The shape of one sequence's logits: [spans, labels], spans in `spans_of`'s order."""
         return len(spans_of(place.words, self.width)[0]), place.label_count
 
     def forward(self, states: WordStates, places: Many[WordPlaces]) -> Tensor:
@@ -119,7 +119,7 @@ class SpanScorer(nn.Module):
 
 
 def chunks(starts: Many[int], budget: int) -> Iterator[range]:
-    """Neighbouring sequences with at most `budget` spans together; one with more stands alone."""
+    """Groups of adjacent sequences with at most `budget` spans together; a sequence with more is a group of its own."""
     first = 0
     for i in range(1, len(starts)):
         if i - first > 1 and starts[i] - starts[first] > budget:

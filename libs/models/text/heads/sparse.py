@@ -1,6 +1,7 @@
-"""A weight for each vocabulary entry that matters: SPLADE from the logits of a masked language model, lexical from token states.
+"""Sparse vectors over the vocabulary: SPLADE from a masked language model's logits, lexical weights (bge-m3) from token states.
 
-The logits of all tokens are never there at once (`libs/kernels/sparse.py`), and only what is not zero leaves the device.
+The logits of all tokens are never in memory at once (`libs/kernels/sparse.py`), and only SPLADE's non-zero weights are copied from
+the device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from libs.models.work import Output, Sequence, SparseRow
 class SpladeHead(nn.Module):
     """Token states -> log(1 + relu(logit)), pooled over each sequence's tokens, special ones included as in the reference.
 
-    `weight` [vocabulary, embedding size] is the decoder's, `shared` if it is the encoder's own token table; `bias` [vocabulary].
+    `weight` [vocabulary, embedding size] is the decoder's, `shared` if tied to the encoder's token table; `bias` [vocabulary].
     """
 
     def __init__(self, transform: MlmTransform, weight: Tensor, bias: Tensor | None, card: Sparse, *, shared: bool) -> None:
@@ -50,21 +51,21 @@ class SpladeHead(nn.Module):
         return (splade_max(states, weight, self.bias, batch.cu_seqlens, batch.lengths, activation=activation),)
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Rows' numbers of entries, then all columns, then all weights, as one int32 tensor: one copy."""
+        """The number of entries of each row, then all columns, then all weights, in one int32 tensor: one copy."""
         best = tensors[0]
         rows, columns = best.nonzero(as_tuple=True)
         counts = torch.count_nonzero(best, dim=1)
         return (torch.cat((counts.int(), columns.int(), best[rows, columns].view(torch.int32))),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
-        """Of `compact`'s array."""
+        """Splits the array of `compact`."""
         counts, entries = np.split(arrays[0].astype(np.int32, copy=False), [len(sequences)])
         columns, weights = np.split(entries, 2)
         return _rows(columns, weights.view(np.float32), np.cumsum(counts, dtype=np.int64)[:-1])
 
 
 class LexicalHead(nn.Module):
-    """bge-m3's lexical weights: relu(linear(state)) of each token, and of a token's occurrences the largest.
+    """bge-m3's lexical weights: relu(linear(state)) of each token, and the maximum over a token's occurrences.
 
     `unused`: ids whose weight is dropped ([CLS] and the like). Written after FlagEmbedding's M3 model.
     """

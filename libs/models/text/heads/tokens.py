@@ -1,4 +1,4 @@
-"""Numbers for each token: late-interaction vectors, or the logits of token labels."""
+"""An output for each token: late-interaction vectors, or the logits of token classification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of each word for each label: how far it begins, ends and is within an entity (GLiNER's token level)."""
+"""Scores of each word for each label: for beginning, ending and being inside an entity (GLiNER's token level)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from libs.kernels.layout import to_device
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.words import WordPlaces, WordStates, prefix_sums
 
-_AT_ONCE: Final = 1 << 25  # numbers of the hidden layer held at a time: 128 MiB
+_AT_ONCE: Final = 1 << 25  # elements of the hidden layer held at a time: 128 MiB
 
 
 class WordScorer(nn.Module):
-    """Two projections of words and of labels: the first ones side by side, the second ones' product, and two layers over them.
+    """Two projections of words and of labels: the first ones and the second ones' product, concatenated, through two layers.
 
-    The first layer is a sum over its three inputs, so that words and labels go through their part once each, not once a pair.
+    The first layer is a sum over its three inputs, so that words and labels go through their part once each, not once per pair.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
@@ -40,7 +40,7 @@ class WordScorer(nn.Module):
         self._size = size
 
     def shape(self, place: WordPlaces) -> tuple[int, ...]:
-        """Of one sequence's logits: [words, labels, 3]."""
+        """The shape of one sequence's logits: [words, labels, 3]."""
         return place.words, place.label_count, 3
 
     def forward(self, states: WordStates, places: Many[WordPlaces]) -> Tensor:

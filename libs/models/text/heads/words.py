@@ -1,4 +1,4 @@
-"""Tokens' states to those of words and of the labels before them: what every head that labels words begins with."""
+"""Pools token states to states of words, and gathers those of the labels before them: the first step of heads that label words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and its own tokens, for models with an encoder for labels."""
+    """A label and its own tokens, for models with an encoder for labels (bi-encoders)."""
 
     name: str
     ids: Ids
@@ -32,10 +32,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class WordPlaces:
-    """What a head must know of a sequence (`Sequence.input`). Rows count from the sequence's first token.
+    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first token.
 
-    `pieces`: the tokens that make its words, `sizes` of them each. `labels` and `relations`: the tokens that stand for them;
-    `own_labels` in their place where labels have an encoder of their own.
+    `pieces`: the tokens of its words, `sizes` of them per word. `labels` and `relations`: the tokens whose states represent them;
+    `own_labels` replaces `labels` where labels have an encoder of their own.
     """
 
     pieces: Ids
@@ -55,7 +55,7 @@ class WordPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WordStates:
-    """Of all sequences, end to end: [words, hidden], [labels, hidden] and [relations, hidden], float32."""
+    """The states of all sequences, end to end: [words, hidden], [labels, hidden] and [relations, hidden], float32."""
 
     words: Tensor
     labels: Tensor
@@ -63,7 +63,7 @@ class WordStates:
 
 
 class WordReader(nn.Module):
-    """`project`: to the head's size, where the encoder's differs."""
+    """Token states -> states of words, labels and relations. `project`: to the head's size, where the encoder's differs."""
 
     def __init__(self, project: HeadLinear | None, pooling: Pooling, recurrent: WordLstm | None) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class WordLstm(nn.Module):
         self, state: Mapping[str, Tensor], stem: str, *, hidden: int, layers: int, device: torch.device, file: str
     ) -> None:
         super().__init__()
-        # Before memory is taken for what config.json describes: the last layer is in the file, so all are as large as it can be.
+        # Checked before memory is allocated for what config.json describes: if the file holds the last layer, the size is real.
         last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
         if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
             raise ModelBroken(f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them")
@@ -109,7 +109,7 @@ class WordLstm(nn.Module):
             found = state.get(f"{stem}.{name}")
             if found is None or found.shape != parameter.shape:
                 raise ModelBroken(f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}")
-            # copied: cuDNN wants all weights in one piece of memory, which the module has made
+            # copied: cuDNN needs all weights in one contiguous buffer, which the module has allocated
             parameter.data.copy_(found)
         self.requires_grad_(False).eval()
 
@@ -126,7 +126,7 @@ class WordLstm(nn.Module):
 
 
 def _by_step(counts: Many[int]) -> tuple[Ids, NDArray[np.int64]]:
-    """torch's order of packed sequences: all first words, then all second ones, longest sequence first; and how many of each."""
+    """torch's PackedSequence order: all first words, then all second ones, longest sequence first; and how many of each."""
     starts = np.array(prefix_sums(counts)[:-1])
     longest = np.argsort(-np.array(counts), kind="stable")
     lengths = np.array(counts)[longest]
@@ -136,5 +136,5 @@ def _by_step(counts: Many[int]) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def prefix_sums(counts: Many[int]) -> list[int]:
-    """Where each of so many begins, and the end of the last."""
+    """The offset at which each group of these sizes begins, and the end of the last."""
     return [0, *accumulate(counts)]

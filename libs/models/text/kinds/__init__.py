@@ -1,4 +1,4 @@
-"""From a card's kind to what stands after the encoder. A new kind of model is one file here and one line below."""
+"""The registry of kinds: from a card's kind to the heads and processor after the encoder. A new kind is one file and one line."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _KINDS: dict[Kind, ModelKind] = {
 
 
 def kind_of(card: Card) -> ModelKind:
-    """What builds the card's heads and processor."""
+    """The module that builds the card's heads and processor."""
     return _KINDS[card.kind]

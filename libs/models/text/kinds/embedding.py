@@ -1,4 +1,4 @@
-"""Embedding models: pooled vectors, or a vector a token (late interaction)."""
+"""Embedding models: one pooled vector per text, or one vector per token (late interaction)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLiClass: labels of the request's own, all scored in one forward."""
+"""GLiClass: zero-shot classification with the request's labels, all scored in one forward."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _read(parts: Parts, name: str) -> Tensor:
 
 
 def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
-    """What tells labels and text apart is added to the token's vectors, where BERT's kin add it."""
+    """Adds segment embeddings, which distinguish labels from text, to the token embeddings, as BERT does."""
     embed = parts.encoder.embed
     if embed.segment is not None:
         raise ModelBroken("config.json: `use_segment_embeddings`: not served for an encoder with segments of its own")

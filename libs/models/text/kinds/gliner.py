@@ -1,4 +1,4 @@
-"""GLiNER: entities with labels of the request's own, and in some models relations between them."""
+"""GLiNER: zero-shot entity recognition with the request's labels, and in some models relations between the entities."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build(parts: Parts) -> Built:
     if settings.labels is not None:
         state.drop("rnn.")
     if settings.span_mode == "markerV1":
-        state.drop(f"{_MARKER}.project_first.")  # the package has these layers, and takes the mean itself in their place
+        state.drop(f"{_MARKER}.project_first.")  # the package has these layers, and uses the plain mean in their place
     state.check_all_used()
     processor = GlinerProcessor(parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs)
     return Built({"entities": head}, processor)
@@ -79,7 +79,7 @@ def _marker(parts: Parts, settings: Gliner, state: HeadState) -> SpanMarker:
 
 
 def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
-    """On the host, wherever the model is."""
+    """The scorer of relations, which runs on the host, wherever the model is."""
     size = settings.hidden
     pair = TwoLayers(state, "pair_rep_layer", size=size, inputs=size * 2, file=parts.file)
     linking = linking_of(settings.adjacency, state, size=size, file=parts.file)
@@ -89,7 +89,7 @@ def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
 def _labels(
     parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
 ) -> tuple[LabelTokens, LabelVectors]:
-    """The encoder for labels, in the text encoder's type."""
+    """The bi-encoder's encoder for labels, in the text encoder's data type."""
     encoder, _ = build_encoder(config, own, dtype=parts.encoder.token_weight.dtype, device=parts.device, head_tables={})
     project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
     folder = parts.directory / LABELS_FOLDER

@@ -1,4 +1,4 @@
-"""GLiREL: relations between the request's own entities, with labels of its own."""
+"""GLiREL: zero-shot relation extraction between the request's entities, with the request's labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bge-m3: dense, lexical and token vectors from one forward, each alone too."""
+"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, or any one of them alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libs.models.text.processing.late import LateFrame
 from libs.models.text.processing.text import TextProcessor, special_token
 from libs.models.weights import HeadRule, TensorFile
 
-_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # FlagEmbedding's, whose lexical weight is dropped
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens whose lexical weight FlagEmbedding drops
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:

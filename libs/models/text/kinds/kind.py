@@ -1,4 +1,4 @@
-"""What a file in this folder holds: everything after the encoder for one kind of model (`Card.kind`)."""
+"""The interface of the modules in this folder: heads and processor, after the encoder, for one kind of model (`Card.kind`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from libs.models.work import GoOn, Output, Prepared, Work
 
 
 class Processor(Protocol):
-    """The CPU's part of a model, before and after the forward; thread-safe."""
+    """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
 
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises.
@@ -37,7 +37,7 @@ class Processor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Heads by the names that `Prepared.head` may have."""
+    """`heads`: by the names that `Prepared.head` may have."""
 
     heads: Mapping[str, TextHead]
     processor: Processor
@@ -45,10 +45,10 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A loaded encoder and what else a checkpoint holds. `card.max_tokens` is final.
+    """A loaded encoder and the rest of its checkpoint. `card.max_tokens` is final.
 
-    `state`: what `head_table` named, float32 on the device. `rest`: tensors that do not begin with `card.encoder_prefix`, which the
-    kind must account for, every one.
+    `state`: the tensors that `head_table` names, float32 on the device. `rest`: tensors that do not begin with
+    `card.encoder_prefix`, every one of which the kind must account for.
     """
 
     card: Card

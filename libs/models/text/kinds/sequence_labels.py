@@ -1,4 +1,4 @@
-"""Models with logits for a whole text or pair: cross-encoders and classifiers."""
+"""Sequence classification: logits for a whole text or pair, for cross-encoders and classifiers."""
 
 from __future__ import annotations
 

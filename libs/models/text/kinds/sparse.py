@@ -1,4 +1,4 @@
-"""SPLADE: the masked language model's head, and for some models fixed weights in place of a query's forward."""
+"""SPLADE: the masked language model's head, and for some models (inference-free) fixed token weights for queries."""
 
 from __future__ import annotations
 

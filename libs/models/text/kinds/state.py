@@ -1,4 +1,4 @@
-"""The tensors that an encoder leaves to a head with a configuration of its own: every one must have a place."""
+"""The tensors beside the encoder's, for a head with a configuration of its own: every one must be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from libs.models.weights import TensorFile
 
 
 class HeadState(Mapping[str, Tensor]):
-    """The head's tensors, float32 on the device, that knows which of them nobody has asked for. `config`: the file that says so."""
+    """The head's tensors, float32 on the device; tracks which of them are still unused. `config`: the head's configuration file."""
 
     def __init__(self, tensors: TensorFile, device: torch.device, config: str) -> None:
         self._tensors, self._device, self._config = tensors, device, config
@@ -36,11 +36,11 @@ class HeadState(Mapping[str, Tensor]):
         return len(self._names)
 
     def drop(self, prefix: str) -> None:
-        """Tensors that are known and of no use."""
+        """Marks known tensors that no head needs as used."""
         self._left = {name for name in self._left if not name.startswith(prefix)}
 
     def check_all_used(self) -> None:
-        """Raises ModelBroken naming a tensor that has no place in the model."""
+        """Raises ModelBroken naming an unused tensor, which has no place in the model."""
         for name in sorted(self._left):
             raise ModelBroken(
                 f"{self._tensors.file_of(name)}: tensor {name!r} has no place in the model that {self._config} describes"
@@ -48,7 +48,7 @@ class HeadState(Mapping[str, Tensor]):
 
 
 def projection(state: Mapping[str, Tensor], stem: str, inputs: int, size: int, file: str) -> HeadLinear | None:
-    """From the encoder's size to the head's; the gliner and glirel packages have one only where the sizes differ."""
+    """The layer from the encoder's hidden size to the head's; the gliner and glirel packages have one only where sizes differ."""
     if inputs == size:
         return None
     check_shape(state, f"{stem}.weight", (size, inputs), file)

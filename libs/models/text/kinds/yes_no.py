@@ -1,6 +1,6 @@
-"""Rerankers that are language models: whether the next token after a pair would be "yes" or "no".
+"""Rerankers that are causal language models: the logits of "yes" and "no" as the next token after a pair.
 
-Of the language model's head only the rows of those two tokens are read.
+Only the rows of those two tokens are read of the LM head.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Before and after the forward, on the host: texts to token ids, outputs to answers."""
+"""Pre- and post-processing on the host, around the forward: texts to token ids, outputs to results."""

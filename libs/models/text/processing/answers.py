@@ -1,4 +1,4 @@
-"""Outputs of a forward -> vectors, scores and labels, in numpy: what processors finish with."""
+"""Post-processing that processors share, in numpy: outputs of a forward -> vectors, scores and labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
 
 
 def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
-    """Cut, then scaled to length 1 (Matryoshka), then stored."""
+    """Dense vectors: truncated, then normalised (Matryoshka), then quantised."""
     vectors = np.stack(outputs)
     if work.dimensions:
         vectors = vectors[:, : work.dimensions]
@@ -32,7 +32,7 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
 
 
 def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRows:
-    """`rows` [tokens, dimensions] each, of the tokens that count."""
+    """Multi-vectors. `rows` [tokens, dimensions] each, of the tokens that are returned."""
     values = np.concatenate(rows)
     if card.normalize if work.normalize is None else work.normalize:
         values = unit(values)
@@ -41,7 +41,7 @@ def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRow
 
 
 def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow]) -> SparseRows:
-    """`columns`: size of the vocabulary. Scaled to length 1 only where the request asks for it."""
+    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for it."""
     values = [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
     offsets = np.cumsum([0, *(len(row.values) for row in rows)]).tolist()
     indices = np.concatenate([row.indices for row in rows]).astype(np.uint32)
@@ -49,7 +49,7 @@ def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow]) -> Sp
 
 
 def strongest(row: SparseRow, count: int) -> SparseRow:
-    """The `count` weights farthest from zero (sentence-transformers' max_active_dims); 0: all."""
+    """The `count` weights of largest magnitude (sentence-transformers' max_active_dims); 0: all."""
     if not count or len(row.values) <= count:
         return row
     kept = np.sort(np.argpartition(-np.abs(row.values), count - 1)[:count])
@@ -57,7 +57,7 @@ def strongest(row: SparseRow, count: int) -> SparseRow:
 
 
 def dot_scores(query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False) -> Array:
-    """Sums of products over a vocabulary of `columns` -> [documents]; of rows scaled to length 1 if `cosine`."""
+    """Dot products of sparse vectors over a vocabulary of `columns` -> [documents]; of normalised ones if `cosine`."""
     weights = np.zeros(columns, dtype=np.float32)
     weights[query.indices] = _scaled(query.values) if cosine else query.values
     values = (_scaled(row.values) if cosine else row.values for row in documents)
@@ -66,7 +66,7 @@ def dot_scores(query: SparseRow, documents: Sequence[SparseRow], columns: int, *
 
 
 def hybrid_scores(parts: Mapping[Representation, Array]) -> Array:
-    """The weighted mean of the scores that each form gives, [documents] each."""
+    """The weighted mean of the representations' scores, [documents] each."""
     total = sum(_WEIGHTS[form] for form in parts)
     weighted = [np.float32(_WEIGHTS[form] / total) * own for form, own in parts.items()]
     scores: Array = np.sum(weighted, axis=0, dtype=np.float32)
@@ -85,7 +85,7 @@ def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
 
 
 def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array:
-    """query [tokens, dimensions] and one such array a document -> [documents]; a mean over the query where the card says so."""
+    """query [tokens, dimensions], one such array per document -> [documents]; averaged over query tokens where the card says so."""
     lengths = [len(document) for document in documents]
     flat = np.concatenate(documents)
     if card.normalize:
@@ -97,7 +97,7 @@ def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array
 
 
 def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
-    """logits [documents, classes] -> [documents]: what the class "relevant" has, on the scale asked for."""
+    """logits [documents, classes] -> [documents]: the score of the class "relevant", on the requested scale."""
     if scale == "logit":
         return logits[:, card.positive]
     if scale == "probability":
@@ -106,7 +106,7 @@ def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
 
 
 def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
-    """Labels of one text, best first. logits [classes]; the shares are of all classes, or as asked among the named ones."""
+    """Labels of one text, best first. logits [classes]; the softmax is over all classes, or over the requested labels."""
     multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
     wanted = [index for index, name in enumerate(card.classes) if not work.labels or name in work.labels]
     if multi or len(logits) == 1:
@@ -133,7 +133,7 @@ def best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None
 
 
 def unit(vectors: Array) -> Array:
-    """Rows of length 1; a row of zeros stays."""
+    """Normalises rows to length 1; a row of zeros stays."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: Array = vectors / np.maximum(lengths, _SHORTEST)
     return scaled

@@ -1,7 +1,7 @@
-"""What a tokenizer.json may ask for: how much a text may grow, what is put around it, and how large a vocabulary's parts are.
+"""Limits on what a tokenizer.json may ask for: growth of a text, special tokens around it, and sizes within the vocabulary.
 
-The `tokenizers` library does what a file says, be it twenty million tokens around each text, and ends the process where memory does
-not suffice. So its JSON is looked through before the library sees it, and every complaint is a ModelBroken that names the key.
+The `tokenizers` library does whatever a file says, even twenty million tokens around each text, and aborts the process when it runs
+out of memory. So the JSON is validated before the library sees it, and every violation is a ModelBroken that names the key.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from libs.catalog.files import Config, shortened
 from libs.models.text.processing.regexes import PUBLISHED, slow, tried
 
 MOST_SPECIAL: Final = 64
-"""Tokens that are put around a text, or a pair of them."""
+"""Special tokens that are added around a text or a pair."""
 MOST_GROWTH: Final = 16
-"""Bytes that normaliser and pre-tokenizer may make of one, beyond what Unicode's own forms and the first ByteLevel make of it."""
+"""Growth factor in bytes of normaliser and pre-tokenizer, beyond that of Unicode's own forms and the first ByteLevel."""
 MOST_PUT_BEFORE: Final = 1024
 MOST_PARTS: Final = 64
 MOST_NAME: Final = 1024
-"""Characters of a token that stands for something else: each place of a text that has it is given a copy."""
+"""Characters of an added or special token: each occurrence in a text gets a copy."""
 MOST_ADDED: Final = 100_000
 MOST_ADDED_CHARACTERS: Final = 4_000_000
-"""Of all added tokens, once they have grown in the normaliser."""
+"""Of all added tokens, after the normaliser's growth."""
 MOST_WORD: Final = 200
-"""Characters of a word of WordPiece, whose time grows with its square. Published tokenizers have 100."""
+"""Characters of a word of WordPiece, whose time is quadratic in them. Published tokenizers have 100."""
 MOST_PIECE: Final = 256
 MOST_PIECES: Final = 4_000_000
 """Characters of all pieces of Unigram, each of which takes the library up to 200 bytes."""
 _MOST_SHARED: Final = 64
 _COMMON_REPLACEMENT: Final = 33
-"""Bytes that a published charsmap makes of one character, which NFKC does, too."""
+"""Bytes that published charsmaps make of one character, as NFKC does."""
 _FACTORS: Final[Mapping[str, int]] = {"ByteLevel": 12, "Metaspace": 4}
-"""Bytes that such a step may make of one, when Unicode's forms follow it. Published tokenizers have one of each at most."""
+"""Growth factor in bytes of a second such step, with Unicode's forms after it. Published tokenizers have at most one of each."""
 
 
 def refuse_bombs(config: Config) -> None:
-    """Raises ModelBroken with the key of what a tokenizer.json asks for and would take too much time or memory."""
+    """Raises ModelBroken with the key of a tokenizer.json that would take too much time or memory (resource exhaustion)."""
     _refuse_frames(config)
     growth = _refuse_growth(config)
     _refuse_added(config, growth)
@@ -51,7 +51,7 @@ def refuse_bombs(config: Config) -> None:
 
 
 def _refuse_frames(config: Config) -> None:
-    """What is put around texts. Each of them stands in a frame once: every further time would copy it."""
+    """Limits special tokens around texts. A template may contain each text only once: every further time would copy it."""
     counts: Counter[str] = Counter()
     for part in _objects(config.values.get("post_processor")):
         special = part.get("special_tokens")
@@ -90,7 +90,7 @@ def _text(piece: object) -> str:
 
 
 def _refuse_growth(config: Config) -> int:
-    """How many bytes one may become."""
+    """The growth factor in bytes; raises ModelBroken above the limit."""
     growth, before = 1, 0
     seen: Counter[str] = Counter()
     for key in ("normalizer", "pre_tokenizer"):
@@ -110,7 +110,7 @@ def _refuse_growth(config: Config) -> int:
 
 
 def _growth(part: Mapping[str, object]) -> int:
-    """By how much a part can lengthen a text, where it is all of what the part replaces."""
+    """The growth factor of a normaliser or pre-tokenizer, on a text of nothing but what it replaces."""
     charsmap = part.get("precompiled_charsmap")
     if isinstance(charsmap, str):
         return max(1, ceil(_longest_replacement(charsmap) / _COMMON_REPLACEMENT))
@@ -118,7 +118,7 @@ def _growth(part: Mapping[str, object]) -> int:
     if part.get("type") != "Replace" or not isinstance(content, str) or not content:
         return 1
     found = pattern.get("String") if isinstance(pattern, dict) else None
-    # A pattern may find nothing at all at each place, so that what is there stays, too.
+    # A pattern may match the empty string everywhere, which inserts and replaces nothing.
     return ceil(_bytes(content) / _bytes(found)) if isinstance(found, str) and found else _bytes(content) + _finds_nothing(pattern)
 
 
@@ -137,12 +137,12 @@ def _longest_replacement(charsmap: str) -> int:
 
 
 def _bytes(text: str) -> int:
-    """Once Unicode's forms have made the most of it."""
+    """UTF-8 bytes after NFKD, the longest of Unicode's forms."""
     return len(unicodedata.normalize("NFKD", text).encode("utf-8", "replace"))
 
 
 def _refuse_added(config: Config, growth: int) -> None:
-    """The library puts all of them, normalised, into one automaton."""
+    """Limits added tokens: the library builds one automaton of all of them, normalised."""
     tokens = config.values.get("added_tokens")
     if not isinstance(tokens, list):
         return
@@ -175,7 +175,7 @@ def _refuse_vocabulary(model: Config) -> None:
             raise model.broken("vocab", f"has a piece of {max(lengths):,} characters; at most {MOST_PIECE} are served")
         if sum(lengths) > MOST_PIECES:
             raise model.broken("vocab", f"has {sum(lengths):,} characters; at most {MOST_PIECES:,} are served")
-    # Of two names of one token the library tells either, a long one for a short one, say.
+    # Of two names of one id the library may return either, so a long one in place of a short one.
     elif isinstance(vocabulary, dict) and max(map(len, vocabulary), default=0) > _MOST_SHARED:
         numbers = [number for number in vocabulary.values() if isinstance(number, int)]
         if len(set(numbers)) < len(numbers):
@@ -207,7 +207,7 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
 
 
 def _texts(part: Mapping[str, object]) -> Iterator[str]:
-    """Names and texts that stand in an object itself."""
+    """The keys and strings of an object, without nested objects."""
     for name, value in part.items():
         yield name
         if isinstance(value, str):

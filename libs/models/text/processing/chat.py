@@ -1,8 +1,8 @@
-"""A query and a document as one text, by the checkpoint's chat template: what rerankers that are language models read.
+"""Renders a query and a document to one text with the checkpoint's chat template, for rerankers that are language models.
 
-Templates are Jinja, and come with a checkpoint, so they run in Jinja's sandbox, as in transformers, in a process of its own with
-limits (`rendering.py`), and only when a model is loaded: rendered once with marks in place of the texts. A request puts its texts
-in their place.
+Templates are Jinja from untrusted checkpoints, so they run in Jinja's sandbox, as in transformers, in a subprocess with resource
+limits (`rendering.py`), and only when a model is loaded: rendered once with placeholders for the texts. Requests only fill the
+placeholders.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
 
-# Private characters of Unicode stand for the texts.
+# Placeholders for the texts: characters of Unicode's private use area.
 _QUERY, _DOCUMENT, _INSTRUCTION = "\ue000", "\ue001", "\ue002"
 _MARKS = re.compile(f"([{_QUERY}{_DOCUMENT}{_INSTRUCTION}])")
-# Which a template must leave as they are.
+# Texts that a template must render unchanged.
 _SAMPLES = {
     _QUERY: " a query?\n\n",
     _DOCUMENT: "\n A <b>document</b>,\n  in \\lines\\ " + "and more " * 300,
     _INSTRUCTION: " told {so} ",
 }
-# Documents whose tokens differ from the first to the last: what they share is the template's.
+# Documents whose first and last tokens differ: the tokens that they share are the template's.
 _PROBES = ("0", "1 2 3 4")
 _LONG: Final = 2
-"""Characters a token: of what could be too long without any document, which is looked at before it is tokenised with each."""
+"""Characters per token: a longer template and query may exceed the limit without any document, which is checked first."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _NAME = "the chat template"
 _RENDERING = Path(__file__).with_name("rendering.py")
@@ -51,14 +51,14 @@ _RENDER_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around a query, a document and perhaps an instruction. `pieces`: fixed texts and marks."""
+    """A rendered template for a query, a document and perhaps an instruction. `pieces`: fixed texts and placeholders."""
 
     pieces: tuple[str, ...]
 
     @staticmethod
     def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
-        """From a pair of marks and from `samples`, rendered. Raises ModelBroken for a template without a place for a pair, or that
-        changes its texts."""
+        """From the renderings of placeholders (`marked`) and of `samples` (`told`). Raises ModelBroken for a template without a
+        place for a pair, or that changes its texts."""
         frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
@@ -74,18 +74,18 @@ class Frame:
         return _INSTRUCTION in self.pieces
 
     def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
-        """What stands before and after the document."""
+        """The text before and after the document."""
         place = self.pieces.index(_DOCUMENT)
         before, after = (Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :]))
         return before, after
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """`texts` by their marks."""
+        """Replaces placeholders by `texts`."""
         return "".join(texts.get(piece, piece) for piece in self.pieces)
 
 
 class ChatPairs:
-    """Of one model. `shares`: what all documents of a job begin with is computed once, which a causal model allows."""
+    """The pairs of one model. `shares`: prefix sharing: the common prefix of a job's sequences is computed once (causal models)."""
 
     def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
         """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
@@ -104,7 +104,7 @@ class ChatPairs:
 
     @staticmethod
     def where_it_fits(card: Card, root: Path, text: TextProcessor, *, shares: bool) -> ChatPairs | None:
-        """None for a model without a template, or with one that knows nothing of pairs, as it came with a language model."""
+        """None for a model without a template, or with one that does not support pairs, as of a plain language model."""
         if not card.template:
             return None
         _need_jinja()
@@ -116,7 +116,7 @@ class ChatPairs:
     def encode(
         self, query: str, documents: list[str], instruction: str, truncation: Truncation, go_on: GoOn = go_on_anyway
     ) -> list[Sequence]:
-        """One sequence a document; documents are cut where a sequence would be too long."""
+        """One sequence per document; documents are truncated where a sequence would be too long."""
         if instruction and not self._instructed.instructed:
             raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
         frame = self._instructed if instruction else self._plain
@@ -135,7 +135,7 @@ class ChatPairs:
         return self._sequences(found)
 
     def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
-        """How many tokens are the template's, before and after a document."""
+        """The number of tokens that belong to the template and query, before and after a document."""
         first, second = (ids for ids, _ in self._text.encode_plain(_PROBES, "none", go_on, before=before, after=after))
         begin, end = _common(first, second), _common(first[::-1], second[::-1])
         if begin + end >= self._text.limit:
@@ -154,7 +154,7 @@ class ChatPairs:
 
 
 def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
-    """The template's tokens stay, and one end of the document."""
+    """Truncates the document: the template's tokens and one end of the document stay."""
     if truncation == "end":
         return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
     return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
@@ -167,9 +167,9 @@ def _need_jinja() -> None:
 
 
 def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
-    """As sentence-transformers has a pair: messages of the roles query and document, an instruction before them as system.
+    """A pair as in sentence-transformers: messages of the roles query and document, after an instruction as system.
 
-    For templates of the catalog the texts are there by name, too.
+    Templates of the catalog can also use the texts by name.
     """
     query, document, instruction = (texts[mark] for mark in (_QUERY, _DOCUMENT, _INSTRUCTION))
     roles = {"system": instruction, "query": query, "document": document}
@@ -182,7 +182,7 @@ def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
 
 
 def _rendered(template: str, values: Many[Mapping[str, object]]) -> list[Mapping[str, str]]:
-    """What the template makes of each of the values: a `text`, or an `error`. Raises ModelBroken where it takes too much for it."""
+    """Renders the template with each of the values to a `text` or an `error`. Raises ModelBroken if it exceeds its limits."""
     _need_jinja()
     asked = json.dumps({"template": template, "values": values}).encode()
     try:
@@ -202,7 +202,7 @@ def _text(rendered: Mapping[str, str]) -> str:
 
 
 def _common(first: Ids, second: Ids) -> int:
-    """How many ids two sequences begin with alike."""
+    """The length of the common prefix of two sequences of ids."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

@@ -1,4 +1,4 @@
-"""What every processor refuses in the same words, and the paths of fields in a job."""
+"""Validation of a job that all processors share, and the paths of fields in a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
 }  # fmt: skip
 PLACE: Final = "{}"
-"""Of a label in a hypothesis."""
+"""The placeholder for the label in a hypothesis."""
 _MOST_HYPOTHESES: Final = 8 << 20
 _VERBS: dict[Task, str] = {
     "encode": "encode",
@@ -27,22 +27,22 @@ _VERBS: dict[Task, str] = {
 
 
 def need_task(work: Work, card: Card) -> None:
-    """Raises TaskNotSupported if the model was not made for it."""
+    """Raises TaskNotSupported if the model does not support the task."""
     task = _TASKS[type(work)]
     if task not in card.tasks:
         tasks = ", ".join(card.tasks) or "nothing that is served"
-        # as the router's path, which looks first where it knows the card
+        # the same path as the router's, which checks first where it knows the card
         field = "model" if task in ("encode", "score") else task
         raise TaskNotSupported(f"{card.model} cannot {_VERBS[task]}; it can be asked for: {tasks}", field=field)
 
 
 def unsupported(work: Work, card: Card) -> TaskNotSupported:
-    """For a task that the card names and its processor does not know: to be raised where no case is left."""
+    """The error for a task that the card names and its processor does not implement, to be raised by the caller."""
     return TaskNotSupported(f"{card.model} cannot {_VERBS[_TASKS[type(work)]]}", field="model")
 
 
 def known_labels(labels: Sequence[str], card: Card, path: str) -> None:
-    """Raises InvalidInput for a label that a model with labels of its own does not have."""
+    """Raises InvalidInput for a label that is not among the model's own."""
     for number, label in enumerate(labels):
         if label not in card.labels:
             raise InvalidInput(f"{card.model} has no label {label!r}; it has {', '.join(card.labels)}", field=f"{path}[{number}]")
@@ -55,7 +55,7 @@ def need_labels(labels: Sequence[str], card: Card, path: str) -> None:
 
 
 def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
-    """One a label: the work's hypothesis, or the default one, with the label in its place."""
+    """One per label: the work's hypothesis, or the default one, with the label filled in."""
     hypothesis = work.hypothesis or default
     if PLACE not in hypothesis:
         raise InvalidInput(f"the hypothesis must hold {PLACE}, where the label goes", field="classify.hypothesis")

@@ -1,9 +1,9 @@
-"""How much of a long text must be tokenised, when only its first or last tokens are kept: exactly those of the whole text.
+"""Truncated tokenisation: tokenises only as much of a long text as the kept first or last tokens need, with identical results.
 
-Tokenizers work piece by piece: what a piece becomes depends on what is near it. So a text is shortened, tokenised, and of the
-result only the tokens count that are whole words and far enough from where it was cut; while these are too few, more is taken.
-That holds for normalisers and pre-tokenisers whose reach is known (`_Reach`). With others, and for a text that is one single word
-(its pieces may depend on its last letter), the whole text is tokenised.
+Tokenizers work locally: the tokens of a word depend only on its neighbourhood. So a text is shortened and tokenised, and only the
+tokens count that are whole words and far enough from the cut; while these are too few, a longer part is tokenised. That is valid
+for normalisers and pre-tokenisers whose context is known to be local (`_Reach`). With others, and for a text that is one single
+word (its tokens may depend on its last letter), the whole text is tokenised.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tokenizers import Encoding, Tokenizer
 from libs.models.work import GoOn, Truncation
 
 SLICE: Final = 32 << 10
-"""Characters that are tokenised between two looks at whether the job is still wanted, and others wait; a single longer text if it
-cannot be cut. About 15 ms of one thread."""
+"""Characters that are tokenised between two cancellation checks (a single longer text, if it cannot be cut). About 15 ms of one
+thread, for which other work waits."""
 
 LEAST: Final = 4096
-"""Characters: texts up to so long are tokenised whole."""
+"""Characters: texts up to this length are tokenised whole."""
 
 _TOKEN: Final = 16
-"""Characters a token, of a text that is taken whole and of the first attempt at a longer one: hardly any text needs more."""
+"""Characters per token, for texts that are tokenised whole and the first attempt at longer ones: hardly any text needs more."""
 
 _MARGIN: Final = 256
-"""Characters and, beside it, `_NEAR` tokens at a cut that do not count. Added tokens are shorter (`_Reach`)."""
+"""Characters at a cut whose tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter (`_Reach`)."""
 
 _NEAR: Final = 64
 _MOST_MARKS: Final = 1024
 _MARK: Final = "▁"
-"""What stands for a space in the pieces of SentencePiece."""
+"""The metaspace: represents a space in SentencePiece's tokens."""
 
 # A letter or digit, then a space: every pre-tokeniser of `_SPLITTERS` begins a word there, whatever comes before or after.
 _LETTER: Final = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-Ωα-ωА-я가-힣"
@@ -54,7 +54,7 @@ _PRE_TOKENIZERS: Final = frozenset(
 )
 _SPLITTERS: Final = frozenset(["BertPreTokenizer", "Whitespace", "WhitespaceSplit"])
 _SPACES: Final = re.compile(r"(?: |\\s|\[ \])(?:\+|\{\d+,\d*\})?")
-"""Patterns that find nothing but spaces."""
+"""Patterns that match nothing but spaces."""
 _LOOKS: Final = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bBAzZG]|\^|\$")
 _CLASS: Final = re.compile(r"\[\^?(?:\\.|[^\]\\])*\]")
 _PUBLISHED: Final = frozenset(
@@ -65,11 +65,11 @@ _PUBLISHED: Final = frozenset(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ]
 )
-"""Patterns that begin a word at every border, as can be read in them."""
+"""Patterns that begin a word at every border, as can be seen from the patterns."""
 
 
 def sliced(sizes: Many[int], go_on: GoOn) -> Iterator[range]:
-    """The numbers of items of so many characters each, in order, at most SLICE at a time or one item; `go_on` before each."""
+    """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item each; `go_on` before each."""
     begin = total = 0
     for number, size in enumerate(sizes):
         if number > begin and total + size > SLICE:
@@ -83,14 +83,14 @@ def sliced(sizes: Many[int], go_on: GoOn) -> Iterator[range]:
 
 
 def encoded(texts: Many[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn) -> Iterator[Encoding]:
-    """Of each text in order, whole."""
+    """The encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], go_on):
         yield from encode([texts[number] for number in numbers])
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`encoding` of a text, or of a part of it; `before`: characters of the text that are left out before all that is here."""
+    """`encoding` of a text, or of a part of it; `before`: characters of the text that are left out before the encoded part."""
 
     encoding: Encoding
     is_whole: bool = True
@@ -99,9 +99,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Of a tokenizer. `forward`: a beginning of a text tells its first tokens. `backward`: so does its end from a border on.
+    """Locality of a tokenizer. `forward`: a text's beginning determines its first tokens. `backward`: its end, from a border on,
+    determines its last ones.
 
-    `marks`: a token that begins with the mark of a space begins at one, as no token has the mark behind anything else.
+    `marks`: a token that begins with the metaspace begins at a space, as no token has the metaspace after anything else.
     """
 
     forward: bool
@@ -122,13 +123,13 @@ class _Reach:
         keeps = all(one["type"] != "Split" or _splits_at_borders(one) for one in splitters) and not any(
             map(_loses_spaces, normalizers)
         )
-        is_sum = type(tokenizer.model).__name__ == "Unigram"  # of scores from the beginning, which a rounding could tip
+        is_sum = type(tokenizer.model).__name__ == "Unigram"  # sums scores from the beginning, so rounding could change the result
         backward = forward and keeps and (splits or (marks and not is_sum)) and not any(" " in token.strip() for token in added)
         return _Reach(forward, backward, marks)
 
 
 class Cutter:
-    """Of one tokenizer, which must not change any more once the first text came."""
+    """Cuts texts for one tokenizer, which must not change after the first text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -139,7 +140,7 @@ class Cutter:
 
     @staticmethod
     def ordinary(most: int) -> int:
-        """Characters of a text that is tokenised whole in any case, where `most` of its tokens are kept."""
+        """Characters up to which a text is tokenised whole, where `most` of its tokens are kept."""
         return max(LEAST, _TOKEN * most)
 
     def parts(
@@ -155,11 +156,11 @@ class Cutter:
         frame: bool = True,
         placed: bool = False,
     ) -> Iterator[Part]:
-        """Of each text in order, with the prompt before it, which may be cut, too: `before + text + after`, or less of the text.
+        """Encodes each text in order, after the prompt, which may be cut, too: `before + text + after`, or a part of the text.
 
-        Then there are more than `most` tokens, the special ones of the `frame` not counted, and what is left when they are cut to
-        so many or fewer, within the text, is what is left of the whole. `side` "start": the text's end is kept, else its beginning.
-        `placed`: tokens know their places in `prompt + text`.
+        A part has more than `most` tokens, not counting the special ones of the `frame`, and truncating it to so many or fewer,
+        within the text, gives the same tokens as truncating the whole. `side` "start": the text's end is kept, else its beginning.
+        `placed`: tokens have offsets in `prompt + text`.
         """
         encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         ordinary, lead = self.ordinary(most), before + prompt
@@ -187,7 +188,7 @@ class Cutter:
         frame: bool,
         shared: dict[str, Part] | None,
     ) -> Part:
-        """`shared`: what became of the text before, which is this one's too where both are cut to nothing but the same prompt."""
+        """`shared`: the last long text's result, reused for this one where both are cut to nothing but the same prompt."""
         size = self.ordinary(most)
         while size < len(text):
             go_on()
@@ -211,12 +212,12 @@ class Cutter:
         return Part(self._encode(before + text + after, frame=frame))
 
     def _encode(self, text: str, *, frame: bool) -> Encoding:
-        """As a batch of one: `encode` would keep the interpreter, and so the device's thread waiting, until it is done."""
+        """Encodes a batch of one: `encode` would hold the GIL, and so block the device thread, until it is done."""
         encoding: Encoding = self._tokenizer.encode_batch([text], add_special_tokens=frame)[0]
         return encoding
 
     def _cut(self, text: str, size: int, *, is_start: bool, is_framed: bool) -> tuple[int, int] | None:
-        """What to leave out: about `size` characters stay at one side; `is_framed`: some at the other as well. None: nothing."""
+        """The range to leave out: about `size` characters stay on one side; `is_framed`: some on the other, too. None: no cut."""
         if not (self._reach.backward if is_start or is_framed else self._reach.forward):
             return None
         if not (is_start or is_framed):
@@ -230,7 +231,7 @@ class Cutter:
         return (begin, end) if 0 <= begin < end else None
 
     def _first(self, encoding: Encoding, text: str, seam: int) -> int:
-        """How many tokens of the encoding, from its first, are those of any text that begins as this one does before the seam."""
+        """How many of the first tokens do not depend on the text after the seam (where the text was cut)."""
         rows = _own(encoding)
         starts, ends = _offsets(encoding)
         there = int(np.count_nonzero(starts[rows] < seam))
@@ -242,7 +243,7 @@ class Cutter:
         return int(borders[borders <= beyond[0]][-1]) if len(beyond) else 0
 
     def _last(self, encoding: Encoding, seam: int) -> int:
-        """The same from the last token, of any text that ends as this one does behind the seam, which is at a border."""
+        """How many of the last tokens do not depend on the text before the seam, which is at a border."""
         rows = _own(encoding)
         starts, _ = _offsets(encoding)
         borders = self._borders(encoding, rows)
@@ -250,7 +251,7 @@ class Cutter:
         return int(rows[-1]) + 1 - int(beyond[0]) if len(beyond) else 0
 
     def _borders(self, encoding: Encoding, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of tokens that begin a word, whatever stands before."""
+        """The rows of tokens that begin a word, whatever precedes them."""
         words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)[rows]
         begins = np.diff(words, prepend=-1) != 0
         if self._reach.marks:
@@ -263,7 +264,7 @@ class Cutter:
 
 
 def _own(encoding: Encoding) -> NDArray[np.int64]:
-    """Rows of the tokens that no frame has put there."""
+    """Rows of the tokens that are not special tokens."""
     return np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
 
 
@@ -279,7 +280,7 @@ def _border(text: str, begin: int, end: int) -> int:
 
 
 def _settled(text: str, near: int) -> int:
-    """The last place before `near` that is not within spaces, nor within a letter and its accents: what comes may change these."""
+    """The last position up to `near` that is not within spaces or a letter's combining marks, which later text may change."""
     near = len(text[:near].rstrip())
     for place in range(near, max(near - _MOST_MARKS, 0), -1):
         if place == len(text) or not unicodedata.combining(text[place]):
@@ -288,7 +289,7 @@ def _settled(text: str, near: int) -> int:
 
 
 def _parts(part: Any) -> list[dict[str, object]]:
-    """A normaliser or pre-tokeniser and those that it is made of, as tokenizer.json has them."""
+    """A normaliser or pre-tokeniser and its components, as in tokenizer.json."""
     if part is None:
         return []
     found: list[dict[str, object]] = []
@@ -315,7 +316,7 @@ def _replaces_nearby(part: dict[str, object]) -> bool:
 
 
 def _splits_nearby(part: dict[str, object]) -> bool:
-    """A match that is seen as a word, or has nothing but spaces, and does not depend on what it does not hold."""
+    """Whether its matches stay as words, or are only spaces, and depend on no text outside the match."""
     string, pattern = _pattern(part)
     if part.get("invert"):
         return False

@@ -1,6 +1,6 @@
-"""Encode, score and classify with an embedding model: vectors of texts in each of its forms, and how near they are to each other.
+"""Encode, score and classify with an embedding model: vectors of texts in each of its representations, and their similarities.
 
-A job fails as a whole, and alone. Several forms of one request come from one forward.
+A job fails as a whole, and alone. Several representations in one request come from one forward.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Array = NDArray[np.float32]
 _SCORED: dict[Scoring, Representation] = {
     "cosine": "dense", "dot": "sparse", "sparse_cosine": "sparse", "maxsim": "multi_vector", "mean_maxsim": "multi_vector",
 }  # fmt: skip
-"""The form that a score is made of; a hybrid model's is made of all its forms."""
+"""The representation that a score is computed from; a hybrid model's is computed from all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Framed:
-    """Texts as the device takes them. `masks`: which token vectors of each are answered (None: all)."""
+    """Tokenised texts. `masks`: which token vectors of each are returned (None: all)."""
 
     sequences: list[Sequence]
     masks: list[Kept]
@@ -62,7 +62,7 @@ class _Framed:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`masks` of all sequences; `found`: texts that were looked up, with no sequence of their own, before all others."""
+    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence; they precede all others."""
 
     masks: list[Kept]
     found: list[SparseRow]
@@ -70,7 +70,7 @@ class _Notes:
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """What was computed of texts, in their order, in the forms asked for; the others are empty."""
+    """The outputs for texts, in their order, in the requested representations; the others are empty."""
 
     dense: list[Array]
     sparse: list[SparseRow]
@@ -78,7 +78,7 @@ class _Forms:
 
 
 class EmbeddingProcessor:
-    """Of one model. `late`: for models that answer a vector a token. `static`: for queries that need no forward."""
+    """The processor of one model. `late`: for late-interaction models. `static`: for queries that need no forward."""
 
     def __init__(self, card: Card, text: TextProcessor, late: LateFrame | None = None, static: StaticLookup | None = None) -> None:
         self._card, self._text, self._late, self._static = card, text, late, static
@@ -121,7 +121,7 @@ class EmbeddingProcessor:
         return queries is not None and (role == "query" or (queries.default and not role))
 
     def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
-        """The query first, then the documents."""
+        """Prepares the query first, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
             raise InvalidInput(f"scores of {vectors} vectors have no probability: leave `scale` empty", field="scale")
@@ -138,7 +138,7 @@ class EmbeddingProcessor:
         return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
 
     def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
-        """The texts, then one prompt a label."""
+        """Prepares the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
         default = prompt_of(self._card, "")
@@ -153,7 +153,7 @@ class EmbeddingProcessor:
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
-            # At least the last token is pooled: a text that was cut could else have nothing left.
+            # At least the last token is pooled: a truncated text could otherwise have no token left.
             sequences = [Sequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
         return _Framed(sequences, [None] * len(sequences))
 
@@ -194,7 +194,7 @@ class EmbeddingProcessor:
 
 
 def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
-    """The forms asked for, in the model's order; none: its main form. Raises TaskNotSupported for one that it does not have."""
+    """The requested representations, in the model's order; none: its main one. Raises TaskNotSupported for one that it lacks."""
     for number, form in enumerate(work.representations):
         if form not in card.representations:
             message = f"{card.model} has no {form} vectors; it has {', '.join(card.representations)}"
@@ -203,7 +203,7 @@ def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
 
 
 def check_encode(work: EncodeWork, forms: Many[Representation], card: Card) -> None:
-    """Raises InvalidInput for sizes and data types that the forms asked for cannot have."""
+    """Raises InvalidInput for dimensions and data types that the requested representations cannot have."""
     other = next((form for form in forms if form != "dense"), None)
     if work.dimensions and "dense" not in forms:
         raise InvalidInput(f"only dense vectors can be cut, and {other} is asked for: leave it 0", field="dimensions")

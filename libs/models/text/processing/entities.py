@@ -62,7 +62,7 @@ def _words(continues: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def _word(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last: int, aggregation: Aggregation) -> _Piece:
-    """A word's class: of its first token, of its tokens' mean scores, or of its most certain token."""
+    """A word with its class: that of its first token, of its tokens' mean scores, or of its most certain token."""
     tokens = scores[first : last + 1]
     if aggregation == "first":
         chosen = tokens[0]
@@ -74,7 +74,7 @@ def _word(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Neighbours of one kind; a B- class begins anew. Classes without B- or I- count as I-."""
+    """Groups of adjacent pieces of one entity type; a B- class begins a new group. Classes without B- or I- count as I-."""
     group: list[_Piece] = []
     for piece in pieces:
         same = group and _tag(piece.label) == _tag(group[-1].label)

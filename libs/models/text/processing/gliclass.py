@@ -1,6 +1,6 @@
-"""Classify texts with the caller's labels by GLiClass: labels and text are one sequence, and one forward scores all labels.
+"""Zero-shot classification with GLiClass: the request's labels and a text are one sequence, and one forward scores all labels.
 
-Formats and numbers are those of the gliclass package's zero-shot pipeline, but that texts are cut and labels never are.
+Formats and scores are those of the gliclass package's zero-shot pipeline, except that texts are truncated and labels never are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where labels and text lie in a sequence: label i has the tokens `starts[i]:ends[i]`, the text those from `text` on."""
+    """Positions of labels and text in a sequence: label i has the tokens `starts[i]:ends[i]`, the text those from `text` on."""
 
     starts: Ids
     ends: Ids
@@ -39,7 +39,7 @@ class Places:
 
 
 class GliclassProcessor:
-    """Of one model. Raises ModelBroken if the tokenizer does not know the markers."""
+    """The processor of one model. Raises ModelBroken if the tokenizer does not know the markers."""
 
     def __init__(self, card: Card, settings: Gliclass, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -75,7 +75,7 @@ class GliclassProcessor:
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
     def _labels(self, work: ClassifyWork, go_on: GoOn) -> list[str]:
-        """As they stand in the prompt."""
+        """The labels as they appear in the prompt, validated."""
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)
         tokens = encoded(labels, partial(self._tokenizer.encode_batch_fast, add_special_tokens=False), go_on)
@@ -107,7 +107,7 @@ class GliclassProcessor:
         return (rows[:labels], int(ends[0])) if self._settings.prompt_first else (rows[-labels:], int(ends[-1]))
 
     def _cut(self, ids: Ids, text: tuple[int, int], truncation: Truncation, where: str) -> Ids:
-        """Without as many tokens of the text, which lies between the rows `text`, as are too many."""
+        """Truncates the text, which has the rows `text`, by as many tokens as exceed the limit."""
         limit, excess = self._card.max_tokens, len(ids) - self._card.max_tokens
         if excess <= 0:
             return ids
@@ -121,7 +121,7 @@ class GliclassProcessor:
         return np.delete(ids, gone)
 
     def _places(self, markers: NDArray[np.int64], end: int, tokens: int) -> Places:
-        """A label that is averaged reaches to the next, and the last to the text's marker or, as the package has it, the end."""
+        """An averaged label extends to the next one, the last to the text's marker or, as in the package, to the end."""
         starts = markers + (0 if self._settings.marks else 1)
         reach = np.append(markers[1:], end if self._settings.text_only else tokens)
         ends = reach if self._settings.averages else starts + 1

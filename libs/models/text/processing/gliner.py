@@ -1,4 +1,4 @@
-"""Find entities with labels of the request's own, and relations between them, with a GLiNER model."""
+"""Zero-shot entity recognition with the request's labels, and relations between the entities, with a GLiNER model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from libs.models.work import EntitiesWork, GoOn, Output, Prepared, RelationsWork
 
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5
-"""The package's own, of entities and of relations."""
+"""The gliner package's default, for entities and for relations."""
 MOST_RELATIONS: Final = 10_000
-"""Of one text, the best ones: a threshold of 0 keeps all pairs of its entities for every label."""
+"""The best relations kept for one text: a threshold of 0 would keep all pairs of its entities for every label."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """The labels without doublets, and the words of each text."""
+    """The labels without duplicates, and the words of each text."""
 
     labels: tuple[str, ...]
     relations: tuple[str, ...]
@@ -40,7 +40,7 @@ class _Notes:
 
 
 class LabelTokens:
-    """Labels for an encoder of their own. `limit` in tokens; longer labels are cut."""
+    """Tokenises labels for a bi-encoder's encoder for labels. `limit` in tokens; longer labels are truncated."""
 
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
         tokenizer.no_padding()
@@ -53,7 +53,7 @@ class LabelTokens:
 
 
 class GlinerProcessor:
-    """Of one model. `tokens`: for labels with an encoder of their own. `pairs`: for models that find relations."""
+    """The processor of one model. `tokens`: for labels with an encoder of their own. `pairs`: for models that find relations."""
 
     def __init__(
         self, card: Card, settings: Gliner, frame: WordFrame, *, tokens: LabelTokens | None, pairs: PairScorer | None
@@ -78,7 +78,7 @@ class GlinerProcessor:
     def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
-            # models of relations give the states of words besides
+            # relation models output the states of words, too
             logits = [cast("Array", output[0] if isinstance(output, tuple) else output) for output in outputs]
             items = [self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True)]
             return ExtractResult([Extraction(entities=tuple(found)) for found in items])
@@ -98,7 +98,7 @@ class GlinerProcessor:
         return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))
 
     def _prompt(self, labels: Many[str], relations: Many[str]) -> list[str]:
-        """Each label behind its marker, and a separator; the same for relations in models that find them."""
+        """Each label after its marker, then a separator; the same for relations in models that find them."""
         settings = self._settings
         if self._tokens is not None:
             return []
@@ -127,7 +127,7 @@ class GlinerProcessor:
     def _relations(
         self, pairs: PairScorer, work: RelationsWork, text: str, states: tuple[Array, Array, Array], words: Words, notes: _Notes
     ) -> tuple[Relation, ...]:
-        """The work's threshold is that of relations; entities, and which pairs are looked at, go by the model's own."""
+        """The work's threshold applies to relations; the selection of entities and of candidate pairs uses the default."""
         logits, word_states, relation_states = states
         found = self._found(logits, words, THRESHOLD)
         chosen = choose(found, len(words), flat=True)
@@ -148,7 +148,7 @@ class GlinerProcessor:
 
 
 def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
-    """The row of each chosen one among the spans."""
+    """The row of each chosen candidate among the spans."""
     rows = {(start, end): row for row, (start, end) in reversed(list(enumerate(zip(spans.starts, spans.ends, strict=True))))}
     return np.array([rows[start, end] for start, end in zip(chosen.starts, chosen.ends, strict=True)], dtype=np.int64)
 

@@ -1,7 +1,7 @@
-"""Find relations between the entities that a request brings, with a GLiREL model: the glirel package's `predict_relations`.
+"""Relation extraction between the entities that a request provides, with GLiREL: the glirel package's `predict_relations`.
 
-Entities come as characters and are looked at as the words that they touch. A text with fewer than two of them in what is left of it
-after cutting has no relations and does not go through the model.
+Entities are given in characters and mapped to the words that they overlap. A text with fewer than two of them left after truncation
+has no relations and does not go through the model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """Entities in the words of a text: `rows` of those that are left among the request's, `firsts` and `lasts` of their words."""
+    """Entities as words of a text: `rows` of the remaining ones among the request's, `firsts` and `lasts` of their words."""
 
     rows: Ids
     firsts: Ids
@@ -48,14 +48,14 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """The labels without doublets, and each text's pairs; texts without any have no sequence."""
+    """The labels without duplicates, and each text's pairs; texts without any have no sequence."""
 
     labels: tuple[str, ...]
     pairs: list[_Pairs]
 
 
 class GlirelProcessor:
-    """Of one model."""
+    """The processor of one model."""
 
     def __init__(self, card: Card, settings: Glirel, frame: WordFrame) -> None:
         self._card, self._settings, self._frame = card, settings, frame
@@ -97,7 +97,7 @@ class GlirelProcessor:
         )
 
     def _words(self, framed: Framed, labels: Many[str]) -> WordPlaces:
-        """The rows of words and of what stands for labels: markers, the labels' first tokens, or both."""
+        """The rows of words and of the tokens that represent labels: markers, the labels' first tokens, or both."""
         markers, names = framed.prompt[: 2 * len(labels) : 2], framed.prompt[1 : 2 * len(labels) : 2]
         states = self._settings.label_states
         if states == "ent_token":
@@ -130,7 +130,7 @@ def _given(work: RelationsWork) -> Many[Many[Given]]:
 
 
 def _marked(words: Words, given: Many[Given]) -> _Marked:
-    """The words that each entity touches; entities that touch none, since they were cut off or are mere space, are left out."""
+    """The words that each entity overlaps; entities that overlap none, as they were cut off or are only spaces, are left out."""
     firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(np.int32)
     lasts = np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
     rows = np.flatnonzero(firsts <= lasts).astype(np.int32)

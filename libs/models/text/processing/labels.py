@@ -1,4 +1,4 @@
-"""Score pairs and classify texts with a model that gives logits: cross-encoders and classifiers with labels of their own."""
+"""Score pairs and classify texts with a sequence classification model: cross-encoders, and classifiers with fixed labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from libs.models.work import ClassifyWork, GoOn, Output, Prepared, ScoreWork, Se
 
 
 class LabelsProcessor:
-    """Of one model. `chat`: for models that read a pair through a chat template."""
+    """The processor of one model. `chat`: for models whose pairs are rendered with a chat template."""
 
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
@@ -34,7 +34,7 @@ class LabelsProcessor:
         raise unsupported(work, self._card)
 
     def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[Sequence]:
-        # A cross-encoder's prompts are no pair of roles: sentence-transformers takes its default one.
+        # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
             return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)

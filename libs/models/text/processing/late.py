@@ -1,4 +1,4 @@
-"""How a late-interaction model frames queries and documents: prompt, lengths, query expansion, and which token vectors count."""
+"""Tokenises queries and documents of a late-interaction model: prompt, lengths, query expansion, and which vectors are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kept = NDArray[np.bool_] | None
 
 
 class LateFrame:
-    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else its end of text."""
+    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else its end-of-sequence token."""
 
     def __init__(self, late: LateInteraction, text: TextProcessor, fill: str) -> None:
         text.keep_whole(late.markers)
@@ -54,7 +54,7 @@ class LateFrame:
         return kept
 
     def _expanded(self, sequence: Sequence, expansion: Expansion) -> Sequence:
-        """Filled up to the expansion's length; every added token is answered, whether or not the others attend to it."""
+        """Pads the query to the expansion's length; every added token's vector is kept, whether or not others attend to it."""
         missing = min(expansion.length, self._text.limit) - sequence.tokens
         if missing <= 0:
             return sequence

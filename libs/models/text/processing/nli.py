@@ -1,7 +1,7 @@
-"""Classify texts with the caller's labels by a model of natural language inference: does the text entail "This example is sport."?
+"""Zero-shot classification with a natural language inference (NLI) model: does the text entail "This example is sport."?
 
-Each text is paired with one hypothesis a label. The numbers are those of transformers' zero-shot-classification pipeline (arXiv
-1909.00161): a label's share of all entailments, or, where labels do not exclude each other, entailment against contradiction.
+Each text is paired with one hypothesis per label. Scores are those of transformers' zero-shot-classification pipeline (arXiv
+1909.00161): softmax over the labels' entailment logits or, for multi-label, entailment against contradiction.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HYPOTHESIS = "This example is {}."  # the pipeline's
 
 
 class NliProcessor:
-    """Of one model. `own`: what else it can do: score pairs, and classify by its own classes where no label is named.
+    """The processor of one model. `own`: for its other tasks: scoring pairs, and classifying by its own classes without labels.
 
-    `contradiction`: the logit that says so.
+    `contradiction`: the index of that class.
     """
 
     def __init__(self, card: Card, contradiction: int, text: TextProcessor, own: LabelsProcessor) -> None:
@@ -53,7 +53,7 @@ class NliProcessor:
         """logits [labels, classes] of one text"""
         entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
         multi = self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
-        # A label without rivals would have all of their share.
+        # The softmax over a single label would always be 1.
         scores = sigmoid(entailment - contradiction) if multi or len(logits) == 1 else softmax(entailment)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 

@@ -1,4 +1,4 @@
-"""float32 rows -> the number formats of tensor.proto, each of which can be undone (binary but for the lengths)."""
+"""Quantises float32 rows to the number formats of tensor.proto, all of which can be dequantised (binary without lengths)."""
 
 from __future__ import annotations
 

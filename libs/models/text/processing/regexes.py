@@ -1,8 +1,8 @@
-"""Regular expressions of a tokenizer.json: which of them could take for ever, told before a text meets them.
+"""Rejects regular expressions of a tokenizer.json that are open to catastrophic backtracking (ReDoS), when a model is loaded.
 
-The `tokenizers` library runs them on an engine that goes back over what it has tried, and ends a search only after ten million
-steps at one place of a text. Three looks keep that from being used: the form of a pattern (`slow`), a list of published ones, and
-for all others a trial (`searching.py`) in a process of its own.
+The `tokenizers` library runs them on a backtracking engine that ends a search only after ten million steps at one position of a
+text. Three checks prevent abuse: the form of a pattern (`slow`), an allow-list of published patterns, and for all others a trial
+(`searching.py`) in a subprocess.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUBLISHED: Final = frozenset(
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )  # fmt: skip
-"""Patterns that need no trial at each load. A test tries them."""
+"""Allow-listed patterns, without a trial at each load. A test tries them."""
 
 _MOST_PATTERN: Final = 20_000
 _TRIAL_SECONDS: Final = 30.0
@@ -45,7 +45,7 @@ _PIECE: Final = re.compile(
 
 
 def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """The first pattern that took too long on one of the texts that such patterns take long on, and how long; None: none did."""
+    """Tries patterns on adversarial texts: the first pattern that took too long, and the reason; None: none did."""
     try:
         done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
             [sys.executable, "-I", str(_SEARCHING)], input=json.dumps(patterns).encode(), capture_output=True, env={},
@@ -61,14 +61,14 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
 
 
 def slow(pattern: str) -> str:
-    """Why a regular expression may take exponentially long; empty if it is not known to.
+    """Why a regular expression may take exponential time; empty if it is not known to.
 
-    That is a repetition of what is itself repeated without end, as in `(a+)+`, where a text can be shared out in very many ways.
-    Possessive and atomic forms never look back. Other slow patterns meet the library's own limit.
+    The cause is nested unbounded repetition, as in `(a+)+`, where a text can be split in exponentially many ways. Possessive and
+    atomic groups never backtrack. Other slow patterns hit the library's own limit.
     """
     if len(pattern) > _MOST_PATTERN:
         return f"has {len(pattern):,} characters, more than {_MOST_PATTERN:,}"
-    groups, last, position = [False], False, 0  # whether each open group, and what stands just before, repeats without end
+    groups, last, position = [False], False, 0  # whether each open group, and the previous item, has an unbounded repetition
     atomic: list[bool] = []
     while position < len(pattern) and (found := _PIECE.match(pattern, position)) is not None:
         position = found.end()
@@ -97,7 +97,7 @@ def slow(pattern: str) -> str:
 
 
 def _is_many(quantifier: str) -> bool:
-    """Whether it is without end, or as good as that."""
+    """Whether a quantifier is unbounded, or practically so."""
     if quantifier in "*+":
         return True
     least, _, most = quantifier.strip("{}").partition(",")
@@ -105,7 +105,7 @@ def _is_many(quantifier: str) -> bool:
 
 
 def _after_class(pattern: str, position: int) -> int:
-    """Behind the `]` of a character class that began before `position`; classes may hold classes."""
+    """The position after the `]` of a character class that began before `position`; classes may be nested."""
     depth = 1
     is_first = True
     while position < len(pattern) and depth:

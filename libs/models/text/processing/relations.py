@@ -1,4 +1,4 @@
-"""Scores of relations between the entities that were found, on the host: which pairs there are is known only after the forward.
+"""Scores relations between the entities that were found, on the host, as the pairs are known only after the forward.
 
 The last step of a relations job, in the worker's threads. Layers and names are those of the gliner package's relation models.
 """
@@ -23,14 +23,14 @@ Array = NDArray[np.float32]
 
 
 class Linking(Protocol):
-    """Which pairs of entities are looked at."""
+    """An adjacency between entities: which pairs are candidates for relations."""
 
     def __call__(self, entities: Tensor) -> Tensor:
         """[entities, size] -> [entities, entities] in 0..1"""
 
 
 class PairScorer(nn.Module):
-    """`linking` None: all pairs are looked at. `whole`: it depends on all spans that may be entities, not on the pair alone."""
+    """`linking` None: all pairs are candidates. `whole`: linking depends on all candidate spans, not on the pair alone."""
 
     def __init__(self, marker: SpanMarker, pair: TwoLayers, linking: Linking | None, *, whole: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PairScorer(nn.Module):
 
     @torch.inference_mode()
     def forward(self, words: Array, relations: Array, spans: Candidates, chosen: NDArray[np.int64], threshold: float) -> Array:
-        """Scores [chosen, chosen, relations] of head, tail and relation; 0 for no pair.
+        """Scores [chosen, chosen, relations] of head, tail and relation; 0 for pairs that are no candidates.
 
         words [words, size] and relations [relations, size]: states of one text. `chosen`: rows of the entities, one or more, among
         `spans`.
@@ -54,7 +54,7 @@ class PairScorer(nn.Module):
         return scores
 
     def _logits(self, entities: Tensor, relations: Tensor) -> Tensor:
-        """The product of a pair's and a relation's representation: head by head, which bounds memory."""
+        """The dot product of a pair's and a relation's representation: one head entity at a time, which bounds memory."""
         size = entities.shape[1]
         inner = self.pair.inner
         heads = F.linear(entities, inner.weight[:, :size])
@@ -94,7 +94,7 @@ def _similar(entities: Tensor) -> Tensor:
 
 
 def _by_pairs(inner: HeadLinear, outer: HeadLinear, entities: Tensor) -> Tensor:
-    """Two layers over head and tail side by side."""
+    """Two layers over head and tail, concatenated."""
     size = entities.shape[1]
     heads = F.linear(entities, inner.weight[:, :size])
     tails = F.linear(entities, inner.weight[:, size:], inner.bias)
@@ -102,7 +102,7 @@ def _by_pairs(inner: HeadLinear, outer: HeadLinear, entities: Tensor) -> Tensor:
 
 
 def _by_graph(layer: HeadLinear, project: HeadLinear, entities: Tensor) -> Tensor:
-    """One step of a graph convolution (arXiv 1609.02907) over how similar entities are, then how similar they are now."""
+    """One graph convolution (GCN, arXiv 1609.02907) over the entities' similarities, then the similarities of its outputs."""
     edges = _similar(entities) + torch.eye(len(entities))
     scale = edges.sum(dim=1).clamp(min=1e-6).rsqrt()
     moved = layer.forward((scale[:, None] * edges * scale) @ entities).relu()

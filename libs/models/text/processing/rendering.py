@@ -1,8 +1,8 @@
-"""A program of its own, which `chat.py` runs: renders a chat template within limits of memory and time.
+"""A standalone program that `chat.py` runs in a subprocess: renders a chat template within limits of memory and time.
 
-Templates come with checkpoints that anybody may have written. Jinja's sandbox keeps them from Python's insides, not from endless
-loops or texts of gigabytes; limits of a process do. Imports nothing of ours, reads one JSON object from its input,
-`{"template", "values": [...]}`, and answers with a list of a rendered `text` or an `error` for each of the values.
+Templates come with untrusted checkpoints. Jinja's sandbox keeps them from Python's internals, not from endless loops or texts of
+gigabytes; resource limits (setrlimit) do. Imports nothing of Shoal, reads one JSON object from stdin,
+`{"template", "values": [...]}`, and prints a list of a rendered `text` or an `error` for each of the values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
 
     asked = json.load(sys.stdin)
     _limit()
-    # The settings of transformers, which templates are written for.
+    # The settings of transformers, for which templates are written.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = raise_exception
     try:

@@ -1,7 +1,7 @@
-"""A program of its own, which `regexes.py` runs: tries patterns of a tokenizer on texts on which such patterns take long.
+"""A standalone program that `regexes.py` runs in a subprocess: tries a tokenizer's patterns on adversarial texts.
 
-Imports nothing of ours, reads a JSON list of patterns from its input, and answers with a line for each as soon as it is tried:
-`{"pattern", "slow"}`, where `slow` says why it is not served and is empty for one that is. Its own limits end it otherwise.
+Imports nothing of Shoal, reads a JSON list of patterns from stdin, and prints a line for each as soon as it is tried:
+`{"pattern", "slow"}`, where `slow` is the reason for rejecting it, or empty. Resource limits (setrlimit) kill it otherwise.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MEMORY_BYTES: Final = 1 << 30
 CPU_SECONDS: Final = 5
 LENGTH: Final = 16_384
 MOST_SECONDS: Final = 0.08
-"""Of computing, for a text of LENGTH: five seconds for a megabyte, if it grows with the text. Published ones took
-0.001 to 0.026 (0.12 once on a busy core: so the least of three counts), most that grow with the square of the text 0.19 to 1.3."""
+"""CPU time for a text of LENGTH: five seconds for a megabyte, if it is linear. Published patterns took 0.001 to 0.026 (0.12 once on
+a busy core: so the minimum of three counts), most quadratic ones 0.19 to 1.3."""
 
 _RUN: Final = 24
-"""Units in a row: enough for what takes exponentially long, and few enough to stay below the limit of the library."""
+"""Repetitions of a unit: enough to expose exponential time, and few enough to stay below the library's limit of steps."""
 _LETTERS: Final = " a\nA1.\t'é中\u0301-_,"
 _SYNTAX: Final = re.compile(r"\\[A-Za-z]\{?\^?\w*\}?|[\\\[\](){}|*+?^$]")
 _MOST_LETTERS: Final = 24
@@ -63,7 +63,7 @@ def _seconds(split: Any, text: str) -> float:
 
 
 def texts(pattern: str) -> Iterator[str]:
-    """Runs of what a pattern may repeat, short and long, then something else, and all letters once, so that none is missing."""
+    """Adversarial texts: short and long runs of what a pattern may repeat, then a mismatch, then every letter once."""
     own = list(dict.fromkeys(_SYNTAX.sub("", pattern)))[:_MOST_LETTERS]
     letters = list(dict.fromkeys([*own, *_LETTERS]))
     words = list(dict.fromkeys(re.findall(r"\w{2,}", pattern)))[:_MOST_WORDS]

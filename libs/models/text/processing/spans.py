@@ -1,4 +1,4 @@
-"""Scores of words and spans -> entities that do not contradict each other, as the gliner package decodes them.
+"""Decodes scores of words and spans to entities that do not conflict (greedy search), as the gliner package does.
 
 The last step of an entities job, in the worker's threads. Everything here counts in words.
 """
@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Spans that score enough: first and last word, the number of the label that fits best, its score. All [candidates]."""
+    """Spans that reach the threshold: first and last word, index of the best label, its score. All [candidates]."""
 
     starts: Ids
     ends: Ids
@@ -34,7 +34,7 @@ class Candidates:
 
 
 def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candidates:
-    """`scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s order."""
+    """Candidates from `scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s order."""
     starts, ends = spans_of(words, width)
     labels, best = scores.argmax(axis=1), scores.max(axis=1)
     rows = np.flatnonzero(best >= threshold)
@@ -42,7 +42,7 @@ def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candida
 
 
 def of_words(scores: Array, threshold: float) -> Candidates:
-    """`scores` [words, labels, 3]: how far a word begins, ends and is within an entity."""
+    """Candidates from `scores` [words, labels, 3]: of a word's beginning, ending and being inside an entity."""
     words = len(scores)
     best, labels = np.full((words, words), -1, dtype=np.float32), np.zeros((words, words), dtype=np.int64)
     for label, table in enumerate(_tables(scores)):
@@ -53,7 +53,7 @@ def of_words(scores: Array, threshold: float) -> Candidates:
 
 
 def of_words_by_label(scores: Array, threshold: float) -> Candidates:
-    """As `of_words`, with a span once for each label that it fits."""
+    """As `of_words`, but with a span once for each label whose threshold it reaches."""
     tables = list(_tables(scores))
     places = [np.nonzero(table >= threshold) for table in tables]
     return Candidates(
@@ -67,7 +67,7 @@ def of_words_by_label(scores: Array, threshold: float) -> Candidates:
 def _tables(scores: Array) -> Iterator[Array]:
     """For each label the scores of all spans [words, words], by first and last word; -1 for no span.
 
-    A span's first word begins, its last one ends and all of them are within the entity: its score is the lowest of theirs.
+    A span's score is the minimum of its first word's begin score, its last word's end score and all its words' inside scores.
     """
     ordered = np.triu(np.ones((len(scores), len(scores)), dtype=bool))
     for begins, ends, within in scores.transpose(1, 2, 0):
@@ -76,7 +76,7 @@ def _tables(scores: Array) -> Iterator[Array]:
 
 
 def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
-    """The best candidates that fit together, by their start: no two overlap, or, not `flat`, only one within the other."""
+    """Greedy selection of the best compatible candidates, ordered by start: `flat`: none overlap; else they may only nest."""
     ranked = found.take(np.argsort(-found.scores, kind="stable"))
     chosen = ranked.take(_disjoint(ranked, words) if flat else _nested(ranked))
     return chosen.take(np.argsort(chosen.starts, kind="stable"))

@@ -1,6 +1,6 @@
 """Sparse vectors of queries without a forward: a fixed weight for each distinct token (inference-free SPLADE, arXiv 2411.04403).
 
-Between a job and its answer with no stop at the device; sentence-transformers' SparseStaticEmbedding, opensearch's idf.json.
+Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StaticLookup:
     def rows(
         self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
     ) -> tuple[list[SparseRow], int]:
-        """A row a text, and the tokens of all texts; there are no special ones among them."""
+        """One row per text, and the number of tokens of all texts, which have no special tokens."""
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         return [self._row(sequence.ids) for sequence in sequences], sum(sequence.tokens for sequence in sequences)
 

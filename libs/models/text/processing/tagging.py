@@ -1,4 +1,4 @@
-"""Find entities with a token classifier."""
+"""Named entity recognition with a token classification model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from libs.models.work import EntitiesWork, GoOn, Output, Prepared, Work, go_on_a
 
 
 class TaggingProcessor:
-    """Of one model."""
+    """The processor of one model."""
 
     def __init__(self, card: Card, text: TextProcessor) -> None:
         self._card, self._text = card, text

@@ -1,8 +1,8 @@
 """Texts -> token ids, with nothing but the `tokenizers` library and tokenizer.json.
 
 The first step of `TextModel.prepare`, in the worker's threads. One Tokenizer serves all threads, so its state (truncation, padding)
-is set once, to none: texts are cut here, on the finished encoding, to the very ids that the tokenizer's own truncation would leave.
-Of a long text no more is tokenised than that takes (`cutting.py`), and of many texts a slice at a time.
+is set once, to none: encodings are truncated here, to exactly the ids that the tokenizer's own truncation would leave. Of a long
+text no more is tokenised than that takes (`cutting.py`), and many texts are tokenised a slice at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Where = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where the tokens of one text lie in it, special tokens left out. All [text tokens]."""
+    """The offsets of one text's tokens, without special tokens. All [text tokens]."""
 
     rows: NDArray[np.int32]  # of the token in its sequence
     starts: NDArray[np.int32]  # code points
@@ -36,7 +36,7 @@ class Spans:
 
 
 class TextProcessor:
-    """`limit`: the longest sequence in tokens. `segments`: the encoder tells a pair's texts apart. `unknown`: that token's name."""
+    """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types. `unknown`: the unknown token."""
 
     def __init__(self, tokenizer: Tokenizer, *, limit: int, segments: bool, unknown: str = "") -> None:
         tokenizer.no_truncation()
@@ -48,7 +48,7 @@ class TextProcessor:
         # Almost no tokenizer puts a single text anywhere but in segment 0.
         self._segments_of_one = segments and any(tokenizer.encode("a").type_ids)
         self.unknown = self.token_id(unknown)
-        # WordPiece and its like mark a token that continues a word; other models leave it to the spaces.
+        # WordPiece and similar models mark a token that continues a word; others are judged by the spaces.
         self._marks_words = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
 
     def encode(
@@ -66,7 +66,7 @@ class TextProcessor:
         before: Part | None = None
         sequences: list[Sequence] = []
         for number, part in enumerate(self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)):
-            if part is before:  # cut to nothing but the same prompt: numbers are made of its tokens once
+            if part is before:  # cut to nothing but the same prompt, whose tokens are converted once
                 sequences.append(sequences[-1])
             else:
                 sequences.append(self._sequence(part.encoding, self._rows(part, limit, truncation, where(number))))
@@ -85,7 +85,7 @@ class TextProcessor:
         return sequences, spans
 
     def encode_pairs(self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway) -> list[Sequence]:
-        """The query, tokenised once, with each document, in tokenizer.json's frame for pairs. Only documents are cut."""
+        """The query, tokenised once, with each document, in tokenizer.json's template for pairs. Only documents are truncated."""
         frame = self._tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
         first, room = asked.encoding, self.limit - frame - len(asked.encoding)
@@ -107,7 +107,7 @@ class TextProcessor:
         second_where: Where,
         go_on: GoOn = go_on_anyway,
     ) -> list[Sequence]:
-        """Each first text with each second, all tokenised once, in tokenizer.json's frame for pairs. Only first texts are cut.
+        """Each first text with each second, each tokenised once, in tokenizer.json's template for pairs. Only firsts are truncated.
 
         Returns the sequences of the first text in the order of the seconds, then those of the next.
         """
@@ -120,7 +120,7 @@ class TextProcessor:
                 raise too_long(second_where(number), needed, self.limit, how, more=not part.is_whole)
             others.append(part.encoding)
         rooms = [self.limit - frame - len(other) for other in others]
-        # Cutting is for good, so the second that leaves most room comes first.
+        # Truncation is in place, so the second text that leaves most room comes first.
         order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
         sequences: list[Sequence] = []
         for place, part in enumerate(self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)):
@@ -140,9 +140,9 @@ class TextProcessor:
     def encode_plain(
         self, texts: Many[str], truncation: Truncation, go_on: GoOn, *, before: str = "", after: str = ""
     ) -> Iterator[tuple[NDArray[np.int32], bool]]:
-        """Ids of `before + text + after` for each text with no tokens put around them, and whether these are all.
+        """Ids of `before + text + after` for each text without special tokens around it, and whether these are all.
 
-        If not, there are more than the limit, and cut to it, within the text, they are those of the whole.
+        If not, there are more than the limit, and truncating them to it, within the text, gives the same ids as the whole text.
         """
         for part in self._cutter.parts(texts, self.limit, truncation, go_on, before=before, after=after, frame=False):
             yield _int32(part.encoding.ids), part.is_whole
@@ -150,7 +150,7 @@ class TextProcessor:
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length).
 
-        Of a very long one any number above the limit.
+        For a very long prompt, any number above the limit.
         """
         (part,) = self._cutter.parts([prompt], self.limit, "end", go_on_anyway)
         encoding = part.encoding
@@ -162,9 +162,9 @@ class TextProcessor:
         return found
 
     def keep_whole(self, markers: Iterable[str]) -> None:
-        """Make each marker that the vocabulary holds, whole or its first word, one special token. Only before the first text.
+        """Adds each marker, or its first word, that is in the vocabulary as a special token. Only before the first text.
 
-        Late-interaction models were trained with such tokens put in by id; as plain text "[unused0]" would fall to pieces.
+        Late-interaction models were trained with such tokens inserted by id; as plain text "[unused0]" would be split.
         """
         vocabulary = self._tokenizer.get_vocab()
         for marker in markers:
@@ -173,7 +173,7 @@ class TextProcessor:
                 self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
 
     def _rows(self, part: Part, limit: int, truncation: Truncation, where: str) -> NDArray[np.int64] | None:
-        """Which tokens stay of an encoding that is too long: the special tokens around it and one end of the text. None: all."""
+        """The tokens that truncation keeps: the special tokens around the text and one end of the text. None: all."""
         encoding = part.encoding
         tokens = len(encoding)
         if tokens == 0:
@@ -182,7 +182,7 @@ class TextProcessor:
             return None
         if truncation == "none":
             raise too_long(where, tokens, limit, more=not part.is_whole)
-        # The mask is set only by the tokenizer's frame: "[SEP]" within the text does not count.
+        # The mask is set only by the tokenizer's template: "[SEP]" within the text does not count.
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
         room = max(limit - before - after, 0)
@@ -258,7 +258,7 @@ def run_of_ones(mask: Iterable[int]) -> int:
 
 
 def too_long(where: str, tokens: int, limit: int, how: str = "special tokens included", *, more: bool = False) -> InputTooLong:
-    """`more`: nobody has counted how many, `limit` is all that is known."""
+    """`more`: the number of tokens is unknown, only that it exceeds `limit`."""
     count = f"more than {limit}" if more else tokens
     message = f"{where} has {count} tokens, {how}; the model takes {limit}. Shorten it, or have it cut: truncation END or START"
     return InputTooLong(message, field=where)

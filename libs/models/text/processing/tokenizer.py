@@ -1,7 +1,7 @@
-"""tokenizer.json, which the `tokenizers` library runs: what of it is refused, and the library's own ways to fail.
+"""Loads tokenizer.json into the `tokenizers` library: validation of the file, and handling of the library's failures.
 
-Whoever wrote the file is not trusted. The library does whatever a file says, ends the process where its memory does not suffice,
-and panics where something cannot be done: what a file asks for is held within bounds (`bounds.py`) before the library sees it.
+The file is untrusted. The library does whatever it says, aborts the process when it runs out of memory, and panics on the
+impossible: so the file is validated against limits (`bounds.py`) before the library sees it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
 
 @contextmanager
 def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
-    """The library panics, or raises a bare Exception, where a tokenizer asks for what cannot be done: `error_of` that instead.
+    """Turns the library's panics and bare Exceptions, raised where a tokenizer asks for the impossible, into `error_of` errors.
 
-    A panic is no Exception: it would pass every handler and end the thread that it meets.
+    A PanicException is a BaseException: it would escape every handler and end its thread.
     """
     try:
         yield
@@ -61,12 +61,12 @@ def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
 
 
 def largest_id(tokenizer: Tokenizer) -> int:
-    """Of the vocabulary; ids need not follow each other."""
+    """The largest id of the vocabulary; ids need not be contiguous."""
     return max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _parsed(data: bytes) -> Mapping[str, object]:
-    """What the library is about to read. Raises ModelBroken for what it would read otherwise, or in far more memory."""
+    """The JSON that the library will read. Raises ModelBroken for JSON that it would read differently, or in far more memory."""
     if (values := data.count(b",")) > _MOST_VALUES:
         raise _broken(f"has up to {values:,} values; at most {_MOST_VALUES:,} are served")
     try:

@@ -1,6 +1,6 @@
-"""Texts as words, for models that label words: the gliner package's splitting, and the words' places among the tokens.
+"""Texts as words, for models that label words: the gliner package's word splitting, and the words' positions among the tokens.
 
-The first step of an entities or relations job, in the worker's threads. A sequence is the labels, each behind a marker, then the
+The first step of an entities or relations job, in the worker's threads. A sequence is the labels, each after a marker, then the
 text's words; every word is tokenised on its own, as the models were trained.
 """
 
@@ -28,13 +28,13 @@ Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
 _WORD_CHARACTERS: Final = 16
 _CHARACTERS_A_TOKEN: Final = 16
-"""Tokens of a word have fewer, nearly all; a normaliser may make eighteen characters of one, and a text may be one endless word."""
+"""Nearly all tokens have fewer; a normaliser may make eighteen characters of one, and a text may be one very long word."""
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words of a text: where each begins and ends in it, in code points, end exclusive. Both [words]."""
+    """The offsets of a text's words, in code points, end exclusive. Both [words]."""
 
     starts: Ids
     ends: Ids
@@ -45,7 +45,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """A sequence's tokens and what they stand for. Rows count from the sequence's first token.
+    """A sequence's tokens and their words. Rows count from the sequence's first token.
 
     `prompt`: the first token of each word of the prompt, -1 for one without tokens. `pieces`: rows of the tokens that make the
     words, `sizes` of them each. `words`: those that were kept.
@@ -60,7 +60,7 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """What all texts of a job have in common: tokens before a text, the words that they are of (-1: none), and those after it."""
+    """The tokens that all texts of a job share: those before a text, with their words (-1: none), and those after it."""
 
     ids: Ids
     owners: Ids
@@ -75,7 +75,7 @@ class WordFrame:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
-        # Tokens that are put before and after a text.
+        # Special tokens before and after a text.
         framed = tokenizer.encode(["a"], is_pretokenized=True)
         before, after = run_of_ones(framed.special_tokens_mask), run_of_ones(reversed(framed.special_tokens_mask))
         ids = np.array(framed.ids, dtype=np.int32)
@@ -84,7 +84,7 @@ class WordFrame:
     def encode(
         self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
     ) -> list[Framed]:
-        """Each text behind the words of the prompt, which are tokenised once.
+        """Tokenises each text after the words of the prompt, which are tokenised once.
 
         Raises InputTooLong, or InvalidInput if the prompt alone is too long.
         """
@@ -98,7 +98,7 @@ class WordFrame:
         return found
 
     def _front(self, prompt: Many[str], go_on: GoOn) -> _Front:
-        """As every word is tokenised on its own, the prompt can be tokenised in slices."""
+        """Tokenises the prompt, in slices, as every word is tokenised on its own."""
         ids, owners = [self._head], [np.full_like(self._head, -1)]
         for numbers in sliced([len(word) for word in prompt], go_on):
             words = [prompt[number] for number in numbers]
@@ -123,14 +123,14 @@ class WordFrame:
         return [self._shortened(match.group(), truncation) for match in kept], Words(places[:, 0], places[:, 1])
 
     def _shortened(self, word: str, truncation: Truncation) -> str:
-        """What can matter of a word: one that is longer has more tokens than the model takes, or is none of its words."""
+        """The part of a word that can matter: a longer one has more tokens than the model takes, and is dropped."""
         most = _CHARACTERS_A_TOKEN * self._limit
         if len(word) <= most:
             return word
         return word[-most:] if truncation == "start" else word[:most]
 
     def _last_words(self, text: str) -> int:
-        """A place from which on there are as many words as are kept, or 0. It is at a space, which no word goes across."""
+        """A position that as many words follow as are kept, or 0. It is at a space, which no word spans."""
         size = _WORD_CHARACTERS * self._max_words
         while size < len(text):
             space = _SPACE.search(text, len(text) - size)
@@ -167,7 +167,7 @@ class WordFrame:
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
         pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
-        numbers = owners[text] - prompt  # a word without tokens, such as a mere accent, has no number here
+        numbers = owners[text] - prompt  # a word without tokens, such as a lone accent, has no number here
         return Framed(
             ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
             prompt=rows,
@@ -177,7 +177,7 @@ class WordFrame:
         )
 
     def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:
-        """The rows that make each word of the tokens `starts[i]:ends[i]`, and how many they are."""
+        """The rows that represent each word, of its tokens `starts[i]:ends[i]`, and their number."""
         if self._pooling == "first":
             return starts, np.ones_like(starts)
         if self._pooling == "last":
@@ -187,7 +187,7 @@ class WordFrame:
 
 
 def _fit(starts: Ids, ends: Ids, room: int, truncation: Truncation) -> tuple[Ids, Ids]:
-    """The words whose tokens fit, of the text's beginning or end."""
+    """Truncates to the words whose tokens fit, from the text's beginning or end."""
     if truncation == "end":
         count = int(np.searchsorted(ends - starts[0], room, side="right"))
         return starts[:count], ends[:count]
