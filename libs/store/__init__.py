@@ -2,7 +2,7 @@
 
 Not on the request path: `services/worker/memory/residency.py` calls `Store.get`, in a thread of its own, for models that no folder
 holds.
-Order of reading: `names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `store.py`.
+Order of reading: `libs/names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `store.py`.
 """
 
 from libs.names import is_model_id
