@@ -1,4 +1,4 @@
-"""Reading settings from environment variables: every error names the variable and what it may be."""
+"""Reads settings from environment variables: every error names the variable and its allowed values."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def check(holds: bool, name: str, allowed: str) -> None:
 
 
 def check_name(value: str, name: str) -> None:
-    """A worker's, a pool's, a router's or a scheduler's: part of keys and of log lines."""
+    """Checks the name of a worker, pool, router or scheduler, which becomes part of keys and of log lines."""
     check(bool(_NAME.fullmatch(value)), name, "1..63 letters, digits, '.', '_' or '-'")
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether it is this machine. In doubt it is not so."""
+    """Whether the host is this machine; False in doubt."""
     if host == "localhost":
         return True
     try:

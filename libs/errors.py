@@ -36,7 +36,7 @@ class ShoalError(Exception):
 
 
 class InvalidInput(ShoalError):
-    """The request breaks its contract."""
+    """The request violates the API's contract."""
 
     status = "INVALID_ARGUMENT"
     reason = "INVALID_INPUT"
@@ -79,7 +79,7 @@ class ModelBroken(ShoalError):
 
 
 class NotReady(ShoalError):
-    """This process has not seen the mesh yet, so it knows no answer; none is better than a wrong one."""
+    """This process has not read the state of the mesh yet: no answer is better than a wrong one."""
 
     status = "FAILED_PRECONDITION"
     reason = "NOT_READY"
@@ -87,7 +87,7 @@ class NotReady(ShoalError):
 
 
 class Outdated(ShoalError):
-    """The other process is of a version that this one does not work with any more."""
+    """The other process has a version that this one no longer supports."""
 
     status = "FAILED_PRECONDITION"
     reason = "OUTDATED"
@@ -115,7 +115,7 @@ class RateLimited(ShoalError):
 
 
 class NoCapacity(ShoalError):
-    """Nothing can take the work now: no worker, or Redis is away."""
+    """Nothing can take the work now: for instance, there is no worker, or Redis is unreachable."""
 
     status = "UNAVAILABLE"
     reason = "NO_CAPACITY"

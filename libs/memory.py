@@ -1,4 +1,4 @@
-"""Memory of a process that runs for long: what the collector of cycles need not read, and what the C library should give back."""
+"""Memory of a long-running process: excludes permanent objects from garbage collection, and returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 60.0
-"""How often freed memory is given back, which takes milliseconds (docs/decisions.md)."""
+"""How often freed memory is returned to the system, which takes milliseconds (docs/decisions.md)."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 _STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory; where the system does not say (macOS), the most that it ever held."""
+    """The resident bytes of this process; where the system does not report them (macOS), their peak."""
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
     except OSError:
@@ -25,18 +25,18 @@ def resident_bytes() -> int:
 
 
 def freeze() -> None:
-    """What is there now stays: modules, classes and functions, which live as long as the process.
+    """Excludes all present objects from garbage collection: modules, classes and functions live as long as the process.
 
-    To be called once everything is imported. A full collection reads every object with all threads stopped; for what our imports
-    leave alone that takes tens of milliseconds (docs/decisions.md).
+    To be called once everything is imported. A full collection reads every object with all threads stopped; for the objects of our
+    imports alone that takes tens of milliseconds (docs/decisions.md).
     """
     gc.collect()
     gc.freeze()
 
 
 def trim() -> None:
-    """Gives freed memory back to the system. The C library keeps much of it else: a worker grows with the models that it had, a
-    router with the longest backlog that it had."""
+    """Returns freed memory to the system. Otherwise the C library keeps much of it: a worker stays as large as its past models made
+    it, a router as its longest backlog did."""
     if _trim is not None:
         _trim(0)
 

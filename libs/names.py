@@ -1,4 +1,4 @@
-"""Ids of models, for routers, stores and logs alike. Only what passes here is ever made part of a path, a URL or a key."""
+"""Validation of model ids, for routers, stores and logs alike. Only a valid id ever becomes part of a path, a URL or a key."""
 
 from __future__ import annotations
 

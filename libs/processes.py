@@ -1,6 +1,6 @@
-"""The file in which a supervisor (`shoal up`) tells the router how its processes are (SHOAL_PROCESSES).
+"""The file in which a supervisor (`shoal up`) reports the states of its processes to the router (SHOAL_PROCESSES).
 
-From it `shoal status` shows processes that are gone, which cannot report themselves."""
+From it `shoal status` shows dead processes, which cannot report themselves."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ProcessState = Literal["running", "restarting", "given up"]
 STATES: Final[tuple[ProcessState, ...]] = ("running", "restarting", "given up")
 MOST_PROCESSES: Final = 4096
 MOST_LETTERS: Final = 1000
-"""Of `detail`."""
+"""The most characters of `name` and of `detail`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`restarts`: since the supervisor began. `detail`: how it last ended, and the end of its log; empty if it never did."""
+    """`restarts`: since the supervisor started. `detail`: how it last ended, and the end of its log; empty if it never did."""
 
     name: str
     state: ProcessState
@@ -34,7 +34,7 @@ def to_text(processes: Iterable[Process]) -> str:
 
 
 def read(path: Path) -> tuple[Process, ...]:
-    """What the file says; nothing if it is not there (yet). Raises InvalidInput if it says something else."""
+    """The processes in the file; none if it does not exist (yet). Raises InvalidInput for other content."""
     try:
         entries = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

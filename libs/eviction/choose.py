@@ -1,4 +1,4 @@
-"""Which models make room for another one: the hard rules of eviction, above every policy."""
+"""Chooses the models to evict for another one: the hard rules of eviction, above every policy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from libs.eviction.policies import Candidate, Policy
 
 MIN_RESIDENT_SECONDS: Final = 10.0
 LOADS_RESIDENT: Final = 3.0
-"""A model stays so many times its load time at least, and MIN_RESIDENT_SECONDS, unless much more work waits for another."""
+"""Against thrashing, a model stays resident for so many times its load time, and MIN_RESIDENT_SECONDS, at least, unless much more
+work waits for another."""
 YIELD_FACTOR: Final = 2.0
-"""How many times a candidate's waiting work the challenger's must be, for a candidate in use or young to yield."""
+"""The challenger's waiting work must exceed so many times the candidate's, to evict a candidate that is in use or young."""
 LAST_COPY_FACTOR: Final = 2.0
 
 
@@ -20,8 +21,8 @@ LAST_COPY_FACTOR: Final = 2.0
 class Challenger:
     """The model that needs room.
 
-    `waiting_seconds`: how long its waiting work would keep the device busy, or how long it has been asked for, whichever is more;
-    0 if nobody waits for it.
+    `waiting_seconds`: how long its waiting work would keep the device busy, or for how long requests have waited for it, whichever
+    is more; 0 if nothing waits.
     """
 
     name: str
@@ -30,8 +31,8 @@ class Challenger:
 
 
 def may_yield(candidate: Candidate, challenger: Challenger) -> bool:
-    """Whether the rules let the candidate leave for the challenger: never a pinned one; one that is busy, has work waiting or is
-    young only for much more waiting work; none for itself, when it needs more room."""
+    """Whether the rules allow evicting the candidate for the challenger. Never if it is pinned, leaving already, or the challenger
+    itself; if it is busy, young or has waiting work, only for a challenger with much more waiting work."""
     if candidate.pinned or candidate.leaving or candidate.name == challenger.name:
         return False
     is_young = candidate.resident_seconds < max(MIN_RESIDENT_SECONDS, LOADS_RESIDENT * candidate.load_seconds)
@@ -43,10 +44,10 @@ def may_yield(candidate: Candidate, challenger: Challenger) -> bool:
 def choose_victims(
     candidates: Collection[Candidate], needed_bytes: int, policy: Policy, challenger: Challenger
 ) -> list[Candidate] | None:
-    """The candidates to evict so that `needed_bytes` more are free, cheapest first; no one of them could be spared. None: the rules
-    let too few leave, for now."""
+    """The candidates to evict so that `needed_bytes` more are free, cheapest first; none of them could be spared. None: the rules
+    allow evicting too few now."""
     free_to_go = [one for one in candidates if may_yield(one, challenger)]
-    # An idle model goes before one in use, whatever it is worth.
+    # An idle model is evicted before one in use, whatever its value.
     ordered = sorted(free_to_go, key=lambda one: (one.is_busy or one.waiting_seconds > 0, _value(one, policy), one.name))
     chosen: list[Candidate] = []
     missing = needed_bytes
@@ -57,7 +58,7 @@ def choose_victims(
         missing -= candidate.bytes
     if missing > 0:
         return None
-    for candidate in reversed(chosen[:]):  # the dearest first
+    for candidate in reversed(chosen[:]):  # spares the most valuable first
         if missing + candidate.bytes <= 0:
             chosen.remove(candidate)
             missing += candidate.bytes

@@ -1,4 +1,4 @@
-"""What a resident model is worth keeping, by three policies of one signature: the model of the lowest value leaves first.
+"""Three eviction policies of one signature: the value of keeping a resident model. The model of the lowest value is evicted first.
 
 Used by the worker, the scheduler's plan and the simulator alike. How the policies compare on traces: docs/placement.md.
 """
@@ -12,24 +12,24 @@ from types import MappingProxyType
 from typing import Final
 
 RECENT_SECONDS: Final = 5.0
-"""Added to the age of the last use, so that two models used within this time are told apart by what they cost, not by when."""
+"""Added to the age of the last use, so that models used within this time are ranked by cost, not by recency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A resident model, as policies and rules see it. Times in seconds."""
+    """A resident model, as input of policies and rules. Times in seconds."""
 
     name: str
     bytes: int
-    """Freed if it leaves."""
+    """Freed by its eviction."""
     load_seconds: float
-    """What bringing it back would take, from where it would go."""
+    """How long loading it again would take, from the tier that it is evicted to."""
     idle_seconds: float
     """Since its last use."""
     uses: float = 1.0
     """How often it was used since it became resident."""
     floor: float = 0.0
-    """The value of the last victim when the candidate was last used: what makes old fame fade in GDSF."""
+    """The value of the last victim when the candidate was last used: the ageing term of GDSF."""
     pinned: bool = False
     leaving: bool = False
     is_busy: bool = False
@@ -43,11 +43,11 @@ class Candidate:
 
 
 Policy = Callable[[Candidate], float]
-"""What it is worth to keep a candidate; comparable between candidates of one moment only."""
+"""The value of keeping a candidate; comparable only between candidates at the same moment."""
 
 
 def lru(candidate: Candidate) -> float:
-    """The least recently used leaves first."""
+    """Evicts the least recently used first."""
     return -candidate.idle_seconds
 
 
@@ -57,10 +57,10 @@ def gdsf(candidate: Candidate) -> float:
 
 
 def cost_aware(candidate: Candidate) -> float:
-    """Seconds of loading saved a byte, for a next use that is the likelier the more there were and the later the last one was.
+    """Seconds of loading saved per byte, times how likely the next use is: by frequency and recency of use.
 
-    Uses count by their logarithm (one 1, three 2, seven 3): a model that many ask for stays longer than one that somebody tried,
-    and a single large batch is not taken for fame. How it does without that: docs/placement.md.
+    Uses count by their logarithm (one 1, three 2, seven 3): a popular model stays longer than one that was tried once, and a single
+    large batch does not count as popularity. Results without that: docs/placement.md.
     """
     saved = candidate.load_seconds / max(candidate.bytes, 1)
     return saved * math.log2(1.0 + max(candidate.uses, 1.0)) / (candidate.idle_seconds + RECENT_SECONDS)

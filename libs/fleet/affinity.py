@@ -1,4 +1,4 @@
-"""How well a worker suits a model: what the plan places by, and what routers tell who asks why. Pure.
+"""How well a worker suits a model: the score by which the plan places models and ExplainPlacement explains them. Pure.
 
 The rule of placement.md 2.4: the nearer the model is to the worker's device the better, less the share of the worker's time that is
 taken already.
@@ -28,9 +28,9 @@ AFFINITY: Final[Mapping[models_pb2.ModelState, float]] = MappingProxyType(
 )
 """By the model's state on the worker; 0 for one that is not there."""
 NO_ADAPTER: Final = 0.1
-"""Less so much where the model is resident without the lane's adapter."""
+"""Subtracted where the model is resident without the lane's adapter."""
 HORIZON_SECONDS: Final = 10.0
-"""Work for so long makes a worker wholly busy."""
+"""A worker with work for so long counts as fully busy."""
 
 
 def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
@@ -46,8 +46,8 @@ def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
 def busy_seconds(
     snapshot: FleetSnapshot, gauges: Iterable[LaneGauges], rates: Mapping[LaneKey, float] = MappingProxyType({})
 ) -> dict[str, float]:
-    """For how long each worker has work: what its models' lanes hold, evenly among their copies, and what is expected at `rates`
-    (tokens a second by lane; none: nothing) in a horizon of 10 s. Models of unknown speed count nothing."""
+    """Seconds of work of each worker: the backlog of its models' lanes, divided evenly among their copies, and the arrivals
+    expected at `rates` (tokens a second by lane; missing: 0) within 10 s. Models of unknown speed count nothing."""
     copies: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
     for worker in snapshot.workers.values():
         for record in worker.held:

@@ -1,8 +1,8 @@
-"""The one card of a model, from what several workers say of it. Pure.
+"""Merges the cards that several workers report of a model into one. Pure.
 
-A card has two parts. What the model's files and the catalog say is the same on every worker, unless some have other files: then
-the card that a worker told last for the first time counts, and a worker that repeats itself changes nothing. What workers measure
-(bytes, data type, tokens per byte) is each worker's own, stays in its record, and is merged here.
+A card has two parts. The part from the model's files and the catalog is the same on every worker, unless some have other files:
+then the last card that was new for its worker wins, and a worker that repeats its card changes nothing. What workers measure
+(bytes, data type, tokens per byte) differs between workers, stays in each one's record, and is merged here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shoal.v1 import models_pb2
 from libs.fleet.snapshot import WorkerModelRecord
 
 SAME_RATE: Final = 0.05
-"""Tokens per byte that differ by less than this share are the same: estimates move with every text, and each change is written."""
+"""Tokens per byte that differ by at most this share count as equal: estimates move with every text, and each change is written."""
 
 
 def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
-    """What files and catalog say."""
+    """The part of the card that comes from files and catalog."""
     plain = models_pb2.ModelCard()
     plain.CopyFrom(card)
     for field in ("bytes", "data_type", "tokens_per_byte"):
@@ -29,12 +29,12 @@ def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
 
 
 def digest_of(card: models_pb2.ModelCard) -> int:
-    """Tells two cards of this process' lifetime apart by what files and catalog say."""
+    """A digest of the part from files and catalog, to compare cards within this process' lifetime."""
     return hash(without_measures(card).SerializeToString(deterministic=True))
 
 
 def merged(plain: models_pb2.ModelCard, known: models_pb2.ModelCard, copies: Sequence[WorkerModelRecord]) -> models_pb2.ModelCard:
-    """`plain` with the measures of the workers' `copies`; what none of them has measured stays as it was `known`.
+    """`plain` with the measurements of the workers' `copies`; what none of them has measured stays as in `known`.
 
     Bytes and data type are those of the largest copy, tokens per byte are the median of those who measured them.
     """

@@ -1,8 +1,7 @@
 """The registry of workers in Redis: written from heartbeats by `services/router/lanes/pull.py`, read by every router.
 
-Everything is small: hashes of heartbeats, of cards, of failed loads, of the scheduler that leads and of its plan's notes, a sorted
-set of routers, and a key for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than
-`ttl_ms`.
+All of it is small: hashes of heartbeats, of cards, of failed loads, of the leading scheduler and of its plan's notes, a sorted set
+of routers, and a key for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than `ttl_ms`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ from libs.queue.keys import BELL, LaneKey, WorkerBell
 
 FAILURE_MS = 15 * 60_000
 PASSING_MS = 60_000
-"""For how long a worker does not try a model again that it could not load, and one that it could not find or reach."""
+"""The backoff before a worker tries a model again: after a failed load, and after it could not find or reach the model."""
 FAILURE_DOUBLINGS = 5
-"""The former doubles with each further failure, so many times: up to 8 hours."""
+"""FAILURE_MS doubles with each further failure, at most so many times: up to 8 hours."""
 TTL_MS = 10_000
-"""A worker that was silent for so long, or for as long as its leases last, is gone: others may load what it held."""
+"""A worker without a heartbeat for so long, or for as long as its leases last, is dead: others may load the models it held."""
 LEAD_MS = 3_000
-"""A scheduler that does not renew its lead for so long has lost it."""
+"""The leader's lease: a scheduler that does not renew it for so long has lost the leadership."""
 ORDER_CLAIM_MS = 10_000
-"""As routers' claims: covers the time until the worker's heartbeat says LOADING; after that its heartbeat keeps others away."""
+"""How long a load order claims the model, as routers' claims do: until the worker's heartbeat says LOADING, which then prevents
+further loads."""
 
 _PASSING = (ModelNotFound.reason, NoCapacity.reason)
 
@@ -48,27 +48,27 @@ _Change = Callable[[FleetSnapshot], FleetSnapshot]
 
 
 class LostLeadership(Exception):
-    """Another scheduler leads, or none: what this one decides does not count any more."""
+    """This scheduler no longer leads: another one does, or none. Its decisions are refused."""
 
 
 class Fleet:
-    """What this process knows of the workers, and what it tells routers and workers. NoCapacity while Redis is away."""
+    """This process' view of the workers, and its updates to routers and workers. NoCapacity while Redis is away."""
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
-        # The state: what was known last, and the bytes of heartbeats and cards, so that only changed ones are parsed.
+        # The state: the last snapshot, and the bytes of heartbeats and cards, so that only changed ones are parsed.
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
-        # What each worker last told of its models' files, as digests by model.
+        # The digests of the cards that each worker reported last, by model.
         self._told_cards: dict[str, dict[str, int]] = {}
-        # What was told since the last refresh began: what that read may be older.
+        # Own updates since the last refresh began: the data that it reads may be older.
         self._told: list[_Change] = []
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
-        """Tells all routers, and `snapshot` at once. A model that has just failed is noted as `record_failure` does; one that has
-        become resident, and all of a worker that has been started again, are given another chance.
+        """Stores a heartbeat for all routers, and applies it to `snapshot` at once. A model that has just failed is recorded by
+        `record_failure`. Failures are forgotten of a model that is resident now, and of all models of a restarted worker.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
         kept = _without_cards(heartbeat)
@@ -97,7 +97,7 @@ class Fleet:
     def _changed_cards(
         self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, told: Mapping[str, int]
     ) -> dict[str, models_pb2.ModelCard]:
-        """Cards of models that are another than is known, now that the worker has told its own (`libs/fleet/cards.py`)."""
+        """The merged cards that change by the cards in this heartbeat (`libs/fleet/cards.py`)."""
         before = self._told_cards.get(heartbeat.worker_id, {})
         others = [worker.models for name, worker in self.snapshot.workers.items() if name != heartbeat.worker_id]
         changed = {}
@@ -143,8 +143,8 @@ class Fleet:
         self._tell(change)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
-        """Notes that the worker cannot load the model: for 15 minutes, twice as long each time that it fails again, or for one
-        minute if it did not find or not reach it."""
+        """Records that the worker cannot load the model: for 15 minutes, doubled with each further failure, or for one minute if it
+        could not find or reach the model."""
         is_passing = failure.reason in _PASSING
         await scripts.record_failure(
             self._redis,
@@ -164,8 +164,8 @@ class Fleet:
         self._tell(change)
 
     async def forgive(self, models: Collection[str]) -> int:
-        """Halves the time of failures to load these models, because there is work for them: workers whose time is half over may try
-        again. Answers how many; `snapshot` knows it after the next `refresh`."""
+        """Halves the backoff after failed loads of these models, because they have work: workers for which half of it is over may
+        try again. Returns how many; `snapshot` shows it after the next `refresh`."""
         known = {model: self.snapshot.failures.get(model, {}) for model in models}
         fields = [
             f"{model} {worker_id}"
@@ -179,7 +179,7 @@ class Fleet:
         return cast(int, await scripts.forgive(self._redis, keys, last_ms=FAILURE_MS, doublings=FAILURE_DOUBLINGS, fields=fields))
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads everything in one round trip into `snapshot`, and removes what is out of date. What is told meanwhile stays."""
+        """Reads the registry in one round trip into `snapshot`, and deletes expired entries. Updates made meanwhile are kept."""
         self._told.clear()
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
@@ -248,7 +248,7 @@ class Fleet:
         return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(time_ms)
 
     async def forget(self, worker_id: str, heard_ms: int) -> bool:
-        """Removes a worker that is gone; False if it was heard of since `heard_ms`, or was removed already."""
+        """Removes a dead worker; False if it sent a heartbeat since `heard_ms`, or was removed already."""
         if not await scripts.forget(self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)):
             return False
 
@@ -259,14 +259,15 @@ class Fleet:
         return True
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """True if no worker but this one may now load the lane's model, until `ttl_ms` are over or the claim is released."""
+        """Gives this worker the exclusive right to load the lane's model, for `ttl_ms` or until it is released; False if another
+        has it."""
         with translated():
             if await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms):
                 return True
-        return await self.renew_claim(lane, worker_id, ttl_ms)  # it may load again what it has evicted since
+        return await self.renew_claim(lane, worker_id, ttl_ms)  # the worker may reload a model that it evicted meanwhile
 
     async def renew_claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Makes the worker's claim last `ttl_ms` from now; False if it has none."""
+        """Extends the worker's claim to `ttl_ms` from now; False if it has none."""
         return bool(await scripts.renew_claim(self._redis, (_claim(lane),), worker_id=worker_id, last_ms=ttl_ms))
 
     async def release_claim(self, lane: LaneKey, worker_id: str) -> bool:
@@ -283,12 +284,12 @@ class Fleet:
         lane: LaneKey | None = None,
         known: Collection[str] = (),
     ) -> int:
-        """Leaves an order for the worker's heartbeats, for a day, and rings for it; answers its number, which is above all earlier
-        ones.
+        """Queues an order that the worker's heartbeats fetch, for a day, and notifies the worker. Returns its sequence number,
+        above all earlier ones.
 
-        A scheduler gives its `fence`: LostLeadership if another leads. For a load it gives the `lane` to claim for the worker: 0,
-        and nothing is ordered, if another worker has the claim that the plan did not know (`known`: those that hold the model or
-        will).
+        A scheduler passes its `fence`: LostLeadership if another leads. For a load it passes the `lane` to claim for the worker;
+        returns 0, and orders nothing, if another worker has the claim and the plan did not know of it (`known`: the workers that
+        hold the model or will).
         """
         number = await scripts.order(
             self._redis,
@@ -316,13 +317,13 @@ class Fleet:
         return directives
 
     async def lead(self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS) -> int | None:
-        """Makes this scheduler the leader for `last_ms` if none leads, or for as long again if it leads by `fence`. Answers its
+        """Makes this scheduler the leader for `last_ms` if none leads, or renews its lease if it leads by `fence`. Returns its
         fencing number, which is above those of all earlier leaders; None while another leads."""
         found = await scripts.lead(self._redis, (_LEADER, _FENCES), scheduler_id=scheduler_id, fence=fence, last_ms=last_ms)
         return cast(int, found) or None
 
     async def resign(self, fence: int) -> bool:
-        """Ends the lead, so that another scheduler may take it at once; False if it was lost already."""
+        """Gives up the leadership, so that another scheduler may take it at once; False if it was lost already."""
         return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
 
     async def note_plan(
@@ -335,9 +336,8 @@ class Fleet:
         cold_starts: Mapping[str, float] = _NOTHING,
         anew: bool = False,
     ) -> None:
-        """Tells of the leader's last plan: its number, what it says of models, where that changed (empty: nothing any more; `anew`:
-        of no other model either), how many workers pools should have and how long one takes to come. LostLeadership if another
-        leads."""
+        """Publishes the leader's last plan: its number, the changed notes by model (empty: removed; `anew`: they replace all
+        notes), how many workers each pool should have, and how long one takes to start. LostLeadership if another leads."""
         parts = [part for note in changed.items() for part in note]
         wishes, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
         keys = (_LEADER, _NOTES)
@@ -347,7 +347,7 @@ class Fleet:
             raise LostLeadership
 
     async def plan_notes(self, *models: str) -> dict[str, str]:
-        """What the leader's last plans say of these models, or of all if none is named; no entry where they say nothing."""
+        """The notes of the leader's last plans on these models, or on all if none is named; no entry for models without one."""
         with translated():
             if not models:
                 return {name.decode(): note.decode() for name, note in cast(_Notes, await self._redis.hgetall(_NOTES)).items()}
@@ -355,7 +355,7 @@ class Fleet:
         return {model: note.decode() for model, note in zip(models, found, strict=True) if note is not None}
 
     async def beat(self, router_id: str) -> list[str]:
-        """Tells that this router lives. Answers routers that were not heard of for three times `ttl_ms`, each once in the mesh."""
+        """Records that this router is alive. Returns routers that were silent for three times `ttl_ms`, each once in the mesh."""
         silent = await scripts.beat(self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms)
         return [name.decode() for name in silent]
 
@@ -369,7 +369,7 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
 
 
 def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
-    """Of what could not be reached: a retry may help once the worker tries again itself, in `left_ms`."""
+    """The failure; with a retry time if the model could not be reached: the worker itself tries again in `left_ms`."""
     told = worker_pb2.Failure()
     told.CopyFrom(failure)
     if failure.reason == NoCapacity.reason:
@@ -382,7 +382,7 @@ def _claim(lane: LaneKey) -> str:
 
 
 def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
-    """What is kept of it: of cards only what the worker measured itself."""
+    """The heartbeat as it is stored: without batches, and of cards only the worker's own measurements."""
     kept = worker_pb2.HeartbeatRequest()
     kept.CopyFrom(heartbeat)
     kept.ClearField("batches")

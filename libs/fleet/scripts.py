@@ -1,4 +1,4 @@
-"""The Redis operations of the registry that must happen whole. Times are Redis' own, so routers' clocks do not matter."""
+"""The atomic Redis operations of the registry. Times are from Redis' clock, so routers' clocks do not matter."""
 
 from __future__ import annotations
 

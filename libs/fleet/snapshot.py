@@ -1,4 +1,4 @@
-"""What a router knows of the workers at one moment, and the questions asked of it. Pure: no clock, no Redis."""
+"""An immutable view of the workers at one moment, and queries on it. Pure: no clock, no Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.errors import ModelNotFound
 
 COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
-"""States of a model that a worker is about to hold."""
+"""The states of a model that a worker is fetching or loading."""
 
 HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
@@ -67,8 +67,8 @@ class WorkerModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`: those of its models that are
-    more than on disk, or about to be."""
+    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`: its models that are warm or
+    resident, or about to be."""
 
     worker_id: str
     epoch: str
@@ -88,11 +88,11 @@ class WorkerRecord:
     device_seconds: float = 0.0
     wasted_seconds: float = 0.0
     subject: str = ""
-    """Whose credential the heartbeat came with; empty where none is used."""
+    """The subject of the credential that the heartbeat came with; empty where none is used."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Once a heartbeat and not at each look: a worker may name a thousand models on its disk, and hold ten.
+        # Computed once per heartbeat and not at each access: a worker may list a thousand models on disk, and hold ten.
         object.__setattr__(self, "held", tuple(record for record in self.models.values() if record.state in HELD))
 
     @staticmethod
@@ -121,25 +121,26 @@ class WorkerRecord:
 
     @property
     def free_bytes(self) -> int:
-        """Of its device, beside weights and what the largest batch of any of its models takes; below 0 if it has too little."""
+        """Free bytes of its device, after weights and the activations of the largest batch of any held model; may be below 0."""
         activations = max((record.activation_bytes_per_token for record in self.held), default=0.0)
         return self.memory_bytes - self.used_bytes - int(activations * self.batch_tokens)
 
     @property
     def is_going(self) -> bool:
-        """It takes no more work, or its machine will be taken away."""
+        """Whether the worker drains, or its machine will be preempted."""
         return self.draining or self.preempted_in_seconds is not None
 
     def state(self, model: str) -> models_pb2.ModelState:
-        """How near the model is to being used there; ABSENT if the worker does not name it."""
+        """The model's state on this worker; ABSENT if the worker does not list it."""
         record = self.models.get(model)
         return record.state if record else models_pb2.MODEL_STATE_ABSENT
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The scheduler that leads: its fencing number, the number of its last plan (fence × 2³² + a counter), when it made that (Unix
-    time by Redis' clock), how many workers each pool should have by then, and how many seconds it thinks that one takes to come."""
+    """The leading scheduler: its fencing number, the number of its last plan (fence × 2³² + a counter), when it made that plan
+    (Unix time by Redis' clock), how many workers each pool should have by it, and in how many seconds it expects a new one to
+    start."""
 
     scheduler_id: str
     fence: int
@@ -163,11 +164,11 @@ class FleetSnapshot:
     leader: LeaderRecord | None = None
 
     def pools(self) -> set[str]:
-        """Pools with a live worker that takes work."""
+        """Pools with a live worker that does not drain."""
         return {worker.pool for worker in self.workers.values() if not worker.draining}
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
-        """The pool's live workers that take work."""
+        """The pool's live workers that do not drain."""
         return [worker for worker in self.workers.values() if worker.pool == pool and not worker.draining]
 
     def resident_on(self, model: str) -> list[WorkerRecord]:
@@ -175,11 +176,11 @@ class FleetSnapshot:
         return [worker for worker in self.workers.values() if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT]
 
     def card(self, model: str) -> models_pb2.ModelCard | None:
-        """What is known of the model; None until a worker has read its files."""
+        """The model's card; None until a worker has read its files."""
         return self.cards.get(model)
 
     def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
-        """Why the pool cannot serve the model, or None while it may: 3 of its workers, or all if fewer, failed and none holds it.
+        """Why the pool cannot serve the model: 3 of its workers, or all if fewer, failed, and no other holds it. Else None.
 
         A model that workers did not find is not given up while another worker has it on disk, because disks differ.
         """

@@ -1,8 +1,8 @@
-"""Which versions work together, during a rolling upgrade and otherwise.
+"""Which versions are compatible, during a rolling upgrade and otherwise.
 
-Most changes of the wire only add, and protobuf passes over fields that it does not know: versions mix in both directions. Where one
-does not, OLDEST_WIRE_VERSION rises, and routers refuse workers below it in words. Routers and schedulers share what is in Redis, so
-they need one LAYOUT_VERSION: `Lanes.check` refuses another.
+Most changes of the wire protocol only add fields, and protobuf skips unknown ones: versions mix in both directions. A breaking
+change raises OLDEST_WIRE_VERSION, and routers refuse workers below it with an explanation. Routers and schedulers share the data in
+Redis, so they need the same LAYOUT_VERSION: `Lanes.check` refuses another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["LAYOUT_VERSION", "OLDEST_WIRE_VERSION", "WIRE_VERSION", "check_worke
 
 
 def check_worker(wire_version: int, worker_id: str, *, oldest: int = OLDEST_WIRE_VERSION) -> None:
-    """Outdated, with what to upgrade, if this router does not understand the worker. One newer than the router is welcome."""
+    """Raises Outdated, with what to upgrade, for a worker too old for this router. A worker newer than the router is accepted."""
     if wire_version < oldest:
         raise Outdated(
             f"worker {worker_id} speaks wire version {wire_version}, and this router (wire version {WIRE_VERSION}) needs {oldest} "

@@ -1,4 +1,4 @@
-"""The lanes: jobs wait in Redis here, between `services/router/lanes/dispatch.py` and `services/router/lanes/pull.py`."""
+"""The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues, `services/router/lanes/pull.py` dequeues."""
 
 from libs.queue.connection import UnsuitableRedis, connect, open_all
 from libs.queue.fitness import Fitness

@@ -1,7 +1,8 @@
-"""The two Redis users of a mesh: what router and scheduler do there, and nothing else (ACL of Redis 6.2 or newer).
+"""The two Redis users of a mesh, with the least privileges that router and scheduler need (ACL of Redis 6.2 or newer).
 
-Scripts run with the rights of who calls them, so the commands within are here, too. `tests/queue/test_acl.py` holds this to what is
-really used: a new command in a script of `libs/queue` or `libs/fleet` must be named here.
+A script runs with the permissions of the user who calls it, so the commands within scripts are listed here, too. A new command in a
+script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list with the commands really
+used.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _ROUTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Of Redis. `commands` in small letters, subcommands as `command|subcommand`; `keys` as patterns."""
+    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys` as patterns."""
 
     name: str
     commands: tuple[str, ...]
     keys: tuple[str, ...]
 
     def line(self, password: str | None) -> str:
-        """A line of an ACL file, or what follows `ACL SETUSER` but for the first word. Only the password's digest is in it; without
-        one the user is off."""
+        """This user's line of an ACL file; without its first word, the arguments of `ACL SETUSER`. It holds only the password's
+        digest; without a password the user is disabled."""
         state = ("off",) if password is None else ("on", f"#{sha256(password.encode()).hexdigest()}")
         rules = (
             *state,
@@ -52,7 +53,7 @@ class User:
 
 
 ROUTER: Final = User("shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",))
-# Of lanes it sees how long they are and what they count, not the payloads, and not who is to be answered.
+# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits for their answers.
 SCHEDULER: Final = User(
     "shoal-scheduler",
     tuple(sorted(_BOTH)),
@@ -61,7 +62,7 @@ SCHEDULER: Final = User(
 
 
 def acl_file(*, router: str | None, scheduler: str | None, admin: str | None) -> str:
-    """A file for Redis' `aclfile`, given passwords. Whoever does not authenticate is the user `default`, who is off, or (with
-    `admin`) needs that password and may do everything."""
+    """The text of a file for Redis' `aclfile`, given passwords. An unauthenticated connection is the user `default`, which is
+    disabled, or (with `admin`) needs that password and may do everything."""
     default = "off -@all" if admin is None else f"on #{sha256(admin.encode()).hexdigest()} ~* &* +@all"
     return f"user default {default}\n{ROUTER.line(router)}\n{SCHEDULER.line(scheduler)}\n"

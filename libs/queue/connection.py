@@ -1,4 +1,4 @@
-"""The connection to Redis: time limits, retries, what the server must be, and errors in our words."""
+"""The connection to Redis: timeouts, retries, requirements on the server, and translation of its errors into ours."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
 OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0
 _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
-"""A replica, one that was a master while we waited, a master with fewer replicas than `min-replicas-to-write`, a server that cannot
-write its disk or lost its primary, one that is busy. From a script they come as plain errors."""
+"""In order: a replica; a master that became one during a blocking command; a master with fewer replicas than
+`min-replicas-to-write`; a server that cannot write its disk; one that lost its primary; one that is busy with a script. Errors
+raised within a script have no class of their own, so their text is searched."""
 _NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
-"""NOPERM within a script, before Redis 7 and by Valkey."""
+"""What Redis before 7, and Valkey, say for NOPERM within a script."""
 
 
 class UnsuitableRedis(Exception):
-    """The Redis server is too old, or may throw queued work away. Says what to change."""
+    """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to our user, or holds another
+    layout. Says what to change."""
 
 
 def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16, allow_insecure: bool = False) -> Redis:
     """A client for `url` (redis://, rediss://, unix://, or redis+sentinel:// and rediss+sentinel://, for the master that Sentinels
     name). Connects on first use, and again after every loss.
 
-    Every connection answers within 5 s or is dropped. Repeating a command is safe: all scripts may run twice. `allow_insecure`:
-    Sentinels may name a master on another machine also where there is no TLS. Raises InvalidInput for a URL that is none,
+    A connection that does not answer within 5 s is dropped. Retrying a command is safe: all scripts may run twice.
+    `allow_insecure`: Sentinels may name a master on another machine even without TLS. Raises InvalidInput for an invalid URL,
     ValueError for files of `trust` that cannot be used.
     """
     check_redis_url(url)
@@ -61,7 +63,7 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
         "health_check_interval": 15,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
         "protocol": 2,
-        "driver_info": None,  # else it says CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not.
+        "driver_info": None,  # else redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not run.
     }
     if sentinels is None:
         return Redis.from_pool(BlockingConnectionPool(**options))
@@ -70,9 +72,9 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
 
 
 async def open_all(redis: Redis) -> None:
-    """Connects as often as `redis` may, at once, where they would come one by one in moments when many commands wait.
+    """Fills the connection pool of `redis` at once. Otherwise connections are opened one by one, while many commands wait for them.
 
-    For the start, before anyone uses `redis`. Raises NoCapacity if one of them cannot be had.
+    To be called at the start, before anyone uses `redis`. Raises NoCapacity if a connection fails.
     """
     pool: Any = redis.connection_pool
     wanted = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections)]
@@ -88,10 +90,10 @@ async def open_all(redis: Redis) -> None:
 
 
 class Subscriber(PubSub):
-    """Subscriptions that end with their connection: `RedisConnectionError`, and whoever listens subscribes anew.
+    """Subscriptions that end with their connection, by `RedisConnectionError`: the subscriber must subscribe again.
 
-    redis-py's own connects again within the call, and subscribes again while it connects, which connects again if that fails: while
-    something resets connections as soon as they are there, it goes deeper each time, to a RecursionError (redis-py 8).
+    redis-py's PubSub reconnects within the call, resubscribes while it reconnects, and reconnects again if that fails: while
+    something resets every new connection, it recurses deeper each time, to a RecursionError (redis-py 8).
     """
 
     async def _execute(self, conn: Any, command: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +101,7 @@ class Subscriber(PubSub):
 
 
 class _Robust:
-    """For a redis-py connection on uvloop, whose transport answers RuntimeError to a write once the other side has closed it."""
+    """A mixin for redis-py connections on uvloop, whose transport raises RuntimeError for a write after the peer has closed it."""
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         try:
@@ -113,7 +115,7 @@ def _robust(kind: type[Connection]) -> type[Connection]:
 
 
 def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
-    """The URL as arguments of a connection pool, and what `trust` adds."""
+    """The arguments of a connection pool for the URL, with the TLS context and credentials of `trust`."""
     parsed: dict[str, Any] = {**parse_url(url)} | ({} if url.startswith("unix:") else {"socket_keepalive": True})
     if is_tls(url):
         parsed |= {"connection_class": TlsConnection, "context": trust.contexts()}
@@ -144,8 +146,8 @@ async def check(redis: Redis) -> None:
 
 
 def translate(error: RedisError) -> Exception:
-    """NoCapacity while Redis is away, loading, full, takes no writes or not our password, or its ACL is older than this version;
-    other errors are bugs of ours and stay as they are."""
+    """NoCapacity while Redis is unreachable, loading, out of memory or read-only, refuses our password, or has an ACL older than
+    this version. Other errors are bugs of ours and are returned unchanged."""
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
         return NoCapacity("the queue (Redis) does not take our user name and password")
     if isinstance(error, NoPermissionError) or (
@@ -158,7 +160,7 @@ def translate(error: RedisError) -> Exception:
         return NoCapacity(f"the queue (Redis) cannot be reached: {error}")
     if isinstance(
         error, (RedisConnectionError, RedisTimeoutError, NoScriptError)
-    ):  # the last: it forgot a script that was just loaded
+    ):  # the last: Redis lost a script that was just loaded
         return NoCapacity("the queue (Redis) cannot be reached")
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM" in str(error)):
         return NoCapacity("the queue (Redis) is out of memory")
@@ -169,7 +171,7 @@ def translate(error: RedisError) -> Exception:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises `translate`'s error for Redis' own."""
+    """Raises Redis errors within the context as `translate` translates them."""
     try:
         yield
     except RedisError as error:

@@ -1,4 +1,4 @@
-"""Whether Redis can hold the queue: at the start, and again when it has been away or another one took over."""
+"""Checks that Redis can hold the queue: at the start, and again after an outage or a failover."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 async def check(redis: Redis, *, again: bool = False) -> None:
-    """UnsuitableRedis unless the server can hold the queue, and what it holds has our layout.
+    """Raises UnsuitableRedis unless the server can hold the queue and its data has our layout.
 
-    `again`: of one that took the place of a fit one. What its settings may do to queued work is only logged then: routers queue
-    again what is lost, and a mesh that has ended answers nobody.
+    `again`: the server replaced one that passed. Unsuitable settings (version, eviction of keys) are only logged then: routers
+    enqueue lost jobs again, and a mesh that stopped would answer nobody.
     """
     try:
         await connection.check(redis)
@@ -43,21 +43,21 @@ async def check(redis: Redis, *, again: bool = False) -> None:
 
 
 class Fitness:
-    """Remembers of which Redis it was asked."""
+    """Runs the check when it is due, and remembers which Redis server passed it."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        # The state: whether it was asked at all, of which master of Sentinels', and whether Redis was away since.
+        # The state: whether a check has passed, against which master (with Sentinels), and whether Redis was away since.
         self._is_known = False
         self._server: object = None
         self._was_away = False
 
     def away(self) -> None:
-        """What comes back may have lost everything, or be another server."""
+        """Redis is unreachable, so the check is due again: the server that comes back may be another, or have lost its data."""
         self._was_away = True
 
     async def look(self) -> None:
-        """Asks if it has to. Raises UnsuitableRedis, and NoCapacity while Redis is away."""
+        """Runs the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is away."""
         if self._is_known and not self._was_away and self._server == self._lanes.server:
             return
         await self._lanes.check(again=self._is_known)

@@ -1,4 +1,4 @@
-"""What goes into a lane and what comes out, for those who call `Lanes`."""
+"""The arguments and results of `Lanes`: jobs, leased batches and gauges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class PulledJob:
-    """A leased job. `attempts`: leases of it that ran out before this one."""
+    """A leased job. `attempts`: how many earlier leases of it expired."""
 
     job_id: str
     payload: bytes
@@ -35,7 +35,7 @@ class PulledJob:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A leased batch, never empty. `more`: jobs are left in the lane."""
+    """A leased batch, never empty. `more`: the lane has jobs left."""
 
     batch_id: str
     jobs: list[PulledJob]
@@ -45,14 +45,15 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to lease. `next_expiry_ms`: when a lease may run out (Unix time by Redis' clock), and another look is worth it."""
+    """Nothing to lease. `next_expiry_ms`: when the next lease may expire (Unix time by Redis' clock) and another pull is worth
+    it."""
 
     next_expiry_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """`accepted`: answers that ended their job. `own`: those of them that this router waits for itself; Redis does not get them."""
+    """`accepted`: how many answers ended their job. `own`: those for requests of this router, which do not go through Redis."""
 
     accepted: int
     own: list[tuple[str, bytes]]
@@ -60,7 +61,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class RenewedBatch:
-    """`lost`: the lease has run out. `gone`: jobs of it that are finished or cancelled."""
+    """`lost`: the lease has expired. `gone`: jobs of the batch that are finished or cancelled."""
 
     batch_id: str
     lost: bool
@@ -69,10 +70,11 @@ class RenewedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaneGauges:
-    """A lane's counters: of jobs unless tokens are named. From `enqueued` on they only grow, until the lane is idle for a day.
+    """A lane's gauges and counters, in jobs unless tokens are named. From `enqueued` on they only grow until the lane was idle a
+    day.
 
-    `enqueued_tokens`: of the jobs in `enqueued`; from its growth come arrivals in tokens a second. `used_ms`: when jobs came last,
-    or a later moment at which the lane was swept and had some; Unix time by Redis' clock, 0: unknown.
+    `enqueued_tokens`: of the jobs in `enqueued`; its growth gives the arrival rate in tokens a second. `used_ms`: when jobs arrived
+    last, or when a later sweep found some in the lane; Unix time by Redis' clock, 0: unknown.
     """
 
     lane: LaneKey

@@ -1,6 +1,6 @@
-"""Names: of lanes, and of every Redis key of a lane.
+"""The names of lanes and of every Redis key of a lane.
 
-All keys of a lane and the reply lists of its slot carry one hash tag, so that the scripts also run on a sharded Redis. A process of
+All keys of a lane and the reply lists of its slot share one hash tag, so that the scripts also run on a sharded Redis. A process of
 another layout (LAYOUT_VERSION) must not read these keys.
 """
 
@@ -13,28 +13,28 @@ from functools import cached_property, lru_cache
 from urllib.parse import quote, unquote
 
 LAYOUT = "v1:layout"
-"""STRING: the LAYOUT_VERSION of who wrote first. `v1` in names is no version any more: it keeps our keys from those of others."""
+"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version: it only sets our keys apart."""
 BELL = "v1:bell"
 KEYS = (
     "interactive",  # ZSET: waiting members by start tag
     "bulk",  # ZSET
-    "payload",  # HASH: job id -> job; being in here is what makes a job unfinished
+    "payload",  # HASH: job id -> job; a job is unfinished as long as it has an entry here
     "owner",  # HASH: job id -> <router that waits for the answer> NUL <member>
-    "attempts",  # HASH: job id -> leases that ran out
+    "attempts",  # HASH: job id -> expired leases
     "tags_i",  # HASH: tenant -> finish tag of its last interactive job
     "tags_b",  # HASH
-    "leases",  # ZSET: batch id by the time it runs out
+    "leases",  # ZSET: batch id by the expiry of its lease
     "batches",  # HASH: batch id -> packed {tokens, member, start tag, member, start tag, ...}
     "meta",  # HASH: counters (LaneGauges), virtual times vi and vb, bulk's credit
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
-    "holders",  # HASH: job id -> {worker TAB lease LF} of whom it was leased to and who did not give it back, newest first; padded
-    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint by which a pull finds those of some tenants
+    "holders",  # HASH: job id -> {worker TAB lease LF} of every lease of it that was not released, newest first; padded
+    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
 )
-"""Of one lane, by the names that its scripts have for them (`lua/`), with their types."""
+"""The keys of one lane, by their names in its scripts (`lua/`), with their types."""
 _MOST_LANES = 8192
-"""Whose names and keys are kept, about 12 MB: clients can make up any number of models."""
+"""How many lanes' names and keys are cached, about 12 MB: bounded because clients can make up any number of models."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +47,36 @@ class LaneKey:
 
     @cached_property
     def name(self) -> str:
-        """One string, safe as part of a key: no colon, brace or bar that is not ours. `parse` undoes it."""
+        """One string, safe as part of a key: colons, braces and bars within the parts are escaped. `parse` is the inverse."""
         return "|".join(quote(part, safe="/@") for part in (self.pool, self.model, self.adapter))
 
     @staticmethod
     @lru_cache(maxsize=_MOST_LANES)
     def parse(name: str) -> LaneKey:
-        """The lane of that name. ValueError if it is not one."""
+        """The lane of that name. ValueError if the name is invalid."""
         pool, model, adapter = name.split("|")
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBell:
-    """A ring for one worker: orders wait for it, so it should send a heartbeat now."""
+    """A notification for one worker: orders wait for it, so it should send a heartbeat now."""
 
     worker_id: str
 
     @property
     def message(self) -> str:
-        """What is published on BELL; no lane's name begins so. `parse_bell` undoes it."""
+        """The message published on BELL; no lane's name begins with `!`. `parse_bell` is the inverse."""
         return f"!{self.worker_id}"
 
 
 def parse_bell(message: str) -> LaneKey | WorkerBell:
-    """What a message on BELL is for. ValueError if it is neither."""
+    """The lane or the worker that a message on BELL is for. ValueError if it is neither."""
     return WorkerBell(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
 class Keys:
-    """The names of all keys, given the number of slots; a lane's are made once and kept."""
+    """The names of all keys, given the number of slots; those of a lane are cached."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -99,9 +99,9 @@ class Keys:
         return (*(prefix + part for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared), f"{prefix}hold", f"{prefix}whose")
 
     def indexes(self) -> Iterator[str]:
-        """One ZSET a slot: lane names by the time of last use."""
+        """One ZSET per slot: lane names by the time of last use."""
         return (f"v1:{{{slot}}}:lanes" for slot in range(self._slots))
 
     def replies(self, router_id: str) -> list[str]:
-        """One LIST a slot: answers on their way to that router."""
+        """One LIST per slot: answers to be delivered to that router."""
         return [f"v1:{{{slot}}}:replies:{router_id}" for slot in range(self._slots)]

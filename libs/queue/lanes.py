@@ -1,7 +1,7 @@
 """The lanes of one process: every operation on waiting, leased and answered jobs.
 
-On the way of a request twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls, completes and renews for workers.
-All state is in Redis, every operation is one script and so happens whole or not at all, and any router may run any of them.
+On the request path twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls, completes and renews for workers. All
+state is in Redis, every operation is one script and so is atomic, and any router may run any of them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from libs.queue.keys import BELL, KEYS, Keys, LaneKey, WorkerBell, parse_bell
 
 CALL_JOBS = 256
 CALL_BYTES = 4 << 20
-"""What one script call takes in, so that Redis is busy with it for 1 or 2 milliseconds."""
+"""The most jobs and bytes of one script call, which so occupies Redis for 1 or 2 milliseconds only."""
 LONGEST_WAIT_SECONDS = 2.0
-"""A blocking read must end before the connection is taken for dead (connection.ANSWER_SECONDS)."""
+"""A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
 REPLIES_AT_ONCE = 256
 SWEPT_JOBS = 4_000
 DAY_MS = 86_400_000
@@ -61,9 +61,9 @@ class Lanes:
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
         self._clock = clock
-        # Batch ids are never used twice, not even after Redis lost its data: a late answer must not end another batch's lease.
+        # Batch ids are never reused, not even after Redis lost its data: a late answer must not end another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
-        # The state: the number of the next batch, and how far Redis' clock is ahead of our monotonic one.
+        # The state: the number of the next batch, and the offset of Redis' clock from our monotonic one.
         self._batch_numbers = count(1)
         self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
@@ -73,12 +73,12 @@ class Lanes:
         return getattr(self._redis.connection_pool, "master_address", None)
 
     async def check(self, *, again: bool = False) -> None:
-        """UnsuitableRedis unless the server can hold the queue (`fitness.check`). Also sets the clock."""
+        """Raises UnsuitableRedis unless the server can hold the queue (`fitness.check`). Also synchronises the clock."""
         await fitness.check(self._redis, again=again)
         await self.now_ms()
 
     async def now_ms(self) -> int:
-        """Redis' clock, Unix milliseconds; sets `clock_ms` by it."""
+        """Redis' clock, Unix milliseconds; synchronises `clock_ms` with it."""
         if self._clock is None:
             asked = time.monotonic()
             with translated():
@@ -91,11 +91,11 @@ class Lanes:
         return self._clock() if self._clock else round(time.monotonic() * 1000 + self._ahead_ms)
 
     async def enqueue(self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool) -> list[bool]:
-        """Queues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
+        """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
 
-        Answers True for each group that is queued. A job that the lane already has is not queued again; its answer now comes here.
-        `ring` wakes other routers' waiting pulls. Groups above 256 jobs take several calls, of which the first decides. After an
-        error some jobs may be queued, and both to enqueue them again and to cancel them is right.
+        Returns True for each group that was enqueued. A job that the lane already has is not enqueued twice; its answer will come
+        to this router. `ring` wakes other routers' waiting pulls. A group above 256 jobs or 4 MiB takes several calls, and the
+        first decides for the whole. After an error some jobs may be queued: it is safe to enqueue them again, and to cancel them.
         """
         admitted = [False] * len(groups)
         for call in _calls(groups):
@@ -148,13 +148,14 @@ class Lanes:
         ring: bool = False,
         others_than: Sequence[str] = (),
     ) -> Pulled | Idle:
-        """Leases the jobs whose turn it is: at most `budget_jobs`, and `budget_tokens` but for a first job that is larger.
+        """Leases the next jobs by fair queueing: at most `budget_jobs` and `budget_tokens`; a first job may exceed the latter.
 
-        Leases that ran out are taken back first. A job of such a lease is leased alone from then on, and given up after the last
-        attempt: it is answered with `dead_result` and noted in the dead-letter stream. `worker_id`: who may answer and renew, and
-        for whom `cancel` rings. `batch_id` names the lease (empty: a new name); if the lane has leased a batch of that name to this
-        worker, that one is answered again. `ring` wakes other routers' waiting pulls if jobs are left. `others_than`: only
-        interactive jobs of tenants other than these, among the first 128; Idle does not say that the lane is empty then.
+        Expired leases are revoked first. A job of such a lease is leased alone from then on; after the last attempt it is
+        answered with `dead_result` and added to the dead-letter stream. `worker_id`: the worker that may answer and renew, and
+        that `cancel` notifies. `batch_id` names the lease (empty: a new name); if the lane has already leased a batch of that
+        name to this worker, that batch is returned again. `ring` wakes other routers' waiting pulls if jobs are left.
+        `others_than`: only interactive jobs of tenants other than these, among the first 128; Idle does not mean then that the
+        lane is empty.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
@@ -184,7 +185,7 @@ class Lanes:
                 return Pulled(batch_id, jobs, reply[2], reply[1] == 1)
             if reply[1] == 0:
                 return Idle(reply[2] if reply[2] >= 0 else None)
-            # else a thousand expired jobs were dropped and there are more: look again
+            # else the script dropped a thousand expired jobs and stopped early: pull again
 
     async def leasing(self, lanes: Sequence[LaneKey], batch_id: str) -> LaneKey | None:
         """Which of the lanes has leased a batch of that name, if any."""
@@ -198,11 +199,11 @@ class Lanes:
     async def complete(
         self, lane: LaneKey, worker_id: str, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool
     ) -> Completed:
-        """Answers jobs that this lease gave to this worker, whether or not it still holds: the first answer to a job is its only.
+        """Answers jobs that were leased to this worker by this lease, even if it has expired: the first answer to a job wins.
 
-        Answers to other jobs are dropped, and another worker's lease stays as it is. What a worker gave back it cannot answer.
-        `release` ends the lease: its jobs that are still unanswered go back to where they were, no attempt counted. Without it the
-        lease stays, also when all its jobs are answered, so the last call for a batch must release it.
+        Answers to other jobs are dropped, and another worker's lease is not touched. A worker cannot answer jobs that it released.
+        `release` ends the lease: its unanswered jobs return to their places in the lane, and no attempt is counted. Without it the
+        lease stays, even when all its jobs are answered, so the last call for a batch must release it.
         """
         accepted, *own = await operations.complete(
             self._redis,
@@ -218,7 +219,8 @@ class Lanes:
         return Completed(accepted, [results[position] for position in own])
 
     async def renew(self, lane: LaneKey, worker_id: str, batch_ids: Sequence[str]) -> list[RenewedBatch]:
-        """Lets leases of this worker last `lease_ms` from now, in the given order. Those of others are lost to it."""
+        """Extends leases of this worker to `lease_ms` from now; results in the given order. Leases of other workers count as
+        lost."""
         replies = await operations.renew(
             self._redis,
             self._keys.of(lane),
@@ -233,9 +235,9 @@ class Lanes:
         ]
 
     async def cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> int:
-        """Ends jobs unanswered, queued or leased, except those that another router waits for by now. Answers how many it ended.
+        """Cancels jobs, queued or leased, except those that another router waits for by now. Returns how many it cancelled.
 
-        Rings for the workers that hold some of them: their next heartbeats learn of it (`renew`).
+        Notifies the workers that hold some of them; their next heartbeats learn which (`renew`).
         """
         cancelled = 0
         for chunk in _chunks(jobs):
@@ -245,7 +247,8 @@ class Lanes:
         return cancelled
 
     async def fail_all(self, lane: LaneKey, result: bytes) -> int:
-        """Answers every queued job of the lane with `result`, for a model that cannot be served. Leased jobs stay."""
+        """Answers every queued job of the lane with `result`, because its model cannot be served, and returns their number. Leased
+        jobs stay."""
         total, more = 0, True
         while more:
             answered, more = await upkeep.fail(self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS)
@@ -253,7 +256,7 @@ class Lanes:
         return total
 
     async def missing(self, lane: LaneKey, job_ids: Sequence[str]) -> list[str]:
-        """Those of `job_ids` that the lane does not have. Take all replies first: answered jobs are not in the lane either."""
+        """Those of `job_ids` that the lane does not hold. Take all replies first: answered jobs are not in the lane either."""
         owners = self._keys.of(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
@@ -264,9 +267,11 @@ class Lanes:
         return absent
 
     async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
-        """Answers (job id, result) to this router's jobs that other routers brought; waits for one, at most 2 s, if there is none.
+        """Takes the answers (job id, result) that other routers delivered for this router; waits for one, at most 2 s, if none is
+        there.
 
-        Answers in flight when Redis is lost are lost with it: `missing` then shows their jobs. Results may come twice, after that.
+        Answers in Redis when its data is lost are lost with it; `missing` then shows their jobs. After that, a result may come
+        twice.
         """
         with translated():
             taken = await self._take_ready()
@@ -284,14 +289,14 @@ class Lanes:
             return [answer for answers in await pipeline.execute() for answer in answers or []]
 
     async def drop_replies(self, router_id: str) -> None:
-        """Throws away answers to a router that is dead. They would expire two minutes after the last one."""
+        """Deletes the answers to a dead router. They would expire two minutes after the last one anyway."""
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
     async def bells(self) -> AsyncGenerator[LaneKey | WorkerBell | None, None]:
-        """Lanes that have work for pulls that wait, and workers that have orders waiting.
+        """Yields lanes that have work for waiting pulls, and workers that have orders waiting.
 
-        None at first: rings may have been missed. Ends only by NoCapacity, when the connection is lost; call again.
+        None comes first: notifications may have been missed. Ends only by NoCapacity, when the connection is lost; call again.
         """
         async with Subscriber(self._redis.connection_pool) as bell:
             silent = False
@@ -335,10 +340,10 @@ class Lanes:
         ]
 
     async def sweep(self, lane: LaneKey) -> None:
-        """Puts a lane right: drops expired jobs wherever they stand, takes back leases that ran out, recounts the gauges.
+        """Repairs a lane: drops expired jobs at any position, revokes expired leases, recounts the gauges.
 
-        Meant for every lane once a minute, by any router. Lanes above 4,000 jobs are swept at the head only, because Redis serves
-        no one else meanwhile: 4,000 jobs take 5 to 10 ms.
+        Meant for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head is swept, because a script
+        blocks Redis: 4,000 jobs take 5 to 10 ms.
         """
         await upkeep.sweep(
             self._redis,
@@ -352,8 +357,8 @@ class Lanes:
         )
 
     async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
-        """Ends the leases of a worker's process that is gone, as if they had run out. Rings for the jobs that went back, and
-        answers how many they are."""
+        """Ends the leases of a dead worker process, as if they had expired. Wakes waiting pulls for the jobs that went back to the
+        lane, and returns how many they are."""
         back = await upkeep.end_leases(
             self._redis,
             self._keys.of(lane),
@@ -368,7 +373,7 @@ class Lanes:
         return cast(int, back)
 
     def _script_clock(self) -> int:
-        """What scripts are told of the time. Below 0: they ask Redis' clock themselves, so routers need not agree."""
+        """The time to pass to scripts. Below 0: they read Redis' clock themselves, so routers' clocks need not agree."""
         return self._clock() if self._clock else -1
 
 
@@ -377,7 +382,7 @@ def _is_large(group: Sequence[QueuedJob]) -> bool:
 
 
 def _calls(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
-    """The indexes of all groups that are not large, put together for as few calls as the limits allow."""
+    """The indexes of all groups that are not large, batched in order into calls within the limits."""
     calls: list[list[int]] = []
     jobs, size = CALL_JOBS + 1, 0
     for index, group in enumerate(groups):
@@ -393,7 +398,7 @@ def _calls(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
 
 
 def _chunks(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
-    """The jobs in order, in runs within the limits of one call. A single job above them is a run by itself."""
+    """The jobs in order, split into chunks within the limits of one call. A single job above them is a chunk by itself."""
     chunks: list[Sequence[QueuedJob]] = []
     start, size = 0, 0
     for position, job in enumerate(jobs):

@@ -1,6 +1,6 @@
-"""The scripts on the way of every job: in, out to a worker, and back. `Lanes` calls them and decodes what they answer.
+"""The scripts on the path of every job: enqueue, lease to a worker, complete. `Lanes` calls them and decodes their replies.
 
-Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), for each priority by itself: a job's start
+Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately for each priority: a job's start
 tag is the larger of the lane's virtual time and its tenant's last finish tag; its finish tag is tokens / weight after that; virtual
 time is the start tag of the job last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
 """

@@ -1,9 +1,9 @@
-"""How fast a tenant may ask, counted over all routers: requests and tokens a second, by the generic cell rate algorithm (GCRA,
-ITU-T I.371; the virtual scheduling form).
+"""Rate limits of tenants over all routers, in requests and tokens a second, by the generic cell rate algorithm (GCRA, ITU-T I.371;
+the virtual scheduling form).
 
-Of each rate Redis keeps one number: when the tenant's debt will be paid, if nothing more comes. A request puts that off by its cost
-/ rate; it passes if the debt then reaches no further ahead than the burst. One that costs more than a whole burst passes once
-nothing is owed, and is paid for afterwards.
+For each rate Redis keeps one number: the time at which the tenant's debt is paid, if no more requests come. A request moves that
+time ahead by its cost / rate, and conforms if it is then at most one burst ahead of now. A request that costs more than a whole
+burst conforms once no debt is left, and is paid for afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from libs.queue.scripts import Reply, script
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a tenant may ask for. Requests and tokens a second, 0: as many as it likes; `burst_seconds`: how much of a rate that
-    was not used may come at once."""
+    """A tenant's rate limits, in requests and tokens a second (0: unlimited). `burst_seconds`: the burst, as so many seconds of the
+    rate."""
 
     requests_per_second: float = 0.0
     tokens_per_second: float = 0.0
@@ -43,14 +43,15 @@ class Rates:
         self._clock = clock
 
     async def take(self, tenant: str, rate: Rate, tokens: int) -> float:
-        """Charges one request of so many tokens and answers 0.0; or charges nothing, and answers in how many seconds it would pass.
+        """Charges one request of so many tokens and returns 0.0; or charges nothing, and returns the seconds until it would
+        conform.
 
         One round trip. Not to be called for a tenant without limits.
         """
         return await self._charge(tenant, rate, 1, tokens)
 
     async def give_back(self, tenant: str, rate: Rate, tokens: int) -> None:
-        """Undoes `take` for a request that was refused after all."""
+        """Refunds `take` for a request that was refused for another reason."""
         await self._charge(tenant, rate, -1, -tokens)
 
     async def _charge(self, tenant: str, rate: Rate, requests: int, tokens: int) -> float:
@@ -68,7 +69,7 @@ class Rates:
 
 
 def key_of(tenant: str) -> str:
-    """HASH: `requests` and `tokens`, when their debts will be paid (Unix seconds); expires when nothing is owed any more."""
+    """HASH: `requests` and `tokens`, when their debts will be paid (Unix seconds); expires when both are paid."""
     return f"v1:rates:{quote(tenant, safe='')}"
 
 

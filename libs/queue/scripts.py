@@ -1,7 +1,7 @@
-"""A Redis operation as one typed function: its signature is the call's contract, `lua/<its name>.lua` what Redis runs.
+"""A Redis script as one typed function: its signature declares the arguments, `lua/<its name>.lua` is the body that Redis runs.
 
 Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings; a last parameter of type `Rest`
-becomes the index in ARGV of its first value. Redis forgets scripts when it restarts, so every call can load its script again.
+becomes the index in ARGV of its first value. A restart empties Redis' script cache, so every call can load its script again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from libs.queue.connection import translate
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]
 Reply = Any
-"""What Redis answers: the caller of a script decodes it at once."""
+"""The untyped reply of Redis: the caller of a script decodes it at once."""
 
 _NUMBER, _TEXT = "tonumber(ARGV[{}])", "ARGV[{}]"
 _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEXT, "bytes": _TEXT}
@@ -45,7 +45,7 @@ class Script(Generic[P]):
         self._flags = frozenset(name for name, kind in kinds.items() if kind == "bool")
 
     async def __call__(self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs) -> Reply:
-        """Runs the script in one round trip (three when Redis has forgotten it). NoCapacity when Redis is away."""
+        """Runs the script in one round trip (three when it is not in Redis' script cache). NoCapacity when Redis is away."""
         arguments = [int(values[name]) if name in self._flags else values[name] for name in self._names]  # type: ignore[call-overload]
         rest = values[self._rest] if self._rest else ()
         command = (len(keys), *keys, *arguments, *rest)  # type: ignore[misc]
@@ -60,9 +60,9 @@ class Script(Generic[P]):
 
 
 def _needed(body: str, prologue: str) -> list[str]:
-    """The prologue's paragraphs that the body needs, in order: Lua makes each function anew in every call, for half a microsecond.
+    """The prologue's paragraphs that the body needs, in order: Lua would create each function in every call, at half a microsecond.
 
-    A paragraph defines one local function, which later ones may call; the first may define anything and is always needed.
+    A paragraph defines one local function, which later ones may call; the first may define anything and is always included.
     """
     first, *functions = prologue.split("\n\n")
     chosen: list[str] = []

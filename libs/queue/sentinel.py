@@ -1,8 +1,8 @@
-"""Redis behind Sentinels: who the master is, and connections to it alone. Made of redis-py's own classes.
+"""Redis behind Sentinels: discovery of the master, and connections to it alone. Built on redis-py's own classes.
 
-Sentinels are asked before each connect, and the one that has heard of the latest failover is believed. A server that says of itself
-that it is no master is not talked to, and when the master is another one, every connection to the one before ends, also those that
-wait for something: bells would never ring there.
+All Sentinels are asked before each connect, and the answer with the latest failover (configuration epoch) counts. A server that
+does not report itself as a master is not used. After a failover every connection to the former master is closed, blocked and
+subscribed ones included: no notification would ever arrive there.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 SENTINEL_SECONDS: Final = 1.0
-"""A Sentinel that takes longer is passed over."""
+"""A Sentinel that takes longer to answer is skipped."""
 _OURS: Final = ("connection_class", "context", "socket_keepalive", "protocol", "driver_info")
-"""What connections to Sentinels have in common with those to the master."""
+"""The options that connections to Sentinels share with those to the master."""
 _DEMOTED: Final = ("READONLY", "UNBLOCKED")
-"""Said by a master that has become a replica, to writes (also of scripts) and to those that wait for a list."""
+"""Errors of a master that has become a replica: for writes (also in scripts), and for commands blocked on a list."""
 _BEYOND: Final = (
     "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
 )
@@ -43,10 +43,10 @@ class NoMaster(MasterNotFoundError):
 
 
 class _Sentinels(Sentinel):
-    """All of them are asked, and once for all connections that want to know at that moment; the newest answer counts.
+    """Asks all Sentinels and takes the newest answer; single-flight: connections that ask at the same moment share one discovery.
 
-    redis-py's own takes the first answer, also of a Sentinel that has just started and knows the master of before. Two calls at
-    once may also lose it a Sentinel, since each puts the one that answered first (redis-py 8.1).
+    redis-py's Sentinel takes the first answer, even of a Sentinel that has just started and names the former master. Two calls at
+    once may also lose it a Sentinel, since each moves the one that answered to the front (redis-py 8.1).
     """
 
     def __init__(self, clients: list[Redis]) -> None:
@@ -55,7 +55,7 @@ class _Sentinels(Sentinel):
         self._asking: asyncio.Task[tuple[str, int]] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Host and port. Raises NoMaster."""
+        """Host and port of the master. Raises NoMaster."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._discover(service_name))
         return await asyncio.shield(self._asking)
@@ -76,7 +76,7 @@ class _Sentinels(Sentinel):
 
 
 def _why(errors: Sequence[BaseException]) -> str:
-    """Nothing of their own text, which has addresses."""
+    """The reason, for the error; without the errors' own text, which has addresses."""
     if any(isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError) for error in errors):
         return "Sentinels do not take our user name and password"
     if any("certificate" in str(error).lower() for error in errors):
@@ -97,7 +97,7 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
         if self._is_plain and not is_loopback_host(address[0]):
             raise NoMaster(_BEYOND)
-        # No other task runs between these two lines, so only one of them ends what is connected to the master before.
+        # No await separates reading and setting the address, so only one task closes the connections to the former master.
         before, self.master_address = self.master_address, address
         if before not in (None, address):
             log.warning("redis has another master", extra=fields({"master": f"{address[0]}:{address[1]}"}))
@@ -110,19 +110,20 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class _MasterConnection(SentinelManagedConnection):
-    """A connection that ends when its server is no master, instead of reading from a replica or trying to write to it."""
+    """A connection that closes when its server is not a master, instead of reading from a replica or trying to write to it."""
 
     async def connect_to(self, address: tuple[str, int]) -> None:
         self.host, self.port = address
         await super().connect_check_health(check_health=False, retry_socket_connect=False)
 
     async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
-        """For a command that is repeated. redis-py's own goes to the server of before, without asking a Sentinel (redis-py 8.1)."""
+        """Reconnects before a retry of a command. redis-py's own reconnects to the former server, without asking a Sentinel
+        (redis-py 8.1)."""
         await self.connect()  # type: ignore[no-untyped-call]
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         await super().on_connect_check_health(check_health)
-        # INFO rather than ROLE: users of an ACL made by an earlier version may say it.
+        # INFO rather than ROLE: ACLs made by an earlier version allow it.
         await self.send_command("INFO", "replication", check_health=False)
         if b"role:master" not in await self.read_response(disable_decoding=True):
             raise RedisConnectionError("the server that Sentinels named is not a master")
@@ -140,8 +141,8 @@ class _MasterConnection(SentinelManagedConnection):
 def master_pool(
     url: SentinelUrl, options: Mapping[str, Any], *, password_file: Path | None, allow_insecure: bool
 ) -> SentinelConnectionPool:
-    """A pool of connections to the master, whoever that is. `options`: of a BlockingConnectionPool, with `connection_class`;
-    `password_file`: Sentinels' own. Without `allow_insecure` only a master of this machine is spoken to in plain text."""
+    """A pool of connections to the current master. `options`: of a BlockingConnectionPool, with `connection_class`;
+    `password_file`: the Sentinels' own. Without `allow_insecure`, plain text is used only with a master on this machine."""
     kind: type[Connection] = options["connection_class"]
     own = {name: value for name, value in options.items() if name not in ("host", "port", "sentinel_username")}
     own |= {

@@ -1,7 +1,7 @@
-"""What admission asks of a lane, just before it lets a request in or refuses it: how much is ahead, over all routers.
+"""What admission control reads of a lane just before it admits or refuses a request: the backlog ahead of it, over all routers.
 
-Gauges are up to a second old, in which an overload of five times brings five seconds of work. Nothing here changes a lane but
-`forget`, which drops the counters of one that nobody uses.
+Gauges are too stale for that: they are up to a second old, in which a fivefold overload brings five seconds of work. Only `forget`
+changes a lane here: it drops the counters of an unused one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from libs.queue.operations import lane_script
 from libs.queue.scripts import Reply, Rest
 
 CALL_TENANTS = 256
-"""That one call asks for: some 3 microseconds of Redis each."""
+"""The most tenants of one call: each takes Redis some 3 microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A lane as a new job of one tenant would find it, in tokens: what is leased, what waits in each class, and what of that would
-    be served before the job. The parts of `queued` are estimated by counts of jobs, each for an average one; `interactive_jobs` is
-    that count for `interactive_ahead`."""
+    """A lane's backlog as a new job of one tenant would find it, in tokens: leased, waiting in each priority, and how much of the
+    latter would be served before the job. All but `leased` are estimates: a count of jobs times the lane's average queued job;
+    `interactive_jobs` is that count for `interactive_ahead`."""
 
     leased: int = 0
     interactive: int = 0
@@ -34,14 +34,14 @@ class Standing:
 
 
 class Standings:
-    """Of all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while Redis is away."""
+    """The standings in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while Redis is away."""
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
         self._redis = redis
         self._keys = Keys(slots)
 
     async def of(self, lane: LaneKey, tenants: Sequence[str]) -> list[Standing]:
-        """For each tenant, in order; one round trip."""
+        """The standing of each tenant in the lane, in order; one round trip per 256 tenants."""
         found: list[Standing] = []
         for start in range(0, len(tenants), CALL_TENANTS):
             asked = tenants[start : start + CALL_TENANTS]
@@ -61,7 +61,7 @@ class Standings:
         return found
 
     async def forget(self, lane: LaneKey) -> bool:
-        """Drops the counters of a lane that holds no work, so that nobody looks at it any more. False: it has work."""
+        """Drops the counters of a lane without work, so that it is no longer listed. False: it has work."""
         return bool(await forget(self._redis, self._keys.of(lane), lane=lane.name) == 1)
 
 

@@ -1,7 +1,7 @@
-"""How router and scheduler and Redis trust each other: TLS, and the password from a file. Files are read again at each connect.
+"""Authentication between router or scheduler and Redis: TLS, and the password from a file. Files are read again at each connect.
 
-With `rediss://` the server's certificate and its name are always checked; nothing turns that off. With
-`rediss+sentinel://` that holds for Sentinels and for the master that they name.
+With `rediss://` the server's certificate and host name are always verified; nothing turns that off. With `rediss+sentinel://` that
+holds for Sentinels and for the master that they name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _BEYOND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RedisTrust:
-    """What a process knows of Redis beside its URL. `ca` None: the system's authorities are trusted. Certificate and key are for a
-    Redis that asks for them."""
+    """The files with which a process authenticates Redis and itself. `ca` None: the system's authorities are trusted. Certificate
+    and key are for a Redis that asks for a client certificate."""
 
     password_file: Path | None = None
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     sentinel_password_file: Path | None = None
-    """Of Sentinels, which have passwords of their own. None: they are asked without one."""
+    """The password of Sentinels, which have their own. None: they are asked without one."""
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> RedisTrust:
@@ -49,8 +49,8 @@ class RedisTrust:
         return RedisTrust(*(Path(path) if path else None for path in paths))
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
-        """Raises InvalidInput, naming the variable, if this cannot be had together with `url`, a file cannot be used, or requests
-        and the password would go to another machine in plain text, unless that is allowed."""
+        """Raises InvalidInput, naming the variable, if these settings contradict `url`, a file cannot be used, or requests and the
+        password would go to another machine in plain text without `allow_insecure`."""
         check_redis_url(url)
         parts = urlsplit(servers(url)[0])
         query = parse_qs(parts.query)
@@ -95,7 +95,7 @@ class RedisTrust:
                 raise InvalidInput(f"{name}: {file} cannot be read: {error.strerror}", field=name) from None
 
     def describe(self) -> str:
-        """For logs: names of files, nothing of what is in them."""
+        """For logs: the names of the files, nothing of their contents."""
         told = {
             "password": self.password_file,
             "ca": self.ca,
@@ -105,8 +105,8 @@ class RedisTrust:
         return ", ".join(f"{what} {path}" for what, path in told.items() if path is not None)
 
     def contexts(self) -> Callable[[], ssl.SSLContext]:
-        """What gives the TLS context for the next connection, by the files as they are then. Raises ValueError for those that are
-        there now."""
+        """A function that returns the TLS context for the next connection, by the files as they are then. Raises ValueError if the
+        files cannot be used now."""
         return Watched([path for path in (self.ca, self.certificate, self.key) if path is not None], self._context).get
 
     @property
@@ -127,8 +127,8 @@ class RedisTrust:
 
 
 class TlsConnection(SSLConnection):
-    """A connection that asks for its TLS context each time that it connects; redis-py's own keeps its first one for ever, and it
-    trusts the system's authorities beside the one that it is given."""
+    """A connection that gets its TLS context anew each time that it connects. redis-py's own keeps its first context for ever, and
+    trusts the system's authorities in addition to the given one."""
 
     def __init__(self, *, context: Callable[[], ssl.SSLContext], **options: Any) -> None:
         super().__init__(**options)
@@ -139,7 +139,7 @@ class TlsConnection(SSLConnection):
 
 
 class PasswordFile(CredentialProvider):
-    """User name, and the password that a file has when a connection is made."""
+    """Provides the user name, and the password that the file holds when a connection is made."""
 
     def __init__(self, user: str, path: Path) -> None:
         self._user, self._path = user, path
@@ -148,7 +148,7 @@ class PasswordFile(CredentialProvider):
         try:
             password = _password(self._path)
         except OSError as error:
-            # As any other failure to connect: it may be there again the next time.
+            # Raised as a connection failure, which is retried: the file may be back by then.
             raise RedisConnectionError(f"the password file {self._path} cannot be read: {error.strerror}") from error
         return (self._user, password) if self._user else (password,)
 

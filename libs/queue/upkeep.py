@@ -1,4 +1,4 @@
-"""The scripts beside the way of a job: answering a whole lane at once, and putting a lane right."""
+"""The scripts that are not on the path of a job: answering a whole lane, ending a dead worker's leases, and repairing a lane."""
 
 from __future__ import annotations
 

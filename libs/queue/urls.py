@@ -1,7 +1,7 @@
-"""Redis' URLs: what they may be, and what of them may be told.
+"""Validation of Redis URLs, and their form without secrets for logs.
 
-That of Sentinels is written as in the field (Celery, LangChain, redis-sentinel-url): several addresses, then the name by which they
-know the master, then the database.
+The URL of Sentinels has the usual form (Celery, LangChain, redis-sentinel-url): several addresses, then the name by which they know
+the master, then the database.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _SENTINEL_FORM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """Of Sentinels and the master that they know as `service`. `each`: one URL for each Sentinel, of the form `redis://`, with the
-    master's user, password and database."""
+    """The URL of Sentinels and of the master that they know as `service`. `each`: one URL per Sentinel, of the form `redis://` or
+    `rediss://`, with the master's user, password and database."""
 
     service: str
     each: tuple[str, ...]
 
     @staticmethod
     def parse(url: str) -> SentinelUrl | None:
-        """Without regard to what each URL then says; None for a URL of another form."""
+        """Splits a URL of this form, without validating each part; None for a URL of another form."""
         found = _SENTINEL.fullmatch(url)
         if found is None:
             return None
@@ -59,12 +59,12 @@ class SentinelUrl:
 
     @property
     def user(self) -> str:
-        """By which name Sentinels know us; empty for their user `default`."""
+        """Our user name at the Sentinels; empty for their user `default`."""
         return parse_qs(urlsplit(self.each[0]).query).get("sentinel_username", [""])[0]
 
 
 def check_redis_url(url: str) -> None:
-    """Raises InvalidInput, which repeats nothing of it: a password that is written wrongly may be read as any part."""
+    """Raises InvalidInput for an invalid URL. The error repeats no part of it: a malformed password may be parsed as any part."""
     name = "SHOAL_REDIS_URL"
     is_known = url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
     check(is_known, name, "redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://")
@@ -76,19 +76,18 @@ def check_redis_url(url: str) -> None:
 
 
 def is_tls(url: str) -> bool:
-    """Whether it asks for TLS, and so for certificates that are checked."""
+    """Whether the URL asks for TLS, and so for verified certificates."""
     return url.startswith(("rediss:", "rediss+sentinel:"))
 
 
 def servers(url: str) -> tuple[str, ...]:
-    """Of a URL that `check_redis_url` takes: the URL of the server that it names, or of each Sentinel, all of a form that redis-py
-    reads."""
+    """For a URL that `check_redis_url` accepts: the URL of its server, or of each Sentinel, in a form that redis-py reads."""
     sentinels = SentinelUrl.parse(url)
     return (url,) if sentinels is None else sentinels.each
 
 
 def without_password(url: str) -> str:
-    """A URL that `check_redis_url` takes, as it may stand in a log."""
+    """A URL that `check_redis_url` accepts, without secrets, for logs."""
     sentinels = SentinelUrl.parse(url)
     parts = urlsplit(servers(url)[0])
     if sentinels is None:
@@ -107,7 +106,7 @@ def _are_sentinels(sentinels: SentinelUrl) -> bool:
 
 
 def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
-    """`more`: names of arguments that it may have besides."""
+    """Whether the URL of one server is valid. `more`: names of further arguments that it may have."""
     if not _VISIBLE.fullmatch(url) or "#" in url:
         return False
     try:
@@ -118,10 +117,10 @@ def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
         return False
     place = parts.netloc.rpartition("@")[2]
     if parts.scheme == "unix":
-        # An @ in the path is most likely the end of a password that was written after a slash too many.
+        # An @ in the path is most likely the end of a password that follows one slash too many.
         is_place = not place and bool(parts.path.strip("/")) and "@" not in parts.path
     else:
-        # Without a host it is localhost, or the query's.
+        # Without a host, the server is localhost or the query's `host`.
         is_place = bool(_HOST.fullmatch(parts.hostname or "localhost")) and bool(_DATABASE.fullmatch(parts.path))
         is_place = is_place and not (has_port and not parts.hostname) and not place.endswith(":")
     return is_place and all(_is_argument(name, values, more) for name, values in arguments.items())
@@ -132,6 +131,6 @@ def _is_argument(name: str, values: Sequence[str], more: Sequence[str]) -> bool:
         return False
     if name == "db":
         return bool(_DATABASE.fullmatch(f"/{values[0]}"))
-    # Of `ssl_…` it is said elsewhere what to set instead.
+    # `ssl_…` passes here: RedisTrust.check refuses it, and says what to set instead.
     is_host = name == "host" and bool(_HOST.fullmatch(values[0]))
     return is_host or name in _ARGUMENTS or name in more or name.startswith("ssl_")

@@ -1,9 +1,9 @@
-"""How every process of Shoal serves gRPC: one server, one interceptor, health that never waits, an orderly end."""
+"""How every process of Shoal serves gRPC: one server, one interceptor, health checks that never wait, graceful shutdown."""
 
 import os
 
-# gRPC looks at it when it is imported. Its own lines are not JSON, and one for each TLS handshake that fails, or for each request
-# that is compressed, would let anybody who can connect fill a disk.
+# gRPC reads this variable when it is imported. Its own log lines are not JSON, and a line for each failed TLS handshake or each
+# compressed request would let anybody who can connect fill a disk.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from libs.serving.call import Call, current_call

@@ -1,7 +1,7 @@
-"""Requests that anybody may send, while they arrive.
+"""Bounds the memory that unauthenticated requests take while they arrive.
 
-gRPC takes a message into memory whole before it looks at how long it is (1.75; grpc/grpc#43012): what comes is not bounded by a
-limit of length, but can be cut off. So while such requests arrive, the process's memory is looked at.
+gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012): a length limit does not bound what arrives, but a
+call can be cut off. So the process's memory is watched while such requests arrive.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from libs.errors import DeadlinePassed, NoCapacity
 from libs.memory import TIDY_SECONDS, resident_bytes
 
 ARRIVAL_SECONDS: Final = 10.0
-"""How long one may take."""
+"""How long one request may take to arrive."""
 LOOK_SECONDS: Final = 0.002
 GROWTH_BYTES: Final = 8 * 1024 * 1024
-"""So much more than before the first of those that are arriving the process may hold."""
+"""How much the process may grow while requests arrive, from the first of them on."""
 
 
 class Arrivals:
-    """Reads requests of a few bytes, and cuts off all that are arriving once memory has grown by more than they could need.
+    """Reads requests of a few bytes, and cuts off those that are arriving once memory has grown by more than they could need.
 
-    `resident`: bytes that the process holds.
+    `resident`: returns the resident bytes of the process.
     """
 
     def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
         self._resident = resident
-        # The state: what ends each one that is arriving, those that were there at the last look, and when the next one is.
+        # The state: the timeouts of the requests that are arriving, those that arrived already at the last look, the next look.
         self._arriving: set[asyncio.Timeout] = set()
         self._seen: set[asyncio.Timeout] = set()
         self._looking: asyncio.TimerHandle | None = None
-        # The memory before them, and until when that counts: what was freed stays resident until it is given back (`memory.tidy`),
-        # and each wave of calls would begin where the last one ended.
+        # The memory before they began, and until when that baseline holds: freed memory stays resident until `memory.tidy` returns
+        # it to the system, so a new baseline for each wave of calls would begin where the last wave ended.
         self._before = 0
         self._counts_until = 0.0
 
@@ -60,7 +60,8 @@ class Arrivals:
             self._looking = loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Most requests come with their call and are gone by now; one that came since the last look is left for the next."""
+        """Checks memory, and cuts off requests that were arriving at the last look, too. Most arrive with their call, before
+        any."""
         if self._resident() > self._before + GROWTH_BYTES:
             self._cut(self._seen & self._arriving)
         self._seen = set(self._arriving)

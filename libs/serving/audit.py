@@ -1,6 +1,6 @@
 """The audit log, `shoal.audit`: one line for each call that changes where models are, and for each that was refused.
 
-A flood of refused calls must not fill a disk: so many lines a second, and the number of those left out.
+A flood of refused calls must not fill a disk: their lines are rate-limited, and the number of omitted ones is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFUSALS_A_SECOND: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is noted of a call: who called what from where, and how it ended (`OK`, or an error's reason)."""
+    """The audit record of a call: the caller, its address, the method, and the outcome (`OK`, or an error's reason)."""
 
     caller: Identity
     peer: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 class Audit:
-    """Writes the lines. `clock`: seconds, of any beginning. `later(seconds, call)`: calls once, so much later."""
+    """Writes the lines. `clock`: monotonic seconds. `later(seconds, call)`: schedules one call."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class Audit:
         self._later = later
         self._clock = clock
         self._most = most_a_second
-        # The state: when the second under way began, the lines written in it, and how many were left out.
+        # The state: when the current second began, the lines written in it, and how many were omitted.
         self._begun = -1.0
         self._written = 0
         self._left_out = 0
 
     def changed(self, asked: Asked) -> None:
-        """A call that changes something, however it ended."""
+        """Logs a call that changes where models are, whatever its outcome."""
         log.info("change", extra=_said(asked))
 
     def refused(self, asked: Asked) -> None:
-        """A call without a credential that allows it."""
+        """Logs a call that failed authentication or authorisation."""
         now = self._clock()
         if now >= self._begun + 1.0:
             self._begun, self._written = now, 0

@@ -1,7 +1,7 @@
-"""Who asks: from a call's credential to an Identity, before anything else of the call is looked at.
+"""Authentication: from a call's credential to an Identity, before anything else of the call is read.
 
-A bearer token says who asks: a static one of the file SHOAL_TOKENS, or a JWT that a key of SHOAL_JWKS has signed. Without one the
-caller's certificate does, where SHOAL_TLS_CLIENT_CA asks for certificates. Nothing here repeats a token, in errors or in logs.
+A bearer token identifies the caller: a static one of the file SHOAL_TOKENS, or a JWT signed by a key of SHOAL_JWKS. Without one the
+client certificate does, where SHOAL_TLS_CLIENT_CA asks for certificates. Nothing here repeats a token, in errors or in logs.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 AUTHORIZATION: Final = "authorization"
 LOOK_SECONDS: Final = 1.0
-"""How often token and key files are looked at: a revoked token lives on for two looks at most (`watched.SETTLE_SECONDS`)."""
+"""How often token and key files are checked: a revoked token is valid for two checks more at most (`watched.SETTLE_SECONDS`)."""
 MOST_REMEMBERED: Final = 10_000
-"""JWTs whose check is remembered: one takes a tenth of a millisecond of the event loop."""
+"""How many verified JWTs are cached: verifying one takes a tenth of a millisecond of the event loop."""
 
 _BEARER: Final = re.compile(r"[Bb]earer ([\x21-\x7e]{1,8192})")
 _CERTIFICATE: Final = "x509_pem_cert"
-"""What gRPC calls the caller's certificate."""
+"""gRPC's key for the client certificate."""
 MOST_READ: Final = 4096
-"""Certificates whose names are remembered."""
+"""How many certificates' names are cached."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 AuthContext = Mapping[str, Iterable[bytes]]
 
 
 class Authenticator:
-    """Knows callers by what `security` says. Raises InvalidInput for files that cannot be used."""
+    """Authenticates callers as `security` configures it. Raises InvalidInput for files that cannot be used."""
 
     def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
         self._security = security
         self._clock = clock
         self._tokens = _watched_tokens(security)
         self._keys = _watched_keys(security)
-        # The state: JWTs that were checked, by their digests; and by which keys.
+        # The state: verified JWTs by their digests, with the end of their validity; and the keys that verified them.
         self._remembered: dict[bytes, tuple[Identity, float]] = {}
         self._remembered_keys = self._keys.content if self._keys is not None else None
 
     def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
-        """Whose call it is. `auth_context`: what TLS knows of the caller, asked only if that counts. Raises Unauthenticated."""
+        """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if needed. Raises Unauthenticated."""
         if not self._security.tells_callers_apart:
             return ANONYMOUS
         given = [value for key, value in metadata if key == AUTHORIZATION]
@@ -63,13 +63,13 @@ class Authenticator:
         raise Unauthenticated("this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)")
 
     def look(self) -> None:
-        """Reads files that have changed. Blocks: for a thread."""
+        """Reads files that have changed. Blocking, so to be called in a thread."""
         for watched in (self._tokens, self._keys):
             if watched is not None:
                 watched.look()
 
     async def watch(self) -> None:
-        """Looks at the files every second, for ever."""
+        """Checks the files every second, for ever; returns at once without tokens."""
         while self._security.takes_tokens:
             await asyncio.sleep(LOOK_SECONDS)
             await asyncio.to_thread(self.look)
@@ -105,8 +105,8 @@ class Authenticator:
 
 @lru_cache(maxsize=MOST_READ)
 def uris_of(pem: bytes) -> tuple[bytes, ...]:
-    """The URIs of a certificate's subject alternative names, whole: in gRPC's own list (`peer_uri`) each ends at its first NUL.
-    Nothing of a certificate that cannot be read."""
+    """The URIs of a certificate's subject alternative names, whole: gRPC's own list (`peer_uri`) cuts each at its first NUL. Empty
+    if the certificate cannot be parsed."""
     from cryptography import x509
 
     try:
@@ -118,7 +118,8 @@ def uris_of(pem: bytes) -> tuple[bytes, ...]:
 
 
 def certified(uris: Sequence[bytes], trust_domain: str) -> Identity:
-    """The identity in a certificate's URIs: `spiffe://<trust domain>/<role>/<tenant or name>`, just one. Raises Unauthenticated."""
+    """The identity in a certificate's URI, exactly one: `spiffe://<trust domain>/<role>/<tenant or name>`. Raises
+    Unauthenticated."""
     prefix = f"spiffe://{trust_domain}/"
     subject = uris[0].decode("ascii", "replace") if len(uris) == 1 else ""
     role, _, name = subject.removeprefix(prefix).partition("/")

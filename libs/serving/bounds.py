@@ -1,7 +1,7 @@
-"""How many calls a server answers at a time.
+"""Limits the concurrent calls of a server.
 
-gRPC has such a limit, `maximum_concurrent_rpcs`, but it counts wrongly (1.75): each call that it refuses raises the limit by one,
-and the first call after a full moment is refused though nothing is under way. It counts health checks, too.
+gRPC has such a limit, `maximum_concurrent_rpcs`, but it counts wrongly (1.75): each refused call raises the limit by one, and the
+first call after the limit was reached is refused even if no other is in flight. It counts health checks, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from libs.errors import NoCapacity
 
 MOST_CALLS: Final = 20_000
-"""Far above what a router admits, so that its own refusals, which know what they refuse, come first."""
+"""Far above what a router admits, so that its own admission control, with its more specific errors, refuses first."""
 
 
 class Bound:
-    """A number of things at a time."""
+    """A concurrency limit for things called `what`."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
@@ -27,7 +27,7 @@ class Bound:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """One of them. Raises NoCapacity."""
+        """Takes one place within the context. Raises NoCapacity if none is free."""
         if self._count >= self._most:
             raise NoCapacity(f"this server has {self._most:,} {self._what} at a time and takes no more; another one may")
         self._count += 1

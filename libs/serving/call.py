@@ -1,4 +1,4 @@
-"""The call that the current task answers: what the interceptor learned before it called the handler."""
+"""The call that the current task answers, as the interceptor recorded it before it called the handler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TENANT_HEADER: Final = "x-shoal-tenant"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as they came, and who asks.
+    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as received, and the caller's identity.
 
-    `tenant` is the one that the caller may ask for, whatever it named.
+    `tenant` is the authorised one, not just the one that the caller named.
     """
 
     method: str
@@ -38,7 +38,7 @@ def current_call() -> Call:
 
 
 def enter_call(call: Call) -> None:
-    """gRPC runs each RPC in a task of its own, so nothing has to be reset."""
+    """Sets the current call. gRPC runs each RPC in a task of its own, so nothing has to be reset."""
     _CURRENT.set(call)
 
 

@@ -1,4 +1,4 @@
-"""When an answer is no longer worth anything: made once where a call comes in, asked anywhere after."""
+"""The deadline of a call: computed once when the call arrives, and checked anywhere after."""
 
 from __future__ import annotations
 

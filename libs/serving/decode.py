@@ -1,7 +1,7 @@
-"""Bytes to request messages, before any handler sees them.
+"""Parses requests from bytes, before any handler sees them.
 
-gRPC answers a request that it cannot parse with INTERNAL and a request that is too large with a transport error; callers deserve
-INVALID_ARGUMENT and the place. So the interceptor takes requests as bytes and parses them here.
+gRPC answers an unparsable request with INTERNAL and a too large one with a transport error; callers deserve INVALID_ARGUMENT and
+the path of the fault. So the interceptor takes requests as bytes and parses them here.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from libs.errors import InvalidInput
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 TRANSPORT_LIMIT_BYTES: Final = 2 * MAX_REQUEST_BYTES + 16 * 1024 * 1024
-"""What gRPC lets in: above our own limit, so that a request beyond it is refused in words and the connection lives on."""
+"""gRPC's own limit: above ours, so that a request beyond ours gets an error with a reason and the connection survives."""
 
 SMALL_REQUEST_BYTES: Final = 64 * 1024
-"""Of services whose requests name things and bring no texts."""
+"""The limit of services whose requests carry names and no texts."""
 SMALL_TRANSPORT_BYTES: Final = 1024 * 1024
-"""What gRPC lets in where a server has no other services."""
+"""gRPC's own limit where a server has only such services."""
 
 SCANNED_BYTES: Final = 1024 * 1024
-"""Larger requests are looked through before they are parsed: 64 MiB of empty items would become gigabytes of messages."""
+"""Requests above this size are scanned before they are parsed: 64 MiB of empty items would become gigabytes of messages."""
 MAX_FIELDS: Final = 200_000
-"""Of a request above SCANNED_BYTES, entries of lists included; looking at so many takes a tenth of a second."""
+"""The most fields of a request above SCANNED_BYTES, entries of lists included; scanning so many takes a tenth of a second."""
 
 _MAX_FIELDS_WALKED: Final = 100_000
-"""A request of 64 MiB can hold 30 million fields; looking for the bad one must not stop the event loop for long."""
+"""A request of 64 MiB can hold 30 million fields; the search for the invalid one must not take long."""
 
 _VARINT, _FIXED64, _LENGTH, _BEGIN, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
 _FEW_BYTES: Final = 8
-"""A message so small holds no lists worth counting."""
+"""A message of at most so many bytes is not scanned: its lists are too short to matter."""
 _SIZES: Final = {_FIXED64: 8, _FIXED32: 4, _BEGIN: 0, _END: 0}
 
 
@@ -50,7 +50,7 @@ def request_type(method: str) -> type[Message] | None:
 
 
 def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> Message:
-    """The message in `data`. Raises InvalidInput, with the path of the first string that is not UTF-8 where that is the fault."""
+    """The message in `data`. Raises InvalidInput; for a string that is not UTF-8, with the path of the first one."""
     if len(data) > limit:
         raise InvalidInput(f"the request has {len(data):,} bytes, above the limit of {limit:,}: send fewer items at a time")
     if len(data) > SCANNED_BYTES:
@@ -65,7 +65,7 @@ def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> M
 
 
 def _refuse_crowded(kind: type[Message], data: bytes) -> None:
-    """Raises InvalidInput for more than MAX_FIELDS fields. What is malformed is left to the parser, which stops there as well."""
+    """Raises InvalidInput for more than MAX_FIELDS fields. Malformed bytes are left to the parser, which stops there as well."""
     waiting = [(_descriptor(kind), 0, len(data))]
     left = MAX_FIELDS
     try:
@@ -81,7 +81,7 @@ def _refuse_crowded(kind: type[Message], data: bytes) -> None:
 def _scan(
     data: bytes, descriptor: Descriptor, position: int, end: int, waiting: list[tuple[Descriptor, int, int]], left: int
 ) -> int:
-    """Looks at the fields of one message, and adds the messages within it that have lists to `waiting`. Returns what is left."""
+    """Counts the fields of one message, and adds nested messages that have lists to `waiting`. Returns the remaining budget."""
     fields = _lists(descriptor)
     while position < end and left >= 0:
         left -= 1
@@ -116,7 +116,7 @@ def _scan(
 
 @lru_cache(maxsize=256)
 def _lists(descriptor: Descriptor) -> dict[int, Descriptor | int]:
-    """By number: messages that have lists of their own, and for lists of numbers the fewest bytes that one takes."""
+    """By field number: the type of a nested message that must be scanned itself, or the least bytes per entry of a packed list."""
     found: dict[int, Descriptor | int] = {}
     for field in descriptor.fields:
         if field.message_type is not None:
@@ -135,7 +135,7 @@ def _descriptor(kind: type[Message]) -> Descriptor:
 def find_invalid_text(descriptor: Descriptor, data: bytes) -> str:
     """Path of the first string field in `data` that is not UTF-8, such as `items[3].text`; empty if there is none.
 
-    Walks the wire format (protobuf.dev/programming-guides/encoding), as far as it is whole.
+    Walks the wire format (protobuf.dev/programming-guides/encoding), as far as it is well-formed.
     """
     try:
         return _Walk().search(descriptor, memoryview(data), "")
@@ -144,11 +144,11 @@ def find_invalid_text(descriptor: Descriptor, data: bytes) -> str:
 
 
 class _MalformedError(Exception):
-    """The bytes are no protobuf message, or too many fields were looked at."""
+    """The bytes are not a protobuf message, or the walk has reached its limit of fields."""
 
 
 class _Walk:
-    """One walk over a message's bytes, bounded in steps."""
+    """One walk over a message's bytes, with a bounded number of steps."""
 
     def __init__(self) -> None:
         self._steps = 0

@@ -1,9 +1,9 @@
-"""The first and the last to touch a call: learns who asks, reads and parses the request, maps errors to one status, logs one line,
-counts it, and makes its span (`libs/telemetry/traces.py`).
+"""The interceptor around every call: authentication and authorisation, reading and parsing the request, mapping errors to a status,
+one log line, metrics, and the span (`libs/telemetry/traces.py`).
 
-Who may not call is refused before a byte of its request is read: gRPC would take the whole message into memory first, so every
-method is served as one whose request is a stream, of which one message is read. This is the one place where errors become gRPC
-statuses. Health and reflection (`/grpc.*`) need no credential; their streams are counted.
+A call without permission is refused before a byte of its request is read. gRPC would buffer the whole message first, so every
+method is served as one with a request stream, of which one message is read. This is the one place where errors become gRPC
+statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is limited.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ _FOREIGN: Final = "/grpc."
 _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 
 ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream"})
-"""Streams that end with the answer to their request: they are in flight, take so long and have a span as other calls. All others
-have no end of their own: those do not hold up a drain, and are cut when the server stops."""
+"""Streams that end with the answer to their request: like unary calls they count as in flight, in latency, and have a span. All
+other streams never end by themselves: a drain does not wait for them, and they are cut when the server stops."""
 
 REQUEST_SECONDS: Final = 60.0
-"""How long a request may take to arrive; who sends a byte now and then holds a call no longer."""
+"""How long a request may take to arrive, so that a client that sends a byte now and then cannot hold a call open."""
 
 LARGE_BYTES: Final = 64 * 1024
-"""A request of more is parsed in a thread; for one of less, handing it over takes longer than parsing it."""
+"""A larger request is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
 
 
 class _Handler(Protocol):
-    """What of grpc.RpcMethodHandler is read here; its own types know only the synchronous server."""
+    """The attributes of grpc.RpcMethodHandler used here; its own types cover only the synchronous server."""
 
     request_streaming: bool
     response_streaming: bool
@@ -80,12 +80,12 @@ class _Handler(Protocol):
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler of ours. Also knows what is in flight, so that a server can be drained.
+    """Wraps every handler of ours, and counts calls in flight, so that a server can be drained.
 
-    authenticator: knows who asks; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`) that
-    keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG. limits: of
-    services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) whose requests have other limits than
-    MAX_REQUEST_BYTES, in bytes.
+    authenticator: identifies callers; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`)
+    that keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG. limits:
+    request sizes in bytes for services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) that differ from
+    MAX_REQUEST_BYTES.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self._is_draining = True
 
     async def idle(self) -> None:
-        """Returns when no call is in flight but those of internal services."""
+        """Returns when no calls are in flight except those of internal services."""
         await self._is_idle.wait()
 
     def _wrap(self, method: str, handler: _Handler) -> grpc.RpcMethodHandler[Message, Message]:
@@ -144,7 +144,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def in_flight(self, method: str, *, has_end: bool = True) -> AsyncIterator[None]:
-        """One call in flight, if it will end by itself. Raises Draining."""
+        """Counts a call as in flight within the context, if it ends by itself. Raises Draining."""
         if self.is_internal(method) or not has_end:
             yield
             return
@@ -163,20 +163,20 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return service_of(method) in self._internal
 
     def limit(self, method: str) -> int:
-        """Bytes that a request may have."""
+        """The most bytes of a request."""
         return self._limits.get(method) or self._limits.get(service_of(method), MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """Who was let in, and for which tenant."""
+    """An authorised caller, and the tenant that it acts for."""
 
     caller: Identity
     tenant: str
 
 
 class _Behaviour:
-    """One method's handler between bytes and status."""
+    """The handler of one method, wrapped: from request bytes to status."""
 
     def __init__(self, interceptor: Interceptor, method: str, kind: type[Message], handler: _Handler) -> None:
         self._interceptor = interceptor
@@ -184,7 +184,7 @@ class _Behaviour:
         self._kind = kind
         self._handler = handler
         self._limit = interceptor.limit(method)
-        # What requests in flight need is never refused for being too much.
+        # Internal calls are never refused for load: the requests in flight need them.
         self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         self._is_internal = interceptor.is_internal(method)
         self._has_end = not handler.response_streaming or method in ANSWERS
@@ -198,7 +198,7 @@ class _Behaviour:
                 return await self._handler.unary_unary(request, context)
 
     async def stream(self, _: object, context: Context) -> None:
-        # It writes by itself: what gRPC iterates over is left to the garbage collector when the client leaves.
+        # Writes by itself: a generator that gRPC iterates is left to the garbage collector when the client disconnects.
         async with self._answering(context) as admitted:
             request = await self._read(admitted, context)
             trace.get_current_span().set_attribute("shoal.model", MODEL.get())
@@ -210,21 +210,21 @@ class _Behaviour:
                     await _write(context, response)
 
     def _identify(self, metadata: Metadata, context: Context) -> Identity:
-        """Names the call, for logs, and says who asks. Raises Unauthenticated."""
+        """Sets the request id, and authenticates the caller. Raises Unauthenticated."""
         claimed = header(metadata, REQUEST_ID_HEADER)
         REQUEST_ID.set(claimed if is_printable(claimed) else new_request_id())
         context.set_trailing_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
         return self._interceptor.authenticator.identify(metadata, context.auth_context)
 
     def _admit(self, caller: Identity, metadata: Metadata) -> _Admitted:
-        """What the caller may ask for. Raises PermissionDenied, InvalidInput."""
+        """Authorises the call and its tenant. Raises PermissionDenied, InvalidInput."""
         check_may(caller, self._method)
         tenant = caller.asks_as(checked_id(header(metadata, TENANT_HEADER), "", TENANT_HEADER))
         checked_id(header(metadata, REQUEST_ID_HEADER), REQUEST_ID.get(), REQUEST_ID_HEADER)
         return _Admitted(caller, tenant)
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
-        """The request. Raises InvalidInput, DeadlinePassed if it does not arrive."""
+        """Reads and parses the request. Raises InvalidInput, DeadlinePassed if it does not arrive in time."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 body: object = await context.read()
@@ -233,19 +233,19 @@ class _Behaviour:
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
-        # Looking through a large one, or for its fault, takes up to a tenth of a second, in which others are served.
+        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which the loop serves others.
         if len(body) > LARGE_BYTES:
             request = await asyncio.to_thread(parse, self._kind, body, self._limit)
         else:
             request = parse(self._kind, body, self._limit)
-        # The handler has not looked at it yet: logs, spans and the audit have ids of models, and nothing else that a caller wrote.
+        # Not validated yet: only a model id may go into logs, spans and the audit, no other text of a caller.
         model = str(getattr(request, "model", ""))
         MODEL.set(model if is_model_id(model) else "")
         return request
 
     @asynccontextmanager
     async def _answering(self, context: Context) -> AsyncIterator[_Admitted]:
-        """Lets in who may call, turns what is raised inside into a status, and logs the call."""
+        """Authenticates and authorises the caller, turns errors raised inside into a status, and logs the call."""
         begin = time.perf_counter()
         caller, span = UNKNOWN, traces.NONE
         outcome = "CANCELLED"
@@ -256,8 +256,8 @@ class _Behaviour:
             with self._bound.entered(), traces.entered(span):
                 admitted = self._admit(caller, metadata)
                 if not self._is_internal and REQUEST_ID.get() != header(metadata, REQUEST_ID_HEADER):
-                    # As a header, too, for proxies and clients that read only those. Who named the call is spared what it costs: a
-                    # seventh of the CPU of an empty call.
+                    # Also as a header, for proxies and clients that read only those. Not for a caller that chose the id itself: it
+                    # costs a seventh of the CPU of an empty call.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
                 yield admitted
             outcome = "OK"
@@ -272,14 +272,14 @@ class _Behaviour:
             log.exception("call failed", extra=fields({"method": self._method}))
             await _abort(context, InternalError("unexpected error"))
         finally:
-            # Once the answer is on its way: writing a line takes a tenth of a millisecond.
+            # After the answer was handed to gRPC: writing a line takes a tenth of a millisecond.
             loop, seconds = asyncio.get_running_loop(), time.perf_counter() - begin
             span.set_attribute("shoal.outcome", outcome)
             span.end()
             if not self._is_internal:
                 loop.call_soon(self._count, outcome, seconds, span)
             if outcome in _REFUSED:
-                # Who has no credential must not fill the log: these have a rate there.
+                # Callers without a credential must not fill the log: the audit rate-limits these lines.
                 loop.call_soon(self._interceptor.audit.refused, Asked(caller, context.peer(), self._method, outcome))
             else:
                 loop.call_soon(self._log, outcome, seconds, span)
@@ -287,7 +287,8 @@ class _Behaviour:
                 loop.call_soon(self._interceptor.audit.changed, Asked(caller, context.peer(), self._method, outcome))
 
     def _span(self, metadata: Metadata) -> trace.Span:
-        """Of a call that gets one: of clients, and of workers where it belongs to a request. Most streams have no end."""
+        """The span of a client's call, or of a worker's call that belongs to a traced request; else NONE, as for endless
+        streams."""
         parent = {name: header(metadata, name) for name in (traces.TRACEPARENT, traces.TRACESTATE)}
         if not self._has_end or (self._is_internal and not parent[traces.TRACEPARENT]):
             return traces.NONE
@@ -311,10 +312,10 @@ def service_of(method: str) -> str:
 
 
 async def _write(context: Context, response: Message) -> None:
-    """Returns when it has left as far as the client's windows let it. Raises CancelledError if the client is gone."""
+    """Writes a response, as fast as the client's flow-control windows allow. Raises CancelledError if the client is gone."""
     try:
         await context.write(response)
-    except grpc.aio.InternalError:  # gRPC hears of it here first, and cancels the call's task a little later
+    except grpc.aio.InternalError:  # the client has gone; gRPC cancels the call's task only a little later
         raise asyncio.CancelledError from None
 
 
@@ -325,5 +326,5 @@ async def _abort(context: Context, error: ShoalError) -> None:
 
 
 def _later(seconds: float, call: Callable[[], None]) -> None:
-    # Outside of the request that happens to be under way.
+    # In an empty context, not in that of the current request.
     asyncio.get_running_loop().call_later(seconds, call, context=Variables())

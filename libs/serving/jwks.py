@@ -1,4 +1,4 @@
-"""JSON Web Tokens, checked against the public keys of a JWKS file (RFC 7517, 7519). Imported only where SHOAL_JWKS is set."""
+"""Verifies JSON Web Tokens with the public keys of a JWKS file (RFC 7517, 7519). Imported only where SHOAL_JWKS is set."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from libs.serving.identity import NAMED_ROLES, Identity, Role, is_printable, is_
 
 VARIABLE: Final = "SHOAL_JWKS"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Asymmetric ones only: who can check a token must not be able to make one. Which of them: the key says, never the token."""
+"""Asymmetric ones only: whoever can verify a token must not be able to sign one. The key decides which one, never the token."""
 LEEWAY_SECONDS: Final = 10
-"""Clocks differ."""
+"""The clock skew that is tolerated."""
 _SMALLEST_RSA: Final = 2048
 
 _REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -33,14 +33,15 @@ _REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Public keys by their id, the issuer and the audience that a token must name."""
+    """Public keys by key id (kid), and the issuer and audience that a token must name."""
 
     by_id: Mapping[str, jwt.PyJWK]
     issuer: str
     audience: str
 
     def verify(self, token: str) -> tuple[Identity, float]:
-        """Whom the token names, and until when (Unix seconds). Raises Unauthenticated, in words that repeat nothing of it."""
+        """The token's identity, and when it expires (Unix seconds). Raises Unauthenticated, with a text that repeats nothing of
+        it."""
         try:
             key = self._key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
@@ -54,7 +55,7 @@ class Keys:
             )
         except jwt.MissingRequiredClaimError as error:
             raise Unauthenticated(f"the JWT has no claim {error.claim}") from None
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:  # the latter: what PyJWT lets through
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:  # the others: PyJWT does not translate them
             raise Unauthenticated(_why(error)) from None
         return _identity(claims), float(claims["exp"])
 

@@ -1,4 +1,4 @@
-"""The life of a serving process: settings from the environment, logs, then what it runs until a signal ends it."""
+"""The lifecycle of a serving process: reads settings from the environment, sets up logs, and runs the service until a signal."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from libs.telemetry.logs import configure, fields
 log = logging.getLogger(__name__)
 
 MOST_FILES = 65_536
-"""Open files wanted, of which each connection is one: many systems allow 1,024 unless a process asks for more."""
+"""The soft limit of open files to ask for: each connection is one, and many systems allow 1,024 unless a process asks for more."""
 
 
 class Settings(Protocol):
-    """What a service is told at its start."""
+    """The settings of a service, as far as `run` uses them."""
 
     @property
     def log_level(self) -> str: ...
 
     @property
     def instance(self) -> str:
-        """What tells it from others of its kind."""
+        """The id that distinguishes this process from others of its service."""
 
     def describe(self) -> Mapping[str, str | float]:
         """For the one log line at the start, without secrets."""
@@ -46,7 +46,7 @@ Running = Callable[[Told], AbstractAsyncContextManager[object]]
 def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[Told], *refusals: type[Exception]) -> int:
     """Runs a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
 
-    Exit status: 0 after a drain; 2 for what the operator must change, which `read` or `running` say with a ShoalError or one of
+    Exit status: 0 after a drain; 2 for what the operator must change, raised by `read` or `running` as a ShoalError or one of
     `refusals`.
     """
     status = 0
@@ -59,7 +59,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[T
         memory.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
-    except* refused as group:  # also those that a supervised loop ended with
+    except* refused as group:  # also from a supervised loop
         status = 2
         print(f"shoal {name}: {_first(group)}", file=sys.stderr)
     finally:

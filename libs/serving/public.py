@@ -1,4 +1,4 @@
-"""Health and reflection (`/grpc.*`), which need no credential: what anybody may make a server hold is bounded here."""
+"""Health and reflection (`/grpc.*`), which need no credential: bounds the resources that unauthenticated callers can take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from libs.serving.decode import parse, request_type
 REQUEST_BYTES: Final = 4096
 """The names of a service, a file or a symbol are shorter."""
 MOST_STREAMS: Final = 1_000
-"""Of both services."""
+"""Of both services together."""
 
 Refuse: TypeAlias = Callable[[Any, ShoalError], Awaitable[None]]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -33,7 +33,7 @@ class Public:
         self.arrivals = Arrivals()
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """Takes `package.Service/Method` as a stream of requests, so that no message is read unless it is asked for."""
+        """Serves the method with a request stream, so that no message is read before it is asked for."""
         kind = request_type(method)
         if kind is None:
             raise TypeError(f"{method}: only declared methods can be served")
@@ -65,7 +65,7 @@ class _Behaviour:
                 if inspect.isasyncgenfunction(answer):
                     async for response in answer(request, context):
                         yield response
-                else:  # writes by itself
+                else:  # the handler writes by itself
                     await answer(request, context)
         except ShoalError as error:
             await self._public.refuse(context, error)

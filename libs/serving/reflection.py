@@ -1,7 +1,7 @@
-"""Reflection as clients of both protocols ask for it: `grpc.reflection.v1` and `grpc.reflection.v1alpha`.
+"""Server reflection for clients of both protocols: `grpc.reflection.v1` and `grpc.reflection.v1alpha`.
 
-grpcio-reflection has the latter alone (1.75.0 and 1.85.1). The two are the same but for the package's name (grpc/grpc-proto), so
-v1 is described by v1alpha's own descriptor under that name, and answered by its servicer.
+grpcio-reflection has only the latter (1.75.0 and 1.85.1). The two differ only in the package's name (grpc/grpc-proto), so v1 is
+described by a renamed copy of v1alpha's descriptor, and answered by v1alpha's servicer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METHOD: Final = "ServerReflectionInfo"
 
 
 def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
-    """Makes the server tell of the services of these names, and of reflection itself, to clients of either protocol."""
+    """Makes the server describe the services of these names, and reflection itself, to clients of either protocol."""
     _describe()
     every = [*names, *SERVICE_NAMES]
     reflection.enable_server_reflection(every, server)
@@ -43,7 +43,7 @@ async def _as_old(requests: AsyncIterator[Message]) -> AsyncIterator[reflection_
 
 
 def _describe() -> None:
-    """Puts v1's file into the pool of all descriptors, unless it is there."""
+    """Adds v1's file to the default descriptor pool, unless it is there."""
     pool = descriptor_pool.Default()
     try:
         pool.FindServiceByName(SERVICE_NAME)

@@ -1,4 +1,4 @@
-"""Which role may call what. A method that stands nowhere here is refused to everybody."""
+"""Authorisation: which role may call which method. A method that is not listed here is refused to everybody."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USE: Final = _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "S
     "shoal.v1.ModelService", "ListModels", "GetModel"
 )
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
-"""What changes where models are: each call is noted in the audit log."""
+"""Methods that change where models are: each call is recorded in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
 _WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect")
 _SCALE: Final = _methods(

@@ -1,4 +1,4 @@
-"""What a server is told of trust: TLS, who may call, and whether it may listen beyond loopback. Read once at the start.
+"""The security settings of a server: TLS, authentication, and whether it may listen beyond loopback. Read once at the start.
 
 Each serving process carries one `Security` in its settings. With nothing set, everybody may call everything, on loopback only.
 """
@@ -27,7 +27,7 @@ _WAYS_OUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Of one server process. Files are looked at by `check_files`, and read where they are used."""
+    """The settings of one server process. `check_files` validates the files; they are read again where they are used."""
 
     cert: Path | None = None
     key: Path | None = None
@@ -38,10 +38,10 @@ class Security:
     issuer: str = ""
     audience: str = ""
     trust_domain: str = DEFAULT_TRUST_DOMAIN
-    """Of the names in callers' certificates: spiffe://<trust domain>/<role>/<tenant or name>."""
+    """The trust domain in callers' certificates: spiffe://<trust domain>/<role>/<tenant or name>."""
     allow_insecure: bool = False
     health_address: str = ""
-    """Where health alone is answered, without TLS, for probes. Empty: nowhere else."""
+    """A second address that answers only health checks, without TLS, for probes. Empty: none."""
 
     def __post_init__(self) -> None:
         check((self.cert is None) == (self.key is None), "SHOAL_TLS_KEY", "set exactly where SHOAL_TLS_CERT is")
@@ -55,7 +55,7 @@ class Security:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Security:
-        """Reads SHOAL_* variables and looks at the files; raises InvalidInput naming variable, file, line and key."""
+        """Reads SHOAL_* variables and validates the files; raises InvalidInput naming variable, file, line and key."""
         allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
         check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
         security = Security(
@@ -104,7 +104,7 @@ class Security:
             read_keys(self.jwks, self.issuer, self.audience)
 
     def describe(self) -> dict[str, str | float]:
-        """For the one log line at the start: names of files, nothing of what is in them."""
+        """For the one log line at the start: the names of the files, nothing of their contents."""
         return {
             "tls": "none" if self.cert is None else "callers present certificates" if self.client_ca else "on",
             "tokens": str(self.tokens or ""),
@@ -116,7 +116,7 @@ class Security:
 
 
 def check_exposure(address: str, security: Security) -> None:
-    """Raises InvalidInput, with the ways out, for an address beyond loopback that is not protected and not said to be open."""
+    """Raises InvalidInput, with the remedies, for an address beyond loopback that is neither protected nor allowed to be open."""
     if problem := exposure(address, security):
         raise InvalidInput(f"{problem}: {_WAYS_OUT}", field="SHOAL_ALLOW_INSECURE")
 
@@ -135,7 +135,7 @@ def exposure(address: str, security: Security) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`. In doubt it is not so."""
+    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`; False in doubt."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0]

@@ -1,7 +1,7 @@
-"""A gRPC server as every process of Shoal runs it: health, reflection, limits, one interceptor, and a drain before the end.
+"""The gRPC server of every process of Shoal: health, reflection, limits, one interceptor, and graceful shutdown.
 
-What clients may do to a server without a call is bounded here: connections, what they say before the first call and how long that
-takes, calls at a time. What calls may hold is the router's concern.
+Limits on transport level are set here: connections, handshakes, headers, concurrent calls. Admission control of requests is the
+router's concern.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ logging.getLogger("grpc").setLevel(logging.INFO)
 OVERALL: Final = ""
 """The health name that stands for the whole server."""
 LIVENESS: Final = "liveness"
-"""The health name that says only that the event loop answers, for which a probe may kill a process. Others may follow Redis."""
+"""The health name for liveness probes: serving as long as the event loop answers. Other names may depend on Redis."""
 
 _HANG_UP_SECONDS: Final = 1.0
-"""After the drain: time for the last answers to leave and for streams and long polls to be told."""
+"""After the drain: time to send the last answers, and to end streams and long polls."""
 
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    # Two servers on one port would share its connections in silence.
+    # With SO_REUSEPORT two servers on one port would silently share its connections.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
-    # Requests are taken uncompressed only (1: identity): gRPC inflates one before it looks at how long it has become.
+    # Only uncompressed requests are accepted (1: identity): gRPC decompresses a request before it checks its length.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # The defaults, 300 s and two hours while no call is open, turn every client with a shorter keepalive away (`too_many_pings`).
+    # The defaults, 300 s and two hours while no call is open, reject every client with a shorter keepalive (`too_many_pings`).
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
-    # A connection that has not said what HTTP/2 and TLS begin with is closed; the default waits for two minutes.
+    # A connection that does not finish the TLS and HTTP/2 handshake is closed; by default only after two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # All of a call's headers, the token included. Above the first some calls are refused, above the second all.
+    # All of a call's headers, the token included. Above the soft limit some calls are refused, above the hard limit all.
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
-    # Of one connection, so that no single one takes all that a server answers (`bounds.py`).
+    # Per connection, so that no single one takes all concurrent calls of the server (`bounds.py`).
     ("grpc.max_concurrent_streams", 10_000),
 )
 
 CONNECTION_GRACE_SECONDS: Final = 75.0
-"""How long calls go on in a connection that was told to end: longer than a call without a deadline may take (60 s)."""
+"""How long calls may go on after their connection got GOAWAY: longer than a call without a deadline may take (60 s)."""
 
 _KEPT_FILES: Final = 128
-"""Descriptors that connections of clients must leave: for Redis, files, and probes of health."""
+"""File descriptors that are reserved from client connections: for Redis, files, and health probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a server answers.
+    """One gRPC service of a server.
 
     name: `package.Service`. add_to: registers its servicer, such as `partial(add_WorkerServiceServicer_to_server, servicer)`.
-    is_internal: keeps answering while the server drains, because requests in flight need it. request_bytes: the most that one
-    request may have; method_bytes: of methods (`Pull`) that have a limit of their own.
+    is_internal: keeps answering while the server drains, because requests in flight need it. request_bytes: the most bytes of one
+    request; method_bytes: the same for methods (`Pull`) that have a limit of their own.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Service:
 
     @property
     def limits(self) -> dict[str, int]:
-        """By the service's name, and by `/package.Service/Method`."""
+        """Request limits, by the service's name and by `/package.Service/Method`."""
         return {self.name: self.request_bytes, **{f"/{self.name}/{name}": most for name, most in self.method_bytes.items()}}
 
 
 class Server:
-    """A server that listens. `address` has the port that was really bound."""
+    """A listening server. `address` has the port that was really bound."""
 
     def __init__(self, server: grpc.aio.Server, interceptor: Interceptor, names: Sequence[str]) -> None:
         self.address = ""
@@ -98,7 +98,7 @@ class Server:
         self._probed: grpc.aio.Server | None = None
         self._interceptor = interceptor
         self._health = health.aio.HealthServicer()
-        # The state: which names serve.
+        # The state: the health of each name.
         self._serving: dict[str, bool] = dict.fromkeys(names, False)
 
     async def set_health(self, is_serving: bool, *names: str) -> None:
@@ -114,7 +114,7 @@ class Server:
         log.info("health changed", extra=fields({"is_serving": is_serving, "names": ", ".join(changed)}))
 
     async def start(self, address: str, security: Security) -> None:
-        """Listens. Raises NoCapacity if an address cannot be had, InvalidInput for files of TLS that cannot be used."""
+        """Listens. Raises NoCapacity if an address cannot be bound, InvalidInput for TLS files that cannot be used."""
         credentials = security.tls.credentials() if security.tls is not None else None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in (*self._serving, OVERALL):
@@ -130,7 +130,7 @@ class Server:
         log.info("listening", extra=fields({"address": self.address, "health_address": self.health_address}))
 
     async def drain(self, grace_seconds: float) -> None:
-        """Health turns NOT_SERVING, new calls are refused, those in flight finish (at most `grace_seconds`)."""
+        """Sets health to NOT_SERVING, refuses new calls, and waits for those in flight, at most `grace_seconds`."""
         await self._health.enter_graceful_shutdown()
         self._interceptor.drain()
         log.info("draining", extra=fields({"grace_seconds": grace_seconds}))
@@ -164,13 +164,13 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """Serves on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends, then drains.
 
-    security: TLS, and who may call; without it everybody, on loopback only. health: more names than those of `services` to answer
-    health checks for. LIVENESS serves at once; the others begin as NOT_SERVING, and so does the whole server: see
-    Server.set_health. connection_seconds: clients are told to connect anew after about so long (0: never), so that they find
-    routers that have come; calls under way go on. on_drained: called once nothing but internal calls is left, to end those.
+    security: TLS and authentication; without it everybody may call, on loopback only. health: names besides those of `services`
+    to answer health checks for. LIVENESS serves at once; the others begin as NOT_SERVING, and so does the whole server: see
+    Server.set_health. connection_seconds: the maximum connection age (0: none), after which clients reconnect and so find new
+    routers; calls in flight go on. on_drained: called once only internal calls are left, to end those.
 
     Raises NoCapacity if the address is taken, InvalidInput for one beyond loopback that `security` does not protect (a server
-    without services tells nothing but health, and may listen anywhere).
+    without services answers only health checks, and may listen anywhere).
     """
     security = security or Security()
     if services:

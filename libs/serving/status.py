@@ -1,4 +1,4 @@
-"""A ShoalError as a gRPC status: exactly one ErrorInfo, the field at fault, and when to try again."""
+"""Maps a ShoalError to a gRPC status: exactly one ErrorInfo, the field at fault, and when to retry."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from libs.errors import InternalError, ShoalError
 DOMAIN: Final = "shoal"
 DETAILS_HEADER: Final = "grpc-status-details-bin"
 
-# A status travels in HTTP/2 headers, of which gRPC peers take 8 KiB: what a client sent must not make its error undeliverable.
-# In bytes: the message is in it up to three times, once percent-encoded.
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: a client's own text must not make its error undeliverable.
+# In bytes: the status holds the message up to three times, once percent-encoded.
 _MAX_MESSAGE: Final = 1000
 _MAX_FIELD: Final = 300
 _CUT: Final = "…"
@@ -25,7 +25,7 @@ _CUT: Final = "…"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is sent: the code, the text, and a serialised google.rpc.Status for `grpc-status-details-bin`."""
+    """A gRPC status: the code, the text, and a serialised google.rpc.Status for `grpc-status-details-bin`."""
 
     code: grpc.StatusCode
     message: str
@@ -33,7 +33,7 @@ class Status:
 
 
 def to_status(error: ShoalError, request_id: str) -> Status:
-    """The status for `error`. An InternalError's own text stays in the log."""
+    """The status for `error`. The text of an InternalError is only logged, not sent."""
     code: grpc.StatusCode = grpc.StatusCode[error.status]
     is_ours = isinstance(error, InternalError)
     message = f"internal error; request {request_id}" if is_ours else _shortened(error.message, _MAX_MESSAGE)
@@ -68,6 +68,6 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8."""
+    """The text, cut to at most `limit` bytes of UTF-8."""
     whole = text.encode(errors="replace")
     return whole.decode() if len(whole) <= limit else whole[: limit - len(_CUT.encode())].decode(errors="ignore") + _CUT

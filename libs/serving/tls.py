@@ -1,6 +1,6 @@
-"""TLS of a server: its certificate, and of whom it asks one. Files are read again when they change.
+"""TLS of a server: its certificate, and the authorities for client certificates. Files are read again when they change.
 
-New connections get what the files say then; connections that are there live on.
+New connections use the files as they are then; existing connections are not affected.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a server's port. Raises InvalidInput naming variable and file."""
+        """The credentials for a server's port. Raises InvalidInput naming variable and file."""
         paths = [path for path in (self.cert, self.key, self.client_ca) if path is not None]
         watched = Watched(paths, self.read)
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """gRPC asks before each handshake, in a thread of its own; None: as before."""
+            """Called by gRPC before each handshake, in a thread of its own; None: unchanged."""
             return watched.content if watched.look() else None
 
         return grpc.dynamic_ssl_server_credentials(
@@ -44,7 +44,7 @@ class TlsFiles:
         )
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """What the files say now. Raises InvalidInput naming variable and file."""
+        """The configuration by the files as they are now. Raises InvalidInput naming variable and file."""
         chain = read_file(self.cert, "SHOAL_TLS_CERT")
         key = read_file(self.key, "SHOAL_TLS_KEY")
         authorities = read_file(self.client_ca, "SHOAL_TLS_CLIENT_CA") if self.client_ca is not None else None
@@ -52,7 +52,7 @@ class TlsFiles:
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)
 
     def _check(self, chain: bytes, key: bytes, authorities: bytes | None) -> None:
-        # Not before it is needed: workers serve without TLS, and need not have it.
+        # Imported only where needed: workers serve without TLS, and need not have the library.
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509 import load_pem_x509_certificates
 
@@ -69,7 +69,7 @@ class TlsFiles:
 
 
 def read_file(path: Path, variable: str) -> bytes:
-    """Raises InvalidInput naming the variable and the file."""
+    """The file's bytes. Raises InvalidInput naming the variable and the file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -79,7 +79,7 @@ def read_file(path: Path, variable: str) -> bytes:
 def _parsed(parse: Callable[[], Parsed], path: Path, variable: str, what: str) -> Parsed:
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    # A passphrase that is missing is a TypeError, what is not PEM a ValueError of some kind.
+    # A missing passphrase raises TypeError, text that is not PEM some kind of ValueError.
     try:
         return parse()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

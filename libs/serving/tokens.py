@@ -1,4 +1,4 @@
-"""The file of static tokens (SHOAL_TOKENS): who holds which. No token and no part of one ever stands in an error.
+"""The file of static tokens (SHOAL_TOKENS) with their holders' identities. No error ever contains a token or a part of one.
 
 tokens:
   - {sha256: <hex digest of the token>, subject: search-frontend, role: client, tenant: search}
@@ -28,12 +28,12 @@ _TOKEN: Final = re.compile(rf"[\x21-\x7e]{{{_SHORTEST},{LONGEST}}}")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 Tokens = Mapping[bytes, Identity]
-"""By the digest of the token."""
+"""The identities of the holders, by the digest of the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Secret:
-    """A text that no error repeats."""
+    """A text that errors never repeat."""
 
     pattern: re.Pattern[str]
     words: str
@@ -90,7 +90,7 @@ def read_tokens(path: Path) -> Tokens:
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        # Its own words would repeat a piece of the file.
+        # The error's own text would repeat a piece of the file.
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise InvalidInput(f"{path}:{line}: is not YAML", field=VARIABLE) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:

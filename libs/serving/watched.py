@@ -1,4 +1,4 @@
-"""Files that are read again when they change, such as certificates, tenants and pools, so that nothing has to restart for them."""
+"""Hot reload of files when they change, such as certificates, tenants and pools, so that no process has to restart for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ Stamp = tuple[int, int, int, int]
 Stamps = tuple[Stamp | None, ...]
 
 SETTLE_SECONDS: Final = 0.5
-"""So long changed files must have been left alone: who writes one slowly would have its beginning read, without the last tokens."""
+"""How long files must be unchanged before they are read: of a file that is still being written, only the beginning would be
+read."""
 
 
 class Watched(Generic[Content]):
-    """What `read` makes of files, and of what lies in folders. Safe in threads: `content` is replaced as a whole.
+    """The result of `read` over files, and over the entries of folders. Thread-safe: `content` is replaced as a whole.
 
-    Raises what `read` raises the first time (InvalidInput). Later files are read once they have been left alone for SETTLE_SECONDS;
-    a change that cannot be read, and a file that is gone, is a warning, once, and the content stays: a certificate is often newer
-    than its key for a moment, and a half-written file must lock nobody out. `clock`: Unix seconds, as files' times are.
+    The first read raises what `read` raises (InvalidInput). Later, changed files are read once they were unchanged for
+    SETTLE_SECONDS. A change that cannot be read, or a missing file, is logged as a warning once, and the content stays: a
+    certificate is often newer than its key for a moment, and a half-written file must lock nobody out. `clock`: Unix seconds, as
+    files' times are.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Content], *, clock: Callable[[], float] = time.time) -> None:
@@ -36,20 +38,20 @@ class Watched(Generic[Content]):
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        # The state: what was read, what the files looked like just before, and what they look like if they cannot be read.
+        # The state: the content, the files' stamps just before it was read, and the stamps of a version that cannot be read.
         self._stamps = self._look_at_files()
         self.content = read()
         self._broken: Stamps | None = None
-        # How they look since when, if not as they were read.
+        # The last stamps seen, and since when.
         self._changed: tuple[Stamps, float] = (self._stamps, 0.0)
 
     @staticmethod
     def fixed(content: Content) -> Watched[Content]:
-        """Without files: this, for ever."""
+        """A constant content, without files."""
         return Watched((), lambda: content)
 
     def look(self) -> bool:
-        """Reads the files if they have changed; whether the content is new. Blocking."""
+        """Reads the files if they have changed; returns whether the content is new. Blocking."""
         with self._lock:
             stamps = self._look_at_files()
             if stamps == self._stamps or not self._is_settled(stamps):
@@ -68,7 +70,7 @@ class Watched(Generic[Content]):
             return True
 
     def _is_settled(self, stamps: Stamps) -> bool:
-        """By the files' own times, or, should their clock be ahead of ours, by how long we have seen them so."""
+        """Judged by the files' own times, or, should their clock be ahead of ours, by how long these stamps have been seen."""
         now = self._clock()
         if stamps != self._changed[0]:
             self._changed = stamps, now
@@ -80,12 +82,12 @@ class Watched(Generic[Content]):
 
 
 def _within(path: Path) -> list[Path]:
-    """What a folder holds; nothing of a file."""
+    """The entries of a folder; none for a file."""
     return sorted(path.iterdir()) if path.is_dir() else []
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Differs after every change; None: no such file. Follows links: Kubernetes replaces mounted secrets by turning one."""
+    """Differs after every change; None: no such file. Follows links: Kubernetes replaces mounted secrets by switching a link."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""The model store: a model id to a directory on this node, fetched from the Hugging Face hub or an object store if need be.
+"""The model store: from a model id to a directory on this node, fetched from the Hugging Face hub or an object store if needed.
 
-Beside the way of a request: `services/worker/memory/residency.py` asks `Store.get`, in a thread of its own, for what no folder
+Not on the request path: `services/worker/memory/residency.py` calls `Store.get`, in a thread of its own, for models that no folder
 holds.
-Order of reading: `names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `store.py`.
+Order of reading: `libs/names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `store.py`.
 """
 
 from libs.names import is_model_id

@@ -1,11 +1,11 @@
-"""The copies that the store keeps on this node's disk, shared by all its processes.
+"""The store's copies of models on this node's disk, shared by all its processes.
 
-    <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` says what was fetched from where
-    <root>/incoming/<org>/<name>[@revision]/ one that is being fetched, or was when its process died: `listing.json` and `files/`
-    <root>/locks/                            one file a model: shared by who uses it, exclusive for who fetches or removes it
-    <root>/trash/                            what is being removed
+    <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records what was fetched from where
+    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json` and `files/`
+    <root>/locks/                            one file per model: locked shared by users, exclusive to fetch or remove the model
+    <root>/trash/                            copies that are being removed
 
-A model appears in `models/` by one rename and leaves it by one. Locks are flock(2): they end with their process, however it ends.
+A model enters and leaves `models/` by one atomic rename. Locks are flock(2): they end with their process, however it ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is fetched: all that decides whether bytes on the disk are those wanted."""
+    """The identity of a download: all that decides whether bytes on the disk are the wanted ones."""
 
     origin: str
     revision: str
@@ -53,7 +53,7 @@ class Listing:
 
     @staticmethod
     def read(path: Path) -> Listing | None:
-        """None if there is none, or one that was cut short by a crash."""
+        """The listing in a file; None if there is none, or if a crash cut it short."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             files = tuple(RemoteFile(**file) for file in found["files"])
@@ -76,7 +76,7 @@ class Lock:
         return self._try(fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Gives it up. Idempotent."""
+        """Releases the lock. Idempotent."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -91,7 +91,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A model that takes room, or will: complete or on its way."""
+    """A model that counts against the disk budget: complete, or being fetched."""
 
     model: str
     directory: Path
@@ -100,7 +100,7 @@ class _Entry:
 
 
 class Cache:
-    """See above. `root` is made if need be."""
+    """The cache laid out as above. `root` is created if needed."""
 
     def __init__(self, root: Path) -> None:
         self.models = root / "models"
@@ -111,7 +111,7 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
 
     def directory(self, model: str) -> Path | None:
-        """Where a complete copy is, if there is one."""
+        """The directory of a complete copy, if there is one."""
         directory = self.models / model
         return directory if (directory / RECORD).is_file() else None
 
@@ -119,22 +119,22 @@ class Cache:
         return Lock(self._locks / f"{model}.lock")
 
     def touch(self, model: str) -> None:
-        """It is used now."""
+        """Marks the model as used now, for eviction by last use."""
         with suppress(FileNotFoundError):
             os.utime(self.models / model / RECORD)
 
     def progress(self, model: str) -> Progress | None:
-        """Of a download by any process of this node."""
+        """The progress of a download of the model by any process of this node; None if there is none."""
         listing = Listing.read(self._incoming / model / _LISTING)
         if listing is None:
             return None
         return Progress(done_bytes(listing.files, self._incoming / model / "files"), listing.bytes)
 
     def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
-        """Makes room, evicting what was not used for longest, and reserves it. Answers where the files go; those that an earlier
-        try left there are kept if they are of this listing. The caller holds the model's lock.
+        """Reserves disk space, evicting the least recently used models if needed. Returns the directory for the files; those that
+        an earlier try left there are kept if they are of this listing. The caller holds the model's lock.
 
-        Raises ModelBroken if the model is larger than the budget, NoCapacity if the rest of it is in use, both with the numbers.
+        Raises ModelBroken if the model is larger than the budget, NoCapacity if too much of it is in use, both with the numbers.
         """
         if listing.bytes > budget_bytes:
             raise ModelBroken(
@@ -152,7 +152,7 @@ class Cache:
             return incoming / "files"
 
     def publish(self, model: str) -> Path:
-        """All files are there: makes the model visible. The caller holds its lock."""
+        """Makes a completely fetched model visible. The caller holds its lock."""
         incoming, directory = self._incoming / model, self.models / model
         (incoming / _LISTING).rename(incoming / "files" / RECORD)
         for folder in [incoming / "files", *(path for path in (incoming / "files").rglob("*") if path.is_dir())]:
@@ -165,7 +165,7 @@ class Cache:
         return directory
 
     def used_bytes(self) -> int:
-        """Of complete models, and of those on their way as if they were."""
+        """Bytes of complete models, and the full sizes of those being fetched."""
         return sum(entry.bytes for entry in self._entries())
 
     def _entries(self) -> list[_Entry]:
@@ -195,7 +195,7 @@ class Cache:
             )
 
     def _evict(self, entry: _Entry) -> bool:
-        """False if somebody uses it."""
+        """Removes a model; False if it is in use."""
         lock = self.lock(entry.model)
         try:
             if not lock.try_exclusive():
@@ -206,7 +206,7 @@ class Cache:
             lock.close()
 
     def _remove(self, directory: Path) -> None:
-        """Out of sight first, by one rename."""
+        """Moves the directory to the trash by one atomic rename, then deletes it."""
         trash = self._trash / uuid.uuid4().hex
         with suppress(FileNotFoundError):
             directory.rename(trash)

@@ -1,7 +1,7 @@
-"""Fetches a model's files into a directory: in ranges, several at once; what was interrupted goes on where it stopped.
+"""Downloads a model's files into a directory: in byte ranges, several in parallel; an interrupted download resumes.
 
-A file grows as `<name>.part`, beside it `<name>.part.ranges` with a line for each range that has reached the disk. It gets its name
-when it is complete and verified.
+A file is written as `<name>.part`, with a line in `<name>.part.ranges` for each range that has reached the disk. It is renamed to
+its own name when it is complete and verified.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libs.errors import ModelBroken, NoCapacity
 from libs.store.source import OutOfReach, Progress, Remote, RemoteFile
 
 _ROUNDS: Final = 2
-"""A file that arrives corrupt is fetched once more; twice the same is the source's fault."""
+"""A file that arrives corrupt is fetched once more; if it is corrupt again, the source's copy is broken."""
 
 _BLOCK_BYTES: Final = 1024 * 1024
 
@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How to fetch. An interruption costs at most `threads` ranges; so much memory is taken, too."""
+    """The parameters of downloads. An interruption loses at most `threads` ranges; that is also the memory in use."""
 
     range_bytes: int = 8 * 1024 * 1024
     threads: int = 8
@@ -40,7 +40,7 @@ class Transfer:
 
 
 def patiently(work: Callable[[], _Answer], pauses: Sequence[float], *, most_unreached: int = 1_000) -> _Answer:
-    """Tries again after each pause while `work` raises NoCapacity, at most `most_unreached` times for OutOfReach; raises its last
+    """Retries `work` after each pause while it raises NoCapacity, at most `most_unreached` times for OutOfReach; raises its last
     error."""
     for number, pause in enumerate(pauses):
         try:
@@ -57,8 +57,8 @@ def download(
 ) -> None:
     """Makes `directory` hold all `files`, verified. Nobody else may write there meanwhile.
 
-    `report` is called from several threads, one at a time. Raises ModelBroken (the source's copy is broken, or refused to us) and
-    NoCapacity (out of reach); what has arrived by then is kept for the next try.
+    `report` is called from several threads, one at a time. Raises ModelBroken (the source's copy is broken, or access denied) and
+    NoCapacity (source unreachable, or the disk not writable); ranges on disk by then are kept for the next try.
     """
     parts = [Part(file, directory) for file in files]
     problems: list[str] = []
@@ -74,12 +74,12 @@ def download(
 
 
 def done_bytes(files: Sequence[RemoteFile], directory: Path) -> int:
-    """What has arrived of them so far, whoever fetches it."""
+    """How many bytes of the files are on disk, whichever process downloads them."""
     return sum(Part(file, directory).done_bytes() for file in files)
 
 
 def _all(tasks: Sequence[Callable[[], None]], transfer: Transfer) -> None:
-    """Runs them in threads; after the first error no more is begun, and it is raised."""
+    """Runs the tasks in threads; after the first error starts no more, and raises it."""
     with ThreadPoolExecutor(transfer.threads, "download") as pool:
         futures = [pool.submit(task) for task in tasks]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -123,7 +123,7 @@ class _Tally:
 
 
 class Part:
-    """One file on its way into `directory`. `problem` says why it was found corrupt by the last `finish`."""
+    """One file being downloaded into `directory`. `problem`: why the last `finish` found it corrupt; empty if it did not."""
 
     def __init__(self, file: RemoteFile, directory: Path) -> None:
         self.file = file
@@ -135,11 +135,11 @@ class Part:
         self.problem = ""
 
     def done_bytes(self) -> int:
-        """What has reached the disk."""
+        """Bytes that have reached the disk."""
         return self.file.size if self._is_complete() else sum(end - start for start, end in self._arrived())
 
     def missing(self, range_bytes: int) -> list[int]:
-        """Where the ranges begin that are still to be fetched."""
+        """The starts of the ranges that are still to be fetched."""
         if self._is_complete():
             return []
         arrived = self._arrived()
@@ -147,7 +147,7 @@ class Part:
         return [start for start, end in ranges if not any(first <= start and end <= last for first, last in arrived)]
 
     def write(self, start: int, data: bytes) -> None:
-        """Returns when the data are on the disk, and noted."""
+        """Writes a range; returns when it is on disk and recorded."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._partial, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -162,7 +162,7 @@ class Part:
             ranges.write(f"{start} {start + len(data)}\n")
 
     def finish(self) -> None:
-        """Verifies and names the file, or throws away what is corrupt and sets `problem`."""
+        """Verifies and renames the file, or deletes a corrupt one and sets `problem`."""
         self.problem = ""
         if self._is_complete():
             return
@@ -180,7 +180,7 @@ class Part:
         return self._path.is_file()
 
     def _arrived(self) -> set[tuple[int, int]]:
-        """Ranges on the disk. A line that a crash cut short has not arrived."""
+        """The ranges on disk. A line that a crash cut short does not count."""
         try:
             lines = self._ranges.read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -213,7 +213,8 @@ def _digest(path: Path, kind: str) -> str:
 
 
 def _misfit(path: Path, file: RemoteFile) -> str:
-    """Whether a safetensors file ends where its header says: 8 bytes of length, the header, then the tensors without gaps."""
+    """Why a safetensors file does not end where its header says; empty if it does. The layout: 8 bytes of length, the header, then
+    the tensors without gaps."""
     try:
         ends = [entry.end for entry in tensor_entries(path.parent, path.name).values()]
         expected = max(ends, default=8 + len(tensor_header(path.parent, path.name)))

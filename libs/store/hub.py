@@ -1,7 +1,7 @@
-"""The Hugging Face hub, and the cache that other programs of this machine have filled from it.
+"""The Hugging Face hub as a source, and the cache that other programs of this machine have filled from it.
 
-Names, revisions, redirects, authorisation and errors are huggingface_hub's. The bytes are read in ranges by `download.py`, because
-huggingface_hub (2.4) downloads a file anew after an interruption: its partial files are named at random and removed.
+Names, revisions, redirects, authorisation and errors are left to huggingface_hub. The bytes are read in ranges by `download.py`,
+because huggingface_hub (2.4) restarts a file after an interruption: its partial files have random names and are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-# It logs every URL at INFO, and those of large files carry a signature that opens them.
+# httpx2 logs every URL at INFO, and the URLs of large files carry a signature that grants access.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _BUSY: Final = (408, 425, 429)
@@ -49,7 +49,7 @@ class Hub:
     cache: Path | None = None
 
     def find(self, model: str) -> HubModel | Path:
-        """See `Source`. With HF_HUB_OFFLINE, or while the hub cannot be reached, what the cache of this machine has."""
+        """See `Source`. With HF_HUB_OFFLINE, or while the hub is unreachable, returns the copy in the cache of this machine."""
         try:
             return self._look_up(model)
         except NoCapacity:
@@ -86,7 +86,7 @@ class Hub:
         return HubModel(self, name, info.sha, tuple(files), api.endpoint)
 
     def _cached(self, model: str) -> Path | None:
-        """A complete snapshot, as far as the cache can tell: a file that no program ever asked for is not missed.
+        """A complete snapshot, as far as the cache can tell: it does not know of files that no program ever requested.
 
         Raises ModelBroken if its weights are missing, or there only as pickle.
         """
@@ -142,7 +142,7 @@ class HubModel:
 
 @contextmanager
 def _translated(model: str, endpoint: str) -> Iterator[None]:
-    """huggingface_hub's errors as ours. Texts are our own: a server's answer is not passed on to clients."""
+    """Translates huggingface_hub's errors into ours. Texts are our own: a server's answer is not passed on to clients."""
     try:
         yield
     except GatedRepoError:

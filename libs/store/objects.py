@@ -16,11 +16,11 @@ from libs.store.source import OutOfReach, RemoteFile
 
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _PLAIN_ENCRYPTION: Final = (None, "AES256")
-"""With any other the ETag of an S3 object is not its MD5 (AWS, "Checking object integrity": SSE-C and SSE-KMS)."""
+"""With any other encryption the ETag of an S3 object is not its MD5 (AWS, "Checking object integrity": SSE-C and SSE-KMS)."""
 
 
 class FileSystem(Protocol):
-    """What is used of fsspec's AbstractFileSystem."""
+    """The methods of fsspec's AbstractFileSystem that are used."""
 
     def find(self, path: str, *, detail: bool) -> dict[str, dict[str, object]]: ...
 
@@ -29,7 +29,7 @@ class FileSystem(Protocol):
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """`root` is the path that `url` names within the file system; `trouble` is what it raises when it cannot be reached."""
+    """`root` is the path that `url` names within the file system; `trouble`: the errors it raises when it is unreachable."""
 
     url: str
     files: FileSystem
@@ -49,7 +49,7 @@ class ObjectStore:
 
     @contextmanager
     def translated(self, model: str) -> Iterator[None]:
-        """fsspec's errors as ours."""
+        """Translates fsspec's errors into ours."""
         trouble: tuple[type[Exception], ...] = (OSError, *self.trouble)
         try:
             yield
@@ -89,7 +89,7 @@ def _remote_file(files: FileSystem, folder: str, path: str, entry: Mapping[str, 
 
 
 def _digest(files: FileSystem, path: str, entry: Mapping[str, object]) -> str:
-    """`md5Hash` of Google Cloud Storage; the ETag of S3 where it is the MD5, which it is not after an upload in parts."""
+    """`md5Hash` of Google Cloud Storage; the ETag of S3 where it is the MD5, which it is not after a multipart upload."""
     md5 = entry.get("md5Hash")
     if isinstance(md5, str):
         return f"md5:{base64.b64decode(md5).hex()}"

@@ -1,4 +1,4 @@
-"""SHOAL_STORES to sources. A source's library is imported only where it is configured."""
+"""Opens the sources that SHOAL_STORES names. A source's library is imported only where it is configured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _DISK_SHARE: Final = 0.9
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
-    """Where copies are kept unless SHOAL_STORE_DIR says otherwise: `shoal/` below XDG_CACHE_HOME or ~/.cache."""
+    """The default of SHOAL_STORE_DIR, where copies are kept: `shoal/` below XDG_CACHE_HOME or ~/.cache."""
     return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/tmp") / ".cache") / "shoal"  # noqa: S108
 
 
 def check_urls(text: str) -> tuple[str, ...]:
-    """SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder`, separated by commas, in order of search.
+    """The sources of SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder`, separated by commas, in
+    search order.
 
-    Raises InvalidInput for anything else, and for one whose library is not installed, naming the extra that brings it.
+    Raises InvalidInput for anything else, and for a source whose library is not installed, naming the extra that brings it.
     """
     urls = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     for url in urls:
@@ -50,7 +51,7 @@ def _check(url: str) -> None:
 
 
 def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int) -> Store:
-    """The store of these sources. `budget_bytes` 0: nine tenths of what the disk has free now and the copies take already.
+    """The store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now plus the bytes of present copies.
 
     Raises InvalidInput if `root` cannot be written.
     """
@@ -64,7 +65,7 @@ def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int) -> Store:
 
 def _open(url: str) -> Source:
     if url == _HUB:
-        # Read when huggingface_hub is imported; without it the hub is told of torch's version and more.
+        # Read when huggingface_hub is imported; without it huggingface_hub sends the hub torch's version and more.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from libs.store.hub import Hub
 
@@ -80,7 +81,7 @@ def _open(url: str) -> Source:
 
 
 def _trouble(protocol: str) -> tuple[type[Exception], ...]:
-    """What a library raises beside OSError when it cannot reach its service or has no credentials for it."""
+    """The errors, besides OSError, that a library raises when its service is unreachable or credentials are missing."""
     if protocol == "s3":
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError

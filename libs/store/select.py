@@ -1,4 +1,5 @@
-"""Which files of a model are fetched: what is served from, nothing that could hold code. Decided before a byte of weights moves."""
+"""Selects the files of a model to fetch: those needed to serve it, none that could hold code. Decided before any weights are
+fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _METADATA: Final = "artifact.metadata"
 
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 _NO_WEIGHTS: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+")
-"""Left behind by training; a checkpoint is not judged by them."""
+"""Files left behind by training; they do not count as pickled weights."""
 
 _DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
 """Mistral's second copy of the weights, in its own format."""
@@ -33,13 +34,13 @@ _TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
 """Beside a module: GLiNER's second tokenizer, transformers' named templates."""
 
 CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE)
-"""One of them makes a directory a checkpoint."""
+"""A directory with one of these is a checkpoint."""
 
 MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json")
-"""One of them makes a directory with an adapter's configuration a checkpoint all the same."""
+"""A directory with one of these is a checkpoint, even if it has an adapter's configuration."""
 
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
-"""How pickles of packages with a configuration of their own are converted."""
+"""How to convert the pickles of packages with a configuration of their own."""
 
 _ANY_ADVICE: Final = (
     "Convert it once, where you trust it: `AutoModel.from_pretrained(...).save_pretrained(...)` of transformers writes "
@@ -50,8 +51,8 @@ _MAX_LIST_BYTES: Final = 1_000_000
 
 
 def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
-    """The files to fetch: configuration and vocabulary of the root and of the folders of its modules, and their safetensors; of an
-    adapter its own two.
+    """The files to fetch: configuration, vocabulary and safetensors of the root and of the folders of its modules; for an adapter
+    its own two files.
 
     Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
     """
@@ -72,7 +73,7 @@ def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
 
 
 def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
-    """Raises ModelBroken for a listing that cannot be that of files on a disk."""
+    """The files with safe paths, by path. Raises ModelBroken for a listing that cannot be laid out on a disk."""
     found: dict[str, RemoteFile] = {}
     folders: set[str] = set()
     for file in remote.files:
@@ -89,7 +90,7 @@ def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
 
 
 def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile]) -> tuple[RemoteFile, ...]:
-    """Of a LoRA adapter: these two, whatever else its repository keeps (a tokenizer, checkpoints of the training)."""
+    """The two files of a LoRA adapter, whatever else its repository holds (a tokenizer, training checkpoints)."""
     if adapter.WEIGHTS not in by_path:
         has_pickle = any(not _folder(file) and _is_pickle(file) for file in remote.files)
         advice = ". Pickled weights are neither downloaded nor opened; PEFT's save_pretrained converts them" if has_pickle else ""
@@ -112,7 +113,7 @@ def _is_text(file: RemoteFile) -> bool:
 
 
 def _is_safe(path: str) -> bool:
-    """Whether it stays below the directory it is written to; hidden files are not wanted either."""
+    """Whether a path stays within its target directory and names no hidden file."""
     return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
 
 
@@ -133,7 +134,7 @@ def _is_pickle(file: RemoteFile) -> bool:
 
 
 def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
-    """Folders of the modules that sentence-transformers loads ("" is the root); only the root without modules.json.
+    """Folders of the modules that sentence-transformers loads ("" is the root); without modules.json, only the root.
 
     modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an Asym's config.json) has `types`, an
     object keyed by folders within its own.

@@ -1,4 +1,4 @@
-"""What the store asks of the places that models come from, and the values that pass between them."""
+"""The interface of the sources that the store fetches models from, and its values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from libs.errors import NoCapacity
 
 
 class OutOfReach(NoCapacity):
-    """No connection to the place could be made; one that answers that it is busy is another matter."""
+    """The source could not be connected to. A source that answers that it is busy raises a plain NoCapacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one download, in bytes."""
+    """The progress of one download, in bytes."""
 
     done: int
     total: int
@@ -26,7 +26,7 @@ class Progress:
 class RemoteFile:
     """A file of a model in a source: `path` from the model's root, with slashes; `size` in bytes.
 
-    `digest` is `sha256:<hex>`, `git:<hex>` (SHA-1 of the git blob), `md5:<hex>`, or empty if the source tells none.
+    `digest` is `sha256:<hex>`, `git:<hex>` (SHA-1 of the git blob), `md5:<hex>`, or empty if the source gives none.
     """
 
     path: str
@@ -39,18 +39,18 @@ class Remote(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where it is, for people."""
+        """The source's address, for messages."""
 
     @property
     def revision(self) -> str:
-        """A commit hash, or a digest of the listing: another content has another one."""
+        """A commit hash, or a digest of the listing: differs whenever the content differs."""
 
     @property
     def files(self) -> Sequence[RemoteFile]:
         """All of them, wanted or not."""
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if another try may help, else ModelBroken."""
+        """Bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if a retry may help, else ModelBroken."""
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
         """A directory of this machine that already has all these files of this revision; None if there is none."""
@@ -60,7 +60,7 @@ class Source(Protocol):
     """A place that models come from. Called in threads; blocks."""
 
     def find(self, model: str) -> Remote | Path:
-        """The model, or a directory of this machine that has it. `model` is a model id.
+        """The model, or a directory of this machine that holds it. `model` is a model id.
 
-        Raises ModelNotFound, ModelBroken (it is there but cannot be had, with advice) or NoCapacity (another try may help).
+        Raises ModelNotFound, ModelBroken (it exists but cannot be fetched, with advice) or NoCapacity (a retry may help).
         """

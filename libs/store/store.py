@@ -23,13 +23,13 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.1
-"""How often one who waits for another process's download looks at it."""
+"""How often a process that waits for another one's download polls its progress."""
 
 Report = Callable[[Progress], None]
 
 
 class Copy:
-    """A model's directory, which stays where it is until `close`."""
+    """A model's directory, protected from eviction until `close`."""
 
     def __init__(self, directory: Path, lock: Lock | None = None) -> None:
         self.directory = directory
@@ -42,7 +42,7 @@ class Copy:
 
 
 class Store:
-    """Thread-safe. However many threads and processes of this node ask for a model, it is fetched once."""
+    """Thread-safe and single-flight: however many threads and processes of this node ask for a model, it is fetched once."""
 
     def __init__(self, sources: Sequence[Source], cache: Cache, budget_bytes: int, transfer: Transfer | None = None) -> None:
         self._sources = sources
@@ -50,7 +50,7 @@ class Store:
         self._budget_bytes = budget_bytes
         self._transfer = transfer or Transfer()
         self._mutex = threading.Lock()
-        # Mutable state: fetches under way in this process; each ends with None, or with a directory that is not the store's own.
+        # Mutable state: fetches in progress in this process; each results in None, or in a directory outside the store.
         self._fetches: dict[str, Future[Path | None]] = {}
 
     @property
@@ -59,10 +59,10 @@ class Store:
         return self._cache.models
 
     def get(self, model: str, report: Report, *, is_adapter: bool = False) -> Copy:
-        """Blocks until the model is here. `report` is called from any thread, first when it is clear that there is something to
-        fetch; of several threads that ask at the same time only one gets reports. `is_adapter`: fetch nothing but a LoRA adapter.
+        """Blocks until the model is on this node. `report` is called from any thread, first when a download is known to be needed;
+        of several threads that ask at the same time only one gets reports. `is_adapter`: accept only a LoRA adapter.
 
-        Raises ModelNotFound, ModelBroken (with advice) or NoCapacity (a source is out of reach, or the disk's budget is in use).
+        Raises ModelNotFound, ModelBroken (with advice) or NoCapacity (a source is unreachable, or the disk budget is in use).
         """
         if not is_model_id(model):
             raise ModelNotFound(f"{model!r} is not a model id of the form org/name", field="model")
@@ -74,11 +74,11 @@ class Store:
                 directory = self._fetch_once(model, report, is_adapter)
                 if directory is not None:
                     return Copy(directory)
-        except OSError as error:  # as a rule the disk is full, which says nothing of the model
+        except OSError as error:  # usually a full disk: not a fault of the model
             raise NoCapacity(f"{model} cannot be written to this worker's disk: {error.strerror}") from error
 
     def _copy(self, model: str) -> Copy | None:
-        """The complete copy, held. None also while another process is about to remove it."""
+        """The complete copy, locked against eviction. None also while another process removes it."""
         lock = self._cache.lock(model)
         directory = self._cache.directory(model) if lock.try_shared() else None
         if directory is None:
@@ -117,7 +117,7 @@ class Store:
 
     def _fetch_from(self, source: Source, model: str, report: Report, is_adapter: bool) -> Path | None:
         pauses = self._transfer.retry_seconds
-        # Clients wait to hear whether anybody has the model: a store that nobody can connect to is asked twice, and not five times.
+        # Clients wait to learn whether any source has the model: an unreachable one is tried twice, and not five times.
         found = patiently(lambda: source.find(model), pauses, most_unreached=1)
         if isinstance(found, Path):
             return found
@@ -141,7 +141,7 @@ class Store:
 
     @contextmanager
     def _alone(self, model: str, report: Report) -> Iterator[None]:
-        """Waits until no other process of this node fetches the model; what that one does is reported meanwhile."""
+        """Holds the model's exclusive lock; while another process of this node fetches the model, reports its progress."""
         lock = self._cache.lock(model)
         try:
             while not lock.try_exclusive():
@@ -155,7 +155,7 @@ class Store:
 
 
 def _worst(model: str, errors: Sequence[ShoalError]) -> ShoalError:
-    """What to tell when no source had the model: a broken one before one that may come back before none at all."""
+    """The error to raise if no source gave the model: ModelBroken before NoCapacity before ModelNotFound."""
     for kind in (ModelBroken, NoCapacity, ModelNotFound):
         for error in errors:
             if isinstance(error, kind):

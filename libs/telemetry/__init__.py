@@ -1,1 +1,1 @@
-"""What is seen of a service from outside: its logs."""
+"""Telemetry of a service: logs, metrics and traces."""

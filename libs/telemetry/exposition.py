@@ -1,6 +1,6 @@
-"""`/metrics` for Prometheus: what `metrics.py` names, over plain HTTP, in text or OpenMetrics (with exemplars) as is asked for.
+"""`/metrics` for Prometheus: the series of `metrics.py` over plain HTTP, as text or OpenMetrics (with exemplars) by negotiation.
 
-Every scrape reads what is in memory, in a thread of its own, so that it never waits for the event loop nor the loop for it.
+Every scrape reads memory in a thread of its own, so that neither it nor the event loop waits for the other.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from libs.telemetry.metrics import REGISTRY, Reading
 
 @asynccontextmanager
 async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]]) -> AsyncIterator[str]:
-    """Answers `http://address/metrics` until the context ends: this process' series, and those that `read` makes.
+    """Serves `http://address/metrics` until the context ends: this process' series, and those that `read` returns.
 
-    Yields the address with the port that was bound (port 0: any). An empty address: nowhere, and yields none. Raises InvalidInput
-    for one that is not host:port, NoCapacity if it is taken.
+    Yields the address with the port that was bound (port 0: any). For an empty address nothing is served, and "" is yielded. Raises
+    InvalidInput for an address that is not host:port, NoCapacity if it is taken.
     """
     if not address:
         yield ""

@@ -1,8 +1,8 @@
 """Logs as lines of JSON on stderr, over the standard library's logging.
 
-A message is a constant; what varies are fields: `log.info("model loaded", extra=fields({"model": name}))`. Every line written while
-an RPC is answered also carries its request id, and those of its trace if there is one. Texts that clients sent never belong
-into a log.
+A message is a constant; variable values are fields: `log.info("model loaded", extra=fields({"model": name}))`. Every line written
+while an RPC is answered also carries its request id, and its trace and span ids if it is traced. Texts of clients never belong into
+a log.
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ class JsonFormatter(logging.Formatter):
         line.update(getattr(record, _ATTRIBUTE, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # In ASCII, so that no character steers the terminal of who reads it: U+009B does without being one of C0.
+        # In ASCII, so that no character controls the reader's terminal: U+009B does, although it is not in C0.
         return json.dumps(line, default=str)

@@ -1,8 +1,8 @@
-"""Every series of Shoal, in this one file: what is counted where it happens, and what is read when somebody asks.
+"""Every metric of Shoal, in this one file: counters and histograms updated where things happen, and series read at each scrape.
 
 Names are `shoal_<what>_<unit>`, times in seconds. Labels are bounded: pools, methods and reasons are few by themselves; models are
 those that a worker has (others are `other`, because clients can make up names), tenants the first 64 that a process has seen.
-`exposition.py` serves them. Every series that a dashboard or an alert asks for is seen by `tests/telemetry` in a real Prometheus.
+`exposition.py` serves them. `tests/telemetry` checks in a real Prometheus every series that a dashboard or an alert uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's begin
 
 JOBS_QUEUED_AGAIN: Final = Counter("shoal_jobs_queued_again", "Jobs that Redis had forgotten.", registry=REGISTRY)
 
-# Of workers. Those of a forward pass are observed by the device thread after it.
+# Of workers. The device thread observes those of a forward pass after the pass.
 
 QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "How long jobs waited in their lane.", ("model",),
                                  buckets=SECONDS, registry=REGISTRY)  # fmt: skip
@@ -67,7 +67,7 @@ EVICTIONS: Final = Counter("shoal_evictions", "Models that left the device, by w
 
 
 class Bounded:
-    """A label's values, of which the first `most` are kept and all others are `other`. From any thread."""
+    """Bounds a label's values: the first `most` are kept and all others become `other`. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -75,7 +75,7 @@ class Bounded:
         self._known: set[str] = set()
 
     def of(self, value: str) -> str:
-        """The value, with U+FFFD for control characters: the format escapes only newlines."""
+        """The label's value, with U+FFFD for control characters: the exposition format escapes only newlines."""
         value = without_controls(value)
         if value in self._known:
             return value
@@ -91,7 +91,7 @@ TENANTS: Final = Bounded(MOST_TENANTS)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One family that is read when somebody asks."""
+    """One family of metrics that is read at each scrape."""
 
     name: str
     help: str
@@ -109,7 +109,7 @@ class Series:
 LANE_LABELS: Final = ("pool", "model", "adapter")
 POOL_LABELS: Final = ("pool",)
 
-# Of routers: lanes are the mesh's, so every router tells the same; `oldest` is of its own jobs.
+# Of routers: lanes belong to the mesh, so every router reports the same; `oldest` covers its own jobs only.
 
 LANE_QUEUED_JOBS: Final = Series("shoal_lane_queued_jobs", "Jobs that wait.", LANE_LABELS)
 LANE_QUEUED_TOKENS: Final = Series("shoal_lane_queued_tokens", "Tokens that wait (estimated from bytes).", LANE_LABELS)
@@ -160,13 +160,14 @@ MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "As mea
 
 
 class Reading(Collector):
-    """Families that `read` makes anew at each scrape, on the thread of the scrape: it must only read what is replaced whole."""
+    """Collects the families that `read` builds at each scrape, on the scrape's thread: it may only read data that is replaced as a
+    whole."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are not known to clash with others of the registry."""
+        """Nothing: so the registry does not check these names against others."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Traces over OpenTelemetry, where the standard variables ask for them; else nothing is made and nothing is sent.
+"""Traces over OpenTelemetry, where the standard variables ask for them; else no span is recorded or sent.
 
 One request is one trace (semantic conventions for RPC and messaging):
 
@@ -14,7 +14,7 @@ One request is one trace (semantic conventions for RPC and messaging):
 
 Variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) turns traces on; further OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER
 and its argument, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK
-reads them. Spans leave in a thread of the SDK's, and are dropped when nobody takes them: a request never waits for its trace.
+reads them. A thread of the SDK exports spans, and drops them if the collector is unavailable: a request never waits for its trace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from libs.errors import InvalidInput, ShoalError
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 NONE: Final[Span] = INVALID_SPAN
-"""What stands for the span of something that is not traced."""
+"""The span of whatever is not traced."""
 
 STOP_SECONDS: Final = 2.0
 
@@ -47,16 +47,16 @@ Attributes = Mapping[str, AttributeValue]
 
 
 def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
-    """Sends this process' spans where the environment says. False: it says nowhere. Raises InvalidInput."""
+    """Starts to export this process' spans as the environment configures it. False: it does not. Raises InvalidInput."""
     if not is_wanted(environ):
         return False
-    # Only here: a mesh without traces does not pay for the SDK's import.
+    # Imported only here: a mesh without traces does not pay for the SDK's import.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # What the operator sets in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES counts over ours.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, if set, override ours.
     resource = {
         "service.namespace": "shoal",
         "service.name": f"shoal-{service}",
@@ -71,7 +71,7 @@ def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for traces. Raises InvalidInput for a protocol that is not served."""
+    """Whether the environment asks for traces. Raises InvalidInput for an unsupported protocol."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     if not (environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
@@ -85,7 +85,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def stop() -> None:
-    """Sends what is left. Blocking, for at most STOP_SECONDS: a process that ends does not wait for a collector that is away."""
+    """Exports the remaining spans. Blocks for at most STOP_SECONDS, so that no process waits for an unavailable collector."""
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
     if shutdown is not None:
         last = threading.Thread(target=shutdown, name="last spans", daemon=True)
@@ -94,7 +94,7 @@ def stop() -> None:
 
 
 def context_of(traceparent: str) -> Context | None:
-    """The context that a header names; None if it names none, or one that is not sampled: then nothing is made for it."""
+    """The trace context of a header; None if it has none, or one that is not sampled: then no spans are made."""
     if not traceparent:
         return None
     context = _PROPAGATOR.extract({TRACEPARENT: traceparent})
@@ -103,7 +103,7 @@ def context_of(traceparent: str) -> Context | None:
 
 
 def traceparent_of(span: Span) -> str:
-    """The header that names a span; empty for one that is not sampled."""
+    """The `traceparent` header for a span; empty for one that is not sampled."""
     context = span.get_span_context()
     if not (context.is_valid and context.trace_flags.sampled):
         return ""
@@ -128,7 +128,7 @@ def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
 
 @contextmanager
 def entered(span: Span) -> Iterator[None]:
-    """The span is the current one. It is not ended: what becomes of errors is said by `failed`."""
+    """Makes the span the current one, without ending it or recording errors: `failed` does the latter."""
     if span is NONE:
         yield
         return
@@ -138,7 +138,7 @@ def entered(span: Span) -> Iterator[None]:
 
 @contextmanager
 def sending(lane: str) -> Iterator[Span]:
-    """The PRODUCER span of a request's jobs, within the current one, as the current one; NONE if that is not sampled."""
+    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one; NONE if that is not sampled."""
     if not traceparent_of(trace.get_current_span()):
         yield NONE
         return
@@ -170,18 +170,18 @@ def begin(
 
 
 def failed(span: Span, error: ShoalError) -> None:
-    """The error that it ends with, by its reason: messages may quote what a client sent."""
+    """Records the error that a span ends with, by its reason only: messages may quote what a client sent."""
     span.set_attribute("error.type", error.reason)
     span.set_status(Status(StatusCode.ERROR, error.reason))
 
 
 def lane_name(pool: str, model: str, adapter: str) -> str:
-    """A lane, as spans name it."""
+    """The name of a lane in spans."""
     return f"{pool}/{model}+{adapter}" if adapter else f"{pool}/{model}"
 
 
 def messaging(lane: str, operation: str) -> dict[str, AttributeValue]:
-    """Attributes of what is done with a lane, the broker being Redis."""
+    """Messaging attributes of an operation on a lane, with Redis as the broker."""
     return {
         "messaging.system": "redis",
         "messaging.destination.name": lane,

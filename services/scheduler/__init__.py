@@ -1,1 +1,1 @@
-"""Decides where models go, and how many workers a pool needs; the mesh also works without it."""
+"""The scheduler: places models on workers, and computes how many workers a pool needs. The mesh also works without it."""

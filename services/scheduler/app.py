@@ -1,4 +1,4 @@
-"""One scheduler, put together: the whole object graph, read top to bottom."""
+"""Assembles one scheduler: the whole object graph, read top to bottom."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from services.scheduler.view import View
 log = logging.getLogger(__name__)
 
 READINESS: Final = "readiness"
-"""Health name for probes: it has seen the mesh once. Redis may go away after that: what was seen is told."""
+"""Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while Redis is away, because the
+scaler then answers from the last look."""
 STOP_SECONDS: Final = 0.5
 RESIGN_SECONDS: Final = 2.0
 
@@ -40,12 +41,12 @@ class Addresses:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Addresses]:
-    """A scheduler that serves at the yielded addresses. Leaving the context gives up the lead and drains it.
+    """A scheduler that serves at the yielded addresses. Leaving the context gives up the leadership and drains it.
 
-    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for a wrong one; Redis may come and go.
+    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one; outages of Redis raise nothing.
     """
     redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
-    # Of the queue it only hears bells and reads gauges: no answer ever comes to it.
+    # It only subscribes to bells and reads gauges: it enqueues no jobs and gets no answers.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
     demand = Demand(settings.pools.content)
@@ -95,7 +96,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
 
 
 async def _resign(control: Control) -> None:
-    """After the loop has ended, so that it does not take the lead again. A lead that is not given up runs out."""
+    """Gives up the leadership, once the loop has ended and cannot take it again. If that fails, its lease expires."""
     try:
         async with asyncio.timeout(RESIGN_SECONDS):
             await control.resign()
@@ -111,7 +112,7 @@ async def _looping(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            # Asked again until they end: redis-py may swallow a cancellation that comes together with an answer.
+            # Cancelled again until they end: redis-py may swallow a cancellation that comes together with a reply.
             while unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()

@@ -1,7 +1,7 @@
-"""The scheduler's loop: looks at the mesh every second, and at once when work comes for a model that nobody serves; the leader
-among the schedulers then plans (`placement.py`) and sends the plan's orders.
+"""The scheduler's control loop: reads the state of the mesh every second, and at once when work arrives for a model without a copy;
+the leading scheduler then plans (`placement.py`) and sends the plan's orders.
 
-Nothing waits for it: while no scheduler leads, workers claim cold models by themselves. Redis may come and go.
+Nothing depends on it: while no scheduler leads, workers claim cold models by themselves. The loop survives outages of Redis.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 BUSY_TICK_SECONDS: Final = 0.2
-"""While models wait for loads that are under way."""
+"""The period while models wait for loads in progress to finish."""
 DEBOUNCE_SECONDS: Final = 0.02
-"""Work for several models that comes at once goes into one plan."""
+"""The delay after a bell, so that work for several models that arrives at once goes into one plan."""
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
-"""For how long an order is remembered."""
+"""How long a sent order is remembered."""
 FENCE_BITS: Final = 32
-"""A plan's number is the leader's fencing number above so many bits, in which its plans are counted."""
+"""A plan's number has the leader's fencing number in its high bits, and the count of its plans in so many low bits."""
 _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` has it. `demands`: what
-    each pool needs by then, to be told with the plan."""
+    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` is updated. `demands`
+    returns each pool's demand, to be published with the plan."""
 
     def __init__(
         self,
@@ -67,9 +67,8 @@ class Control:
         self._clock = clock
         self._rung = asyncio.Event()
         self._fitness = Fitness(lanes)
-        # The state: what arrives; since when work waits for models that nobody serves; the lead's
-        # fencing number (0: another leads) and how many plans were made by it; orders that heartbeats may not show yet; what was
-        # told of models, and what was done with them.
+        # The state: arrival rates; since when work waits for models without a copy; our fencing number (0: another leads) and the
+        # number of plans under it; orders that heartbeats may not show yet; the published notes on models, and their last orders.
         self._arrivals = Arrivals()
         self._waiting_since_ms: dict[Site, int] = {}
         self._fence = 0
@@ -98,11 +97,11 @@ class Control:
             except UnsuitableRedis:
                 raise
             except Exception:
-                log.exception("the plan failed")  # the mesh serves without it, and the next look may be another one
+                log.exception("the plan failed")  # the mesh serves without it, and the next look may differ
             await self._pause(wait)
 
     async def hear_bells(self) -> None:
-        """Until cancelled: wakes `run` when work comes for a model that nobody serves and that the last look did not show."""
+        """Until cancelled: wakes `run` when work arrives for a model without a copy that the last look did not show."""
         while True:
             try:
                 async for bell in self._lanes.bells():
@@ -125,7 +124,7 @@ class Control:
             return None
 
     async def resign(self) -> None:
-        """Lets another scheduler lead at once."""
+        """Gives up the leadership, so that another scheduler may take it at once."""
         if self._fence and await self._fleet.resign(self._fence):
             log.info("lead given up", extra=fields({"fence": self._fence}))
         self._fence = 0
@@ -181,14 +180,14 @@ class Control:
         self._sent = [sent for sent in self._sent if look.fleet.now_ms - sent.sent_ms < SENT_MS]
         waiting = dict(self._waiting_since_ms)
         state = PlanInput(look.fleet, look.gauges, rates, waiting, tuple(self._sent), self._plans, self._policy)
-        # In a thread: a plan for thousands of models takes longer than KEDA's questions may wait.
+        # In a thread: a plan for thousands of models takes longer than KEDA's calls may wait.
         made = await asyncio.to_thread(plan, state)
         await self._send(made.orders, number, look.fleet.now_ms)
         await self._tell(made, look, number, anew=is_first)
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
-        """Tokens a second, where any arrive: over the last seconds or the last minutes, whichever is more."""
+        """Arrivals in tokens a second, of lanes that have any: the fast or the slow average, whichever is more."""
         rates = ((lane, self._arrivals.rate(lane)) for lane in gauges)
         return {lane: max(rate.fast, rate.slow) for lane, rate in rates if rate.slow > 0}
 
@@ -201,13 +200,13 @@ class Control:
             log.info("failures forgiven", extra=fields({"failures": forgiven}))
 
     async def _send(self, orders: Iterable[Order], number: int, now_ms: int) -> None:
-        """To several workers at once, but to each in order."""
+        """Sends orders to several workers concurrently, but to each worker in order."""
         by_worker: dict[str, list[Order]] = defaultdict(list)
         for order in orders:
             by_worker[order.worker_id].append(order)
         free = asyncio.Semaphore(_AT_ONCE)
         tasks = [asyncio.ensure_future(self._send_to_one(own, number, now_ms, free)) for own in by_worker.values()]
-        # All are waited for, so that what was sent is known whatever became of the others.
+        # All are awaited, so that sent orders are recorded even if others failed.
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             if error is not None:
                 raise error
@@ -234,7 +233,7 @@ class Control:
         return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS, lane=lane, known=known)
 
     async def _tell(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
-        """Of the plan: what is held back now, and what was done in the last minutes."""
+        """Publishes the plan's notes: models that are held back now, and the orders of the last minutes with their outcomes."""
         now, ordered = self._clock(), {order.model for order in made.orders}
         self._deeds.ordered(made.orders, made.notes, now)
         held_back = {model: note for model, note in made.notes.items() if model not in ordered}
@@ -254,7 +253,7 @@ class Control:
 
 
 def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:
-    """Those of the sites where a worker that takes work holds the model, or will."""
+    """The sites with a worker that has the model resident, or is about to, and will stay."""
     wanted = set(sites)
     if not wanted:
         return wanted

@@ -1,4 +1,4 @@
-"""What the leader's last orders did to models, in the words that `shoal explain` tells. Pure."""
+"""The outcomes of the leader's last orders, as notes on models that `shoal explain` shows. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from libs.fleet import COMING, FleetSnapshot
 from services.scheduler.placement import RESIDENT, Order
 
 NOTE_SECONDS: Final = 600.0
-"""For how long what was done with a model is told."""
+"""How long the note on an order is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,21 @@ class _Deed:
     note: str
     at: float
     end: str = ""
-    """How it ended and when; empty while it is under way."""
+    """The order's outcome and when; empty while it is in progress."""
 
 
 class Deeds:
-    """The last order of each model, and how it ended. `at`: seconds of a clock that rises."""
+    """The last order for each model, and its outcome. `at`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._deeds: dict[str, _Deed] = {}
 
     def ordered(self, orders: Iterable[Order], notes: Mapping[str, str], at: float) -> None:
-        """A plan's orders and what it says of their models."""
+        """Records a plan's orders and its notes on their models."""
         self._deeds |= {order.model: _Deed(order, notes[order.model], at) for order in orders if order.model in notes}
 
     def notes(self, fleet: FleetSnapshot, at: float) -> dict[str, str]:
-        """What to tell of each model now."""
+        """The note on each model now."""
         deeds = {model: deed for model, deed in self._deeds.items() if at - deed.at < NOTE_SECONDS}
         self._deeds = {model: deed if deed.end else replace(deed, end=_end(deed.order, fleet)) for model, deed in deeds.items()}
         return {model: f"{deed.note}; {deed.end}" if deed.end else deed.note for model, deed in self._deeds.items()}

@@ -1,8 +1,8 @@
-"""How many workers a pool should have: the formula of docs/scaling.md, and the little it must remember. Pure.
+"""Autoscaling: how many workers a pool should have, by the formula of docs/scaling.md with hysteresis. Pure.
 
-`need_of` is the arithmetic for one moment, `Track` turns a series of needs into a number that rises at once and falls late, and
-`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not. All answer alike:
-from what Redis has, and where something must be remembered from what the leader told last.
+`need_of` computes the need at one moment, `Track` turns a series of needs into a number that rises at once and falls late, and
+`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not, and all give the
+same answers: from the data in Redis, and where history is needed, from what the leader published last.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
 from services.scheduler.view import Look
 
 PANIC_RATIO: Final = 2.0
-"""Arrivals of the last seconds count when they are so many times those of the last minutes (Knative's ratio)."""
+"""The fast average of arrivals counts if it is at least so many times the slow one (Knative's panic ratio)."""
 LEASED_SHARE: Final = 0.5
 """Leased work is half done, on average."""
 SLACK: Final = 0.1
 HOLD_SECONDS: Final = 300.0
 HOLD_STARTS: Final = 5.0
-"""Fewer workers only after so long, and so many cold starts, without a need for more."""
+"""Scale-down only after so long, and so many cold starts, without a need for more."""
 FIND_SECONDS: Final = 10.0
-"""Every worker that is there when a scheduler starts has reported within so long."""
+"""Within so long after a scheduler's start it has seen every worker that was there."""
 MISSED_BEATS_MS: Final = 6_000
 """A worker that has been silent for so long (three heartbeats) counts as lost, before the registry forgets it."""
 LOAD_FAILURES: Final = 3
-"""A model that so many workers could not load, and none holds, keeps no worker."""
+"""A model that so many workers failed to load, and none holds, causes no demand for workers."""
 HOT_SECONDS: Final = 10.0
 HOT_LOADS: Final = 10.0
-"""A model wants to stay in memory if it was used within HOT_SECONDS, or within so many times of what loading it takes."""
+"""A model belongs to the working set if it was used within HOT_SECONDS, or within so many times its load time."""
 FORGET_SECONDS: Final = 3600.0
-"""Pools that nothing names any more, and callers' own options, are remembered for so long."""
+"""How long pools that nothing names any more, and callers' own options, are remembered."""
 MOST_OPTIONS: Final = 256
 _EPSILON: Final = 1e-9
 
 Reason = Literal["idle", "steady", "drain", "enough", "minimum", "pinned", "memory", "fallback", "maximum"]
-"""Which term decided the need: nothing, arrivals, backlog, backlog that present workers finish before new ones could help, a
-minimum (`min_workers` or a caller's minWarm), a pinned model, the memory of models in use, another pool's want, `max_workers`."""
+"""Which term decided the need, in order: none, arrivals, backlog, backlog that present workers finish before new ones could help, a
+minimum (`min_workers` or a caller's minWarm), a pinned model, the memory of the working set, another pool's shortage,
+`max_workers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and what one worker does of it in a second."""
+    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and one worker's throughput."""
 
     model: str
     queued_tokens: int
@@ -59,26 +60,26 @@ class ModelWork:
 
     @property
     def offered_load(self) -> float:
-        """Workers that arrivals keep busy."""
+        """Workers that the arrivals keep busy."""
         is_panic = self.rate.fast >= PANIC_RATIO * self.rate.slow
         return max(self.rate.slow, self.rate.fast if is_panic else 0.0) / self.tokens_per_second
 
     @property
     def backlog_seconds(self) -> float:
-        """Seconds in which one worker would do what waits."""
+        """Seconds that one worker would need for the backlog."""
         return (self.queued_tokens + LEASED_SHARE * self.leased_tokens) / self.tokens_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class PoolInput:
-    """A pool at one moment, work that it cannot serve left out. Times in seconds."""
+    """A pool at one moment, without work that it cannot serve. Times in seconds."""
 
     pool: str
     at: float
     cold_start_seconds: float
     """From wanting another worker to its first heartbeat."""
     first_ready_seconds: float
-    """Until the first of the starting workers should come; a cold start if none is."""
+    """Until the first starting worker should be there; a whole cold start if none is starting."""
     models: tuple[ModelWork, ...] = ()
     ready: int = 0
     starting: int = 0
@@ -87,14 +88,14 @@ class PoolInput:
     is_loading: bool = False
     is_pinned: bool = False
     hot_bytes: int = 0
-    """Of models in use, one copy each."""
+    """The working set: one copy of each model in use."""
     usable_bytes: int = 0
     """Of one worker's device; 0: unknown."""
     last_arrival: float | None = None
 
     @property
     def live(self) -> int:
-        """Workers that are there, those about to be lost included."""
+        """Present workers, those about to be lost included."""
         return self.ready + self.preempting + self.unhealthy
 
     @property
@@ -116,7 +117,7 @@ class PoolInput:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a caller of the scaler may set for itself; None: as the pool is configured."""
+    """Settings that a caller of the scaler may override for itself; None: as the pool is configured."""
 
     min_warm: int | None = None
     drain_seconds: float | None = None
@@ -125,7 +126,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What the operator wants of a pool; fields as in PoolSpec."""
+    """The operator's scaling goals for a pool; fields as in PoolSpec."""
 
     min_workers: int = 0
     max_workers: int = 10
@@ -135,7 +136,7 @@ class Goals:
 
     @staticmethod
     def of(spec: PoolSpec, options: Options) -> Goals:
-        """The pool's own, with what a caller set instead."""
+        """The pool's own goals, with the caller's overrides."""
         return Goals(
             spec.min_workers if options.min_warm is None else options.min_warm,
             spec.max_workers,
@@ -147,7 +148,7 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Workers needed at one moment, which may be a fraction, and why. `lost` of them replace workers that count as lost."""
+    """Workers needed at one moment, possibly a fraction, and why. `lost` of them replace workers that count as lost."""
 
     workers: float
     reason: Reason
@@ -156,11 +157,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """A pool's answer, and the numbers that it comes from."""
+    """The scaler's answer for a pool, and the numbers that it is computed from."""
 
     pool: str
     desired: int
-    """Workers that there should be."""
+    """The number of workers the pool should have."""
     active: bool
     """False: nothing needs the pool, and it may be scaled to zero."""
     need: Need
@@ -172,14 +173,14 @@ class PoolDemand:
 
     @property
     def waits_for_first(self) -> bool:
-        """There is work and no worker at all."""
+        """Whether work waits and there is no worker at all."""
         return self.input.live == 0 and self.input.queued_tokens > 0
 
 
 def need_of(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
-    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: workers that the pool stands in for.
+    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: the shortage of the pool that this one is a fallback for.
 
-    What lies idle for longer than it is kept warm needs nothing, though the averages of its arrivals never quite reach 0.
+    A pool that was idle for longer than it is kept warm needs nothing, though the averages of its arrivals never quite reach 0.
     """
     need = _work_need(pool, goals) if is_active(pool, goals) else Need(0.0, "idle")
     floors: tuple[tuple[float, Reason], ...] = (
@@ -205,7 +206,7 @@ def _work_need(pool: PoolInput, goals: Goals) -> Need:
     drain = offered + backlog_then / goals.drain_seconds
     need = Need(drain, "drain") if drain > steady else Need(steady, "steady" if steady > 0 else "idle")
     if ready > offered and backlog / (ready - offered) <= cold_start:
-        # The workers that are there finish before one that is started now could help.
+        # The present workers finish before one that is started now could help.
         enough = max(float(ready + pool.starting), steady)
         need = Need(enough, "enough") if enough < need.workers else need
     return need
@@ -224,10 +225,10 @@ def is_active(pool: PoolInput, goals: Goals) -> bool:
 
 
 class Track:
-    """What was answered: the number rises with the need at once, and falls to the highest need of the last minutes only."""
+    """Hysteresis: the answer rises with the need at once, and falls only to the highest need of the last minutes."""
 
     def __init__(self) -> None:
-        # The state: the last answer, and needs rounded up of which none is older and lower than another.
+        # The state: the last answer, and a monotonic queue of needs, rounded up: the oldest is the highest.
         self._current = 0
         self._highest: deque[tuple[float, int]] = deque()
 
@@ -251,13 +252,14 @@ class Track:
         return self._current
 
     def follow(self, need: float, told: int, at: float, hold_seconds: float) -> int:
-        """As `decide`, of a scheduler that does not lead: the leader's number `told`, or the need where that has just grown."""
+        """As `decide`, for a scheduler that does not lead: the leader's number `told`, or the own need if it has just grown
+        above."""
         self.decide(max(need, told), at, hold_seconds)
         self._current = max(math.ceil(need - _EPSILON), told)
         return self._current
 
     def forget_above(self, workers: int) -> int:
-        """What was answered above `workers` is not asked for again; the answer that is left."""
+        """Caps the remembered answers and needs at `workers`; returns the new answer."""
         if self._highest and self._highest[0][1] > workers:
             self._highest = deque((at, min(whole, workers)) for at, whole in self._highest)
         self._current = min(self._current, workers)
@@ -266,7 +268,7 @@ class Track:
 
 @dataclass(slots=True)
 class _Pool:
-    """What is remembered of a pool, and its last input."""
+    """The state kept of a pool, and its last input."""
 
     input: PoolInput
     tracks: dict[Options, Track] = field(default_factory=dict)
@@ -275,22 +277,22 @@ class _Pool:
     held: int = 0
     """Workers that a scheduler found when it started."""
     was_told: bool = False
-    """Another scheduler, which led, has told what was answered before."""
+    """Another, leading scheduler has published the number before."""
     told_start: float = 0.0
-    """What that one thought that a cold start takes, seconds; 0: not told."""
+    """The leader's estimate of a cold start, in seconds; 0: none published."""
     named_at: float = 0.0
     last_arrival: float | None = None
     wanted_elsewhere: float = 0.0
 
 
 class Demand:
-    """The demand of every pool as of the last look. `at`: of that look; None before the first. `demands`: by pool."""
+    """The demand of every pool as of the last look. `at`: the time of that look; None before the first. `demands`: by pool."""
 
     def __init__(self, pools: Pools) -> None:
         self.specs = pools
-        """May be replaced: the next look counts by it."""
-        # The state: when the first and last look were; what is remembered of each pool; arrivals and speeds of all; the answers,
-        # and those to callers without options of their own, replaced as a whole because another thread reads them.
+        """May be replaced; takes effect at the next look."""
+        # The state: the times of the first and last look; the state of each pool; arrivals and speeds of all; the answers, and
+        # those to callers without options of their own, replaced as a whole because another thread reads them.
         self.at: float | None = None
         self.demands: Mapping[str, PoolDemand] = {}
         self._began = 0.0
@@ -301,14 +303,14 @@ class Demand:
         self._told: LeaderRecord | None = None  # of another scheduler, which leads
 
     def knows(self, pool: str) -> bool:
-        """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour, which
-        nobody can deny before the first look."""
+        """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour (assumed of
+        any pool before the first look)."""
         if self.specs.is_configured or self.at is None:
             return pool in self.specs.by_name or not self.specs.is_configured
         return pool in self._pools
 
     def update(self, look: Look) -> Mapping[str, PoolDemand]:
-        """Computes all answers anew. A look that is not younger than the last one changes nothing."""
+        """Recomputes all answers. A look that is not newer than the last one changes nothing."""
         if self.at is not None and look.at <= self.at:
             return self.demands
         elapsed = look.at - self.at if self.at is not None else 0.0
@@ -320,7 +322,7 @@ class Demand:
         for name in self._names(reading, look.at):
             self._pools[name].input = self._input(name, reading, elapsed)
         self._answers = {}
-        # What fallback pools need depends on what is missing in the others.
+        # Fallback pools last: their need depends on the shortage of the others.
         for name, pool in sorted(self._pools.items(), key=lambda entry: bool(self.specs.of(entry[0]).fallback_for)):
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
@@ -369,9 +371,8 @@ class Demand:
         seen, goals = pool.input, Goals.of(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
-        # A scheduler that has just started does not know what was answered before: it keeps the workers that it finds.
-        # Those that come later it has asked for itself.
-        # But another one that leads does know.
+        # A scheduler that has just started does not know the earlier answers: it keeps the workers that it finds (later ones it has
+        # asked for itself), unless a leader has published its number.
         told = self._told.desired.get(name) if self._told is not None else None
         age = seen.at - self._began
         pool.was_told = pool.was_told or told is not None
@@ -387,8 +388,8 @@ class Demand:
             kept = track.follow(need.workers, told, seen.at, hold_seconds)
         desired = max(kept, pool.held, int(active))
         if not active:
-            # What nothing needs may be kept, but is not started: whoever takes the workers away (KEDA does, all at once) finds
-            # that none is missing, and the pool begins anew with what comes next.
+            # An unneeded pool may keep workers, but starts none: when they are removed (KEDA does that, all at once), none counts
+            # as missing, and the pool starts over with the next work.
             desired = track.forget_above(seen.live)
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
@@ -435,7 +436,7 @@ class Demand:
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
     def _last_arrival(self, lanes: list[LaneGauges], now_ms: int) -> float | None:
-        """By Redis, which says the same to every scheduler; where it does not know, as this one has seen it."""
+        """The last arrival by Redis, the same for every scheduler; where unknown there, as this scheduler has seen it."""
         at = self.at or 0.0
         moments = [at - (now_ms - lane.used_ms) / 1000 if lane.used_ms else self._arrivals.last_at(lane.lane) for lane in lanes]
         return max([moment for moment in moments if moment is not None], default=None)
@@ -447,7 +448,7 @@ class Demand:
         return last_arrival is not None and (self.at or 0.0) - last_arrival < keep_seconds
 
     def _wanted_elsewhere(self, name: str) -> float:
-        """Workers that the pool for which this one stands in needs and will not have soon."""
+        """The shortage of the pool that this one is a fallback for: workers that it needs and will not have soon."""
         primary = self.specs.of(name).fallback_for
         pool = self._pools.get(primary)
         if pool is None:
@@ -458,7 +459,7 @@ class Demand:
 
 @dataclass(slots=True)
 class _Seen:
-    """A pool's workers, and what they say of models together."""
+    """A pool's workers, and their reports on models, aggregated."""
 
     workers: list[WorkerRecord] = field(default_factory=list)
     speeds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -468,7 +469,7 @@ class _Seen:
 
 
 class _Reading:
-    """A look, put in order by pool and model in one pass over its workers and one over its lanes."""
+    """A look, indexed by pool and model in one pass over its workers and one over its lanes."""
 
     def __init__(self, fleet: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> None:
         self.fleet = fleet
@@ -498,11 +499,11 @@ class _Reading:
 
     @property
     def pools(self) -> set[str]:
-        """Named by a worker or a lane."""
+        """The pools that a worker or a lane names."""
         return {*self.seen, *self._lanes}
 
     def lanes_of(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
-        """The pool's lanes by model, without models that it cannot serve: their work will not be done by more workers."""
+        """The pool's lanes by model, without models that it cannot serve: more workers would not help them."""
         found = self._lanes.get(pool, {})
         return [(model, lanes) for model, lanes in sorted(found.items()) if not self._is_broken(pool, model)]
 
@@ -514,12 +515,12 @@ class _Reading:
         return is_given_up or self.fleet.verdict(model, pool) is not None
 
     def speed(self, pool: str, model: str) -> float:
-        """What its workers report on average; 0: nothing."""
+        """The average speed that the pool's workers report, in tokens a second; 0: none reported."""
         speeds = self.seen[pool].speeds.get(model, [])
         return sum(speeds) / len(speeds) if speeds else 0.0
 
     def bytes_of(self, model: str) -> int:
-        """On a device, as the largest copy reports, else of its files; 0: unknown."""
+        """The model's bytes on a device, by the largest copy, else by its card; 0: unknown."""
         card = self.fleet.card(model)
         return self._bytes.get(model) or (card.bytes if card is not None else 0)
 

@@ -1,4 +1,4 @@
-"""What the scaler answers, and what it comes from, for Prometheus: for dashboards, people without KEDA (`libs/telemetry`)."""
+"""The scaler's answers and their inputs as Prometheus series, for dashboards and for scaling without KEDA (`libs/telemetry`)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The plan: which worker should load which model, and which copies may go. Pure: no clock, no Redis.
+"""The plan: which worker should load which model, and which copies to evict. Pure: no clock, no Redis.
 
-`control.py` makes a plan of every look at the mesh and sends its orders. The rules (docs/placement.md):
+`control.py` makes a plan from every look at the mesh and sends its orders. The rules (docs/placement.md):
 
-- A model with work and no copy is loaded, those for which most waits first; before them models whose workers are about to leave.
-- It gets another copy where that would start sooner than the work of its present ones is done, doubling at most with each plan.
-- It goes to the worker that it is nearest to, less the share of the worker's time that is taken and what must be evicted there.
-- Which models yield, the worker decides when it loads; the plan predicts it by the same rules (libs/eviction). It orders evictions
-  only of surplus copies, and only where their memory is needed, so that under a constant load it comes to rest.
+- A model with work and no copy is loaded, the one with most waiting work first; before them models whose only workers are
+leaving. - A model gets another copy if that would start before its present copies finish their work; copies at most double with
+each plan. - It goes to the worker with the best score: affinity, less the busy share of the worker's time and the cost of
+evictions there. - The worker chooses the victims when it loads; the plan predicts them by the same rules (libs/eviction). It
+orders evictions only of surplus copies, and only where their memory is needed, so that it converges under a constant load.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from libs.queue import LaneGauges, LaneKey
 from services.scheduler.room import BUSY_COST, IDLE_COST, LOADS_AT_ONCE, Floats, Room
 
 UTILIZATION: Final = 0.7
-"""Share of its time that a copy should be in use: the copies that a model needs are its load by this."""
+"""The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
 KEPT_SECONDS: Final = 60.0
 LOADS_KEPT: Final = 10.0
-"""What was loaded stays so long, and so many times its load, before a plan evicts it or counts on its leaving for less than waiting
-work."""
+"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or expects its eviction for anything
+but waiting work."""
 SURPLUS_IDLE_SECONDS: Final = 180.0
-"""A copy beyond those needed may go after so long without use."""
+"""A surplus copy may be evicted after so long without use."""
 RECENT_SECONDS: Final = 600.0
-"""A model used within this time follows when its only worker is taken away, if another one has room to spare."""
+"""A model used within this time moves when its only worker is preempted, if another one has free memory."""
 HEARTBEATS_MS: Final = 6_000
-"""Three heartbeats: an order that does not show by then is not counted on any more, nor a worker that is silent for so long."""
+"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a silent worker."""
 USUAL_TOKENS_PER_SECOND: Final = 5_000.0
-"""Of a model that no worker of its pool has measured, where the pool's others were not measured either."""
+"""The assumed speed of a model in a pool without any measured speed."""
 
 _TRIED: Final = 16
-"""Workers that are asked for room one by one, for a model."""
+"""The most candidate workers per model that are checked for victims one by one."""
 RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 Site = tuple[str, str]
@@ -51,7 +51,7 @@ Site = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker shall do. `known`: workers that hold the model or will, whose claims on its lane do not keep the load back."""
+    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane do not prevent the load."""
 
     kind: Literal["load", "evict"]
     model: str
@@ -72,11 +72,11 @@ class SentOrder:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All that a plan depends on.
+    """All inputs of a plan.
 
-    rates: tokens that arrive in a second, by lane. waiting_since_ms: since when a model's work has been seen waiting, Unix time by
-    Redis' clock, as `fleet.now_ms`, the time of the plan. sent: orders of the last seconds, which heartbeats may not show yet.
-    draw: decides between workers that are as good.
+    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has been seen waiting, Unix time by
+    Redis' clock, as is `fleet.now_ms`, the time of the plan. sent: recent orders, which heartbeats may not show yet. draw: breaks
+    ties between equally good workers.
     """
 
     fleet: FleetSnapshot
@@ -90,9 +90,9 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, evictions before the load that needs them, and what there is to say of models: why they are moved or held back.
+    """Orders, evictions before the load that needs them, and notes: why models are moved or held back.
 
-    is_waiting: a model would be loaded now if fewer loads were under way.
+    is_waiting: a model would be loaded now if fewer loads were in progress.
     """
 
     orders: tuple[Order, ...]
@@ -101,13 +101,13 @@ class Plan:
 
 
 def plan(state: PlanInput) -> Plan:
-    """The same input gives the same plan."""
+    """The plan for this state. Deterministic: the same input gives the same plan."""
     return _Planner(state).plan()
 
 
 @dataclass(slots=True)
 class _Demand:
-    """What is wanted of a model in a pool: tokens in all its lanes, and tokens that arrive in a second."""
+    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a second."""
 
     queued: int = 0
     leased: int = 0
@@ -120,10 +120,10 @@ class _Demand:
 
 @dataclass(slots=True)
 class _Site:
-    """A model in a pool, as the plan goes on: the workers that hold it, by id, and those that will.
+    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those that will.
 
-    rows: of `resident`, before the plan. near: affinities of workers that have it in host memory. going: of workers that are about
-    to leave.
+    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host memory. going: copies on workers
+    that are about to leave.
     """
 
     resident: dict[str, WorkerModelRecord] = field(default_factory=dict)
@@ -143,8 +143,8 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Of a model in a pool, before the plan: bytes (1: unknown), seconds that a load takes, tokens a second of one copy (0: not
-    measured), and for how many seconds its copies have work."""
+    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds, speed of one copy in tokens a
+    second (0: not measured), and for how many seconds its copies have work."""
 
     size: int
     load_seconds: float
@@ -188,7 +188,7 @@ class _Planner:
     # What is there
 
     def _find_sites(self) -> dict[Site, _Site]:
-        """Also counts in `_rooms` what may be evicted."""
+        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be evicted."""
         by_pool: dict[str, dict[str, _Site]] = defaultdict(lambda: defaultdict(_Site))
         working: dict[str, set[str]] = defaultdict(set)
         for (pool, model), demand in self._demands.items():
@@ -206,7 +206,7 @@ class _Planner:
         return defaultdict(_Site, found)
 
     def _look_at(self, worker: WorkerRecord, sites: dict[str, _Site], working: set[str]) -> None:
-        """The plan's one loop over all copies in the mesh: a million lines a second."""
+        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast: a million lines a second."""
         room, worker_id = self._rooms[worker.pool], worker.worker_id
         row, leaving, movable, idle, old = room.rows[worker_id], 0, 0, 0, 0
         evicted = {model for holder, model in self._evicted if holder == worker_id} if self._evicted else ()
@@ -234,7 +234,7 @@ class _Planner:
         room.movable[row], room.idle[row], room.old[row] = movable, idle, old
 
     def _pending(self, kind: Literal["load", "evict"]) -> list[SentOrder]:
-        """Orders that were sent and that heartbeats do not show yet."""
+        """Sent orders whose effect heartbeats do not show yet."""
         found = []
         for sent in self._state.sent:
             order = sent.order
@@ -249,7 +249,7 @@ class _Planner:
         return found
 
     def _count_loads(self) -> None:
-        """Memory and time of what is on its way to workers."""
+        """Reserves memory and time for loads in progress or ordered."""
         for (pool, model), site in self._sites.items():
             for worker_id in site.coming:
                 room = self._rooms[pool]
@@ -265,7 +265,7 @@ class _Planner:
                 self._rooms[at[0]].expect(self._rooms[at[0]].rows[worker_id], self._of(at).size, self._of(at).load_seconds)
 
     def _count_work(self) -> None:
-        """Time that workers need for what waits and what is expected."""
+        """Adds the time that workers need for waiting and expected work."""
         for at, demand in self._demands.items():
             site = self._sites[at]
             if site.resident:
@@ -295,7 +295,7 @@ class _Planner:
         return _Estimate(size or 1, load_seconds, speed, waiting)
 
     def _stored_bytes(self, at: Site) -> int:
-        """As the model's card says, or a worker that has it on disk; 0 if nobody knows."""
+        """The model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
         pool, model = at
         card = self._fleet.card(model)
         if card is not None and card.bytes:
@@ -305,7 +305,7 @@ class _Planner:
         return next((record.bytes for record in records if record.bytes), 0)
 
     def _usual_speed(self, at: Site) -> float:
-        """Tokens a second of the pool's models on average, for one that was not measured."""
+        """The average speed of the pool's models, assumed for one that was not measured."""
         speed = self._usual_speeds.get(at[0])
         if speed is None:
             records = [record for (pool, _), site in self._sites.items() if pool == at[0] for record in site.resident.values()]
@@ -314,7 +314,7 @@ class _Planner:
         return speed
 
     def _value(self, at: Site) -> float:
-        """Seconds of work that wait, that are expected soon, and for which work has been waiting."""
+        """The model's priority: seconds of waiting and expected work, plus seconds for which work has been waiting."""
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
         return tokens / (self._of(at).speed or self._usual_speed(at)) + self._waited_seconds(at)
@@ -325,7 +325,7 @@ class _Planner:
     # What to do
 
     def _place(self, at: Site, why: str) -> None:
-        """The model's first copy: whatever the rules let yield may be counted on."""
+        """Loads the model's first copy: for it, any eviction that the rules allow may be expected."""
         pool, model = at
         room = self._rooms.get(pool)
         if room is None:
@@ -340,7 +340,7 @@ class _Planner:
             self._hold_back(at, room)
 
     def _multiply(self, at: Site) -> None:
-        """More copies, for work that its present ones would finish later than a new one could begin."""
+        """Loads more copies while the present ones would need longer for their work than a load takes."""
         pool, model = at
         room, demand, known, copies = self._rooms.get(pool), self._demands[at], self._of(at), self._sites[at].copies
         if room is None or not known.speed or not demand.queued:
@@ -351,13 +351,13 @@ class _Planner:
                 return
             copy = "copy" if number == 1 else "copies"
             why = f"its {number} {copy} would need {wait:.1f} s for what waits, a load takes {known.load_seconds:.1f} s"
-            # Idle models yield to it as to a model for which nothing waits: its work is being done.
+            # Idle models yield only as to a model without waiting work: its present copies serve it.
             challenger = Challenger(model, known.size)
             if not self._load(at, room, challenger, [(room.old, IDLE_COST)], why, wait - known.load_seconds):
                 return
 
     def _move_recent(self) -> None:
-        """Models that were used lately and whose only workers will be taken away, as far as others have memory to spare."""
+        """Moves recently used models whose only workers will be preempted, as far as others have free memory."""
         for at, site in list(self._sites.items()):
             room = self._rooms.get(at[0])
             if room is None or not site.going or site.copies or at in self._demands:
@@ -375,7 +375,7 @@ class _Planner:
         why: str,
         within_seconds: float = math.inf,
     ) -> bool:
-        """Orders one more copy, if a worker has room for it or can make some."""
+        """Orders one more copy, if a worker has memory for it or can free enough. False: none can now."""
         pool, model = at
         site = self._sites[at]
         if room.is_closed:
@@ -404,13 +404,13 @@ class _Planner:
         return False
 
     def _banned(self, at: Site, room: Room) -> set[int]:
-        """Rows that hold the model already, or will, or could not load it lately."""
+        """Rows of workers that hold the model already, or will, or recently evicted it or failed to load it."""
         excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
         excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
         return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows}
 
     def _victims(self, room: Room, row: int, challenger: Challenger) -> list[WorkerModelRecord] | None:
-        """What is expected to leave: surplus copies if they are enough. None: the rules let too little go, for now."""
+        """The expected victims: only surplus copies if they suffice. None: the rules do not allow evicting enough now."""
         needed = challenger.bytes - int(room.free[row])
         if needed <= 0:
             return []
@@ -444,7 +444,7 @@ class _Planner:
         )
 
     def _is_surplus(self, at: Site, record: WorkerModelRecord) -> bool:
-        """A copy beyond those that the model's arrivals need, and long without use."""
+        """Whether the model has more copies than its arrivals need, and this one was unused for long."""
         if record.pinned or record.held_jobs or record.idle_seconds < SURPLUS_IDLE_SECONDS or not _is_old(record):
             return False
         known, demand = self._of(at), self._demands.get(at)
@@ -452,7 +452,7 @@ class _Planner:
         return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(1, math.ceil(busy / UTILIZATION))
 
     def _give_up(self, room: Room, row: int, record: WorkerModelRecord) -> None:
-        """The plan counts on its leaving; a surplus copy is told to."""
+        """Counts a victim's memory as free; orders the eviction of a surplus copy."""
         worker = room.workers[row]
         at = worker.pool, record.model
         if self._is_surplus(at, record):
@@ -486,7 +486,7 @@ class _Planner:
 
 
 def _make_rooms(fleet: FleetSnapshot) -> dict[str, Room]:
-    """Of each pool's workers that may be given models."""
+    """The rooms of all pools, with the workers that may be given models."""
     pools: dict[str, list[WorkerRecord]] = defaultdict(list)
     for worker in fleet.workers.values():
         if not _is_going(worker, fleet.now_ms):
@@ -495,7 +495,7 @@ def _make_rooms(fleet: FleetSnapshot) -> dict[str, Room]:
 
 
 def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
-    """It takes no more work, will be taken away, or seems to be dead."""
+    """Whether the worker drains, will be preempted, or seems to be dead."""
     return worker.is_going or now_ms - worker.heartbeat_ms >= HEARTBEATS_MS
 
 
@@ -504,7 +504,7 @@ def _is_old(record: WorkerModelRecord) -> bool:
 
 
 def _demands(state: PlanInput) -> dict[Site, _Demand]:
-    """Of all lanes with work or arrivals; a model's adapters need the model."""
+    """The demands of all lanes with work or arrivals; lanes of adapters count for their model."""
     demands: dict[Site, _Demand] = defaultdict(_Demand)
     for lane, gauge in state.gauges.items():
         rate = state.rates.get(lane, 0.0)

@@ -1,7 +1,7 @@
-"""What is free on the workers of one pool while a plan is made, and which of them suit a model best. Pure.
+"""Free capacity of one pool's workers while a plan is made, and the scoring of workers for a model. Pure.
 
-Numbers of all workers stand in arrays, one row a worker, because a plan for thousands of models looks at thousands of workers; only
-the few best rows of a model are looked at one by one.
+The numbers of all workers are in arrays, one row per worker, because a plan for thousands of models scores thousands of workers;
+only the few best rows for a model are examined one by one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from libs.fleet import WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
 
 LOADS_AT_ONCE: Final = 4
-"""Loads that a plan lets a worker have under way: more would only make all of them late."""
+"""The most concurrent loads that a plan gives a worker: more would only delay all of them."""
 IDLE_COST: Final = 0.2
-"""What having to evict idle models takes off a worker's score: to have the model in memory or on disk is worth more."""
+"""Subtracted from a worker's score if it must evict idle models: less than having the model in memory or on disk is worth."""
 BUSY_COST: Final = 0.4
-"""The same where models in use would have to yield."""
+"""The same if it must evict models in use."""
 ALIKE: Final = 0.1
-"""Workers within this share of the best score are as good; one of them is drawn, so that plans do not all choose the same."""
+"""Workers within this share of the best score count as equal; one is drawn, so that not all plans choose the same."""
 _LOOKED_AT: Final = 8
 
 Floats = NDArray[np.float64]
@@ -34,9 +34,9 @@ _NO_COST: Final[Floats] = np.zeros(1)
 class Room:
     """The workers of one pool that may be given models, by row.
 
-    free: bytes that nothing takes, will take or has been promised. idle: bytes of models that may go at once for work that waits.
-    old: those of them that may go for less. movable: bytes of all models that are not pinned. seconds: for how long each worker has
-    work. loads: loads under way.
+    free: bytes that are neither used nor reserved. idle: bytes of idle models, which may be evicted at once for waiting work. old:
+    those of them that may be evicted for a model without waiting work, too. movable: bytes of all models that are not pinned.
+    seconds: for how long each worker has work. loads: loads in progress.
     """
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
@@ -45,12 +45,13 @@ class Room:
         self.free: Floats = np.array([worker.free_bytes for worker in self.workers], dtype=np.float64)
         self.idle, self.old, self.movable, self.seconds = (np.zeros(len(self.workers)) for _ in range(4))
         self.loads = np.zeros(len(self.workers), dtype=np.int64)
-        # Kept beside the above, because every model wants it: scores but for affinity and evictions, from the first `best` on.
+        # Cached, because every model needs them: rows that take loads, and, from the first `best` on, scores before affinity and
+        # evictions.
         self._open = len(self.workers)
         self._base: Floats | None = None
 
     def expect(self, row: int, size: int, load_seconds: float) -> None:
-        """A model is on its way there: `size` more bytes are promised."""
+        """Reserves `size` bytes and the load time for a model that the row's worker will load."""
         self.free[row] -= size
         self.seconds[row] += load_seconds
         self.loads[row] += 1
@@ -60,7 +61,7 @@ class Room:
 
     @property
     def is_closed(self) -> bool:
-        """As many loads are under way as may be."""
+        """Whether every worker has LOADS_AT_ONCE loads in progress."""
         return self._open == 0
 
     def best(
@@ -74,10 +75,10 @@ class Room:
         draw: int,
         within_seconds: float = np.inf,
     ) -> list[int]:
-        """The rows that suit the model best, the best first, alike ones in an order that `draw` decides. Empty: none has room now.
+        """The rows with the best scores for the model, the best first, equal ones rotated by `draw`. Empty: none has room now.
 
-        near: affinities of rows that hold it somehow. evictable: bytes that may be evicted and what that costs, the dearest first.
-        within_seconds: only rows that have done what they have to do sooner.
+        near: known affinities by row. evictable: bytes that may be evicted and what that costs, the most expensive first.
+        within_seconds: only rows that finish their present work sooner.
         """
         if self._base is None:
             self._base = np.array([self._score(row) for row in range(len(self.workers))])
@@ -97,12 +98,12 @@ class Room:
         return [*alike[turn:], *alike[:turn], *ranked[len(alike) :]]
 
     def _score(self, row: int) -> float:
-        """-inf if as many loads are under way as may be."""
+        """The row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads in progress."""
         is_closed = self.loads[row] >= LOADS_AT_ONCE
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
 
     def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
-        """Of having to evict for so many bytes; infinite where not even that helps."""
+        """The cost by row of evictions to free so many bytes; infinite where even they do not suffice."""
         fits = self.free >= size
         if fits.all():
             return _NO_COST
@@ -113,7 +114,7 @@ class Room:
         return cost
 
     def _scores(self, model: str, base: Floats, near: Mapping[int, float], chance: int) -> dict[int, float]:
-        """Of some rows, among which the best one is, or one that is as good."""
+        """The scores of some rows, including the best one or one equal to it."""
         if len(base) <= _LOOKED_AT:
             return self._scored(range(len(base)), model, base, near)
         top = float(base.max())
@@ -124,7 +125,7 @@ class Room:
         turn = chance % len(alike)
         some = [*alike[turn : turn + _LOOKED_AT].tolist(), *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist()]
         scores = self._scored({*some, *near}, model, base, near)
-        # What the others can reach at most, all of them being on disk: if that may win, each has to be asked.
+        # The upper bound of all other rows, which have the model at most on disk: if that may win, score every row that has it.
         if max(scores.values()) < least + AFFINITY[models_pb2.MODEL_STATE_COLD]:
             on_disk = [row for row, worker in enumerate(self.workers) if model in worker.models]
             scores |= self._scored(on_disk, model, base, near)

@@ -1,8 +1,8 @@
-"""What KEDA asks, answered from memory: how many workers a pool should have (`demand.py`). Why it answers so: docs/scaling.md.
+"""KEDA's external scaler, which answers from memory how many workers a pool should have (`demand.py`). Reasons: docs/scaling.md.
 
-No call waits for anything, and none fails because Redis is away: what was known last is answered for a minute, and after that at
-least the workers that were there. Streams end by returning, when the process stops and every five minutes, because KEDA takes long
-to come back after any other end.
+No call waits for anything, and none fails because Redis is away: the last answer holds for a minute, and after that it is at least
+the number of workers that were there. Streams end by returning, when the process stops and every five minutes, because KEDA
+reconnects slowly after any other end.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from services.scheduler.view import View
 
 METRIC: Final = "desired-workers"
 STALE_SECONDS: Final = 60.0
-"""How old the last look may be for its answers to hold in both directions."""
+"""The oldest look whose answers may also scale down."""
 REPEAT_SECONDS: Final = 10.0
-"""KEDA may lose the push that should bring a pool its first worker."""
+"""How often the push for a pool's first worker is repeated, because KEDA may lose it."""
 STREAM_SECONDS: Final = 300.0
 STREAM_JITTER: Final = 0.1
 _EPSILON_SECONDS: Final = 1e-3
@@ -67,28 +67,29 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self._closing = asyncio.Event()
 
     def service(self) -> Service:
-        """For `serving`. Internal: it answers until the process ends, and its many calls are not worth a line each."""
+        """The service for `serving`. Internal: it answers until the process ends, and its many calls are not worth a log line
+        each."""
         add_to = partial(externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server, self)
         return Service("externalscaler.ExternalScaler", add_to, is_internal=True, request_bytes=SMALL_REQUEST_BYTES)
 
     def close(self) -> None:
-        """Ends all streams in order; call it before the server stops."""
+        """Ends all streams gracefully; call it before the server stops."""
         self._closing.set()
 
     @property
     def age_seconds(self) -> float:
-        """Of what the answers come from; infinite before the first look."""
+        """The age of the look that the answers come from; infinite before the first look."""
         return math.inf if self._demand.at is None else self._clock() - self._demand.at
 
     def answer(self, pool: str, options: Options) -> PoolDemand:
-        """What is told now. Raises InvalidInput for an unknown pool, NotReady before the first look."""
+        """The current answer. Raises InvalidInput for an unknown pool, NotReady before the first look."""
         answer = self._known(pool, options)
         if answer is None:
             raise NotReady("the scheduler has not seen the mesh yet")
         return self._held(answer)
 
     def answers(self) -> list[PoolDemand]:
-        """What is told now of every pool to callers without options; empty before the first look."""
+        """The current answers for every pool to callers without options; empty before the first look."""
         return [self._held(demand) for demand in self._demand.demands.values()]
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: _Active) -> pb.IsActiveResponse:
@@ -107,9 +108,9 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return pb.GetMetricsResponse(metricValues=[value])
 
     async def StreamIsActive(self, request: pb.ScaledObjectRef, context: _Active) -> AsyncIterator[pb.IsActiveResponse]:
-        """The state now; then true when the pool becomes active, and again while it has work and no worker.
+        """Sends the current state; then true when the pool becomes active, and again while it has work and no worker.
 
-        False is not sent: KEDA ignores it and asks. Nor is the true of an answer that is held because it is old: it is no news.
+        False is not sent: KEDA ignores it and polls. Nor is the true of a stale answer: it is no news.
         """
         pool, options = _asked(request)
         ends_at = self._end_of_stream()
@@ -128,7 +129,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             was_active = demand.active
 
     async def StreamMetricSpec(self, request: pb.ScaledObjectRef, context: _Spec) -> AsyncIterator[pb.GetMetricSpecResponse]:
-        """The specification, which never changes, and then nothing until the stream's end."""
+        """Sends the specification, which never changes, and then nothing until the stream's end."""
         self._known(*_asked(request))
         yield _SPEC
         ends_at = self._end_of_stream()
@@ -142,7 +143,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return self._demand.answer(pool, options)
 
     def _held(self, answer: PoolDemand) -> PoolDemand:
-        """An answer that is too old lets nothing shrink."""
+        """The answer; if it is too old, without scale-down."""
         if self.age_seconds < STALE_SECONDS:
             return answer
         return replace(answer, desired=max(answer.desired, answer.live), active=True)

@@ -1,4 +1,4 @@
-"""What a scheduler is told at its start, read once from the environment."""
+"""The settings of a scheduler, read once from the environment."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from libs.serving.watched import Watched
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one scheduler process."""
+    """The settings of one scheduler process."""
 
     scheduler_id: str
     """Unique in the mesh. Schedulers of one mesh differ in nothing else: one of them leads."""
     address: str = "127.0.0.1:50053"
-    """Where KEDA asks."""
+    """The address that KEDA calls."""
     security: Security = field(default_factory=Security)
-    """TLS, and who may call. Without it: everybody, on loopback only."""
+    """TLS and authentication. Without it everybody may call, on loopback only."""
     metrics_address: str = ""
-    """Where Prometheus asks, host:port, plain HTTP without credentials. Empty: nowhere."""
+    """The address that Prometheus scrapes, host:port, plain HTTP without credentials. Empty: none."""
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     pools: Watched[Pools] = field(default_factory=lambda: Watched.fixed(Pools()))
-    """Of SHOAL_POOLS; without it every pool that a worker names is one."""
+    """The pools of SHOAL_POOLS; without it, every pool that a worker names."""
     eviction: str = DEFAULT
-    """As SHOAL_EVICTION of the workers: by which policy their victims are predicted."""
+    """The eviction policy by which the workers' victims are predicted; as their SHOAL_EVICTION."""
     lease_ms: int = 15_000
-    """As SHOAL_LEASE_MS of the routers: what a worker held that was silent for so long is placed anew."""
+    """The models of a worker that was silent for so long are placed anew; as SHOAL_LEASE_MS of the routers."""
     grace_seconds: float = 10.0
     """How long calls in flight may take after SIGTERM."""
     log_level: LogLevel = "INFO"

@@ -1,4 +1,4 @@
-"""What this scheduler saw last of the mesh: written by `control.py`, read by the plan and by the scaler's answers."""
+"""This scheduler's last look at the mesh: written by `control.py`, read by the scaler and the metrics."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class Look:
 
 
 class View:
-    """The latest look, and an event for those who wait for the next one. `look` is None until Redis answered for the first time."""
+    """The latest look, and an event for tasks that wait for the next one. `look` is None until Redis answered for the first
+    time."""
 
     def __init__(self) -> None:
-        # The state: what was seen last, and the event that the next look sets.
+        # The state: the last look, and the event that the next look sets.
         self._look: Look | None = None
         self._changed = asyncio.Event()
 
@@ -37,7 +38,7 @@ class View:
         return self._look
 
     def update(self, look: Look) -> None:
-        """A new look; wakes all that wait for it."""
+        """Sets a new look; wakes all tasks that wait for it."""
         self._look = look
         self._changed.set()
         self._changed = asyncio.Event()
