@@ -1,7 +1,7 @@
 """Certificates for development: a private authority, and the certificates that the parts of a mesh present to each other.
 
-In clusters cert-manager or the like issues certificates, with the same names: a server's certificate bears its
-DNS names and addresses, a caller's the URI `spiffe://<trust domain>/<role>/<tenant or name>`, by which servers know its role.
+In clusters cert-manager or the like issues certificates, with the same names: a server's certificate bears its DNS names and
+addresses, a caller's the URI `spiffe://<trust domain>/<role>/<tenant or name>`, by which servers know its role.
 """
 
 from __future__ import annotations
