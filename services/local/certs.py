@@ -1,7 +1,7 @@
-"""Certificates for development: an authority of one's own, and what each part of a mesh shows to the others.
+"""Certificates for development: a private authority, and the certificates that the parts of a mesh present to each other.
 
-For clusters there is cert-manager, or whatever issues certificates there; the names are the same: a server's certificate bears its
-DNS names and addresses, a caller's the URI `spiffe://<trust domain>/<role>/<tenant or name>`, by which servers know its role.
+In clusters cert-manager or the like issues certificates, with the same names: a server's certificate bears its DNS names and
+addresses, a caller's the URI `spiffe://<trust domain>/<role>/<tenant or name>`, by which servers know its role.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who a certificate is for. `name`: of a client or admin its tenant, of the others what logs call them."""
+    """The holder of a certificate. `name`: for a client or admin its tenant, for the others their name in logs."""
 
     role: str
     name: str
@@ -57,7 +57,7 @@ class Party:
 
     @property
     def stem(self) -> str:
-        """Of its files: the role, and the name if it is not the default one."""
+        """The stem of its files' names: the role, and the name if it is not the default one."""
         if self.name == "default":
             return self.role
         return f"{self.role}-{'any' if self.name == '*' else self.name}"
@@ -68,7 +68,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that was made, and where its files lie."""
+    """A certificate that was issued, and the paths of its files."""
 
     party: Party
     uri: str
@@ -79,14 +79,14 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """What signs. Its key never leaves the directory `shoal certs` was told."""
+    """The signing authority. Its key never leaves the directory given to `shoal certs`."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
 def open_authority(directory: Path, *, now: datetime, force: bool = False) -> tuple[Authority, bool]:
-    """The directory's authority, made if there is none (True) or `force` asks for another. InvalidInput if it cannot sign."""
+    """The directory's authority, and whether it is new: made if there is none or by `force`. InvalidInput if it cannot sign."""
     certificate, key = directory / "ca.pem", directory / "ca.key"
     if not force and (certificate.exists() or key.exists()):
         return _read_authority(certificate, key, now), False
@@ -128,7 +128,7 @@ def issue(
         .sign(authority.key, hashes.SHA256())
     )
     files = directory / f"{party.stem}.pem", directory / f"{party.stem}.key"
-    # Readers see the new key beside the old certificate for a moment, and keep what they have until both fit.
+    # Readers see the new key with the old certificate for a moment, and keep their former pair until both match.
     _write(files[1], _key_pem(key), private=True)
     _write(files[0], made.public_bytes(Encoding.PEM))
     return Issued(party, uri, *files, ends)
@@ -144,8 +144,8 @@ def issue_all(
     trust_domain: str = "shoal",
     force: bool = False,
 ) -> tuple[bool, list[Issued]]:
-    """Certificates for `parties`, for the default one of each server and caller, and for those who have one already, whose hosts
-    stay theirs; whether the authority is new. Raises InvalidInput."""
+    """Issues certificates for `parties`, for the default party of each server and caller role, and for all parties that have one
+    already, which keep their hosts. Returns them, and whether the authority is new. Raises InvalidInput."""
     now = now or datetime.now(UTC)
     if not 0 < days <= CA_DAYS:
         raise InvalidInput(f"days must be above 0 and at most {CA_DAYS}, not {days:g}", field="days")
@@ -171,7 +171,7 @@ def issue_all(
 
 
 def server_variables(directory: Path, role: str) -> dict[str, str]:
-    """What a router or scheduler is to find in its environment."""
+    """The environment variables for a router or scheduler."""
     return {
         "SHOAL_TLS_CERT": str(directory / f"{role}.pem"),
         "SHOAL_TLS_KEY": str(directory / f"{role}.key"),
@@ -180,7 +180,7 @@ def server_variables(directory: Path, role: str) -> dict[str, str]:
 
 
 def caller_variables(directory: Path, stem: str) -> dict[str, str]:
-    """What a worker, or whoever calls, is to find in its environment."""
+    """The environment variables for a worker or any other caller."""
     return {
         "SHOAL_TLS_CA": str(directory / "ca.pem"),
         "SHOAL_TLS_CERT": str(directory / f"{stem}.pem"),
@@ -207,7 +207,7 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
 
 
 def _present(directory: Path) -> dict[Party, list[str]]:
-    """Whose certificates are in the directory, and their hosts."""
+    """The parties with a certificate in the directory, and their hosts."""
     found: dict[Party, list[str]] = {}
     for path in sorted(directory.glob("*.pem")):
         try:
@@ -216,7 +216,7 @@ def _present(directory: Path) -> dict[Party, list[str]]:
             (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
             party = Party.parse("/".join(uri.removeprefix("spiffe://").split("/")[1:]))
         except (ValueError, x509.ExtensionNotFound, InvalidInput):
-            continue  # the authority, or somebody else's
+            continue  # the authority's, or a foreign one
         addresses = names.get_values_for_type(x509.IPAddress)
         found[party] = [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
     return found
@@ -286,7 +286,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Whole or not at all, and a key readable by nobody else at any moment."""
+    """Writes a file atomically; a private key is never readable by other users, at no moment."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:

@@ -65,7 +65,7 @@ def up(
 
 
 async def _up(settings: Settings, console: Console) -> None:
-    """Runs until a signal. Raises NoCapacity if the mesh does not come up, or can answer no more."""
+    """Runs until a signal. Raises NoCapacity if the mesh does not come up, or can no longer answer requests."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -130,7 +130,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
 
 
 def _shown(certificates: Path | None, role: str) -> tuple[str, str, str]:
-    """What makes `shoal`, `shoal.Client` and grpcurl use TLS with the role's certificate; or not use it."""
+    """The arguments with which `shoal`, `shoal.Client` and grpcurl use TLS with the role's certificate, or plain text."""
     if certificates is None:
         return "", "", "-plaintext"
     files = [str(certificates / name) for name in ("ca.pem", f"{role}.pem", f"{role}.key")]

@@ -1,4 +1,4 @@
-"""Which device each worker of a local mesh gets: an accelerator of its own, or its share of the cores."""
+"""Assigns devices to the workers of a local mesh: an accelerator each, or a share of the cores."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from services.local.settings import available_cores
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Without one of these no accelerator can be used, and torch, which takes seconds to import, need not be asked."""
+"""If none of these exists, there is no usable accelerator, and torch, which takes seconds to import, need not be asked."""
 _ASK: Final = "import torch; print(torch.cuda.device_count())"
 _ASK_SECONDS: Final = 120.0
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:(?P<numbers>\d+(,\d+)*))?")
 
 
 def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that `--device` means, by the names that CUDA_VISIBLE_DEVICES has for them; none: the CPU.
+    """The accelerators that `--device` selects, by their names in CUDA_VISIBLE_DEVICES; none: the CPU.
 
-    Raises InvalidInput for what is no device, or not there.
+    Raises InvalidInput for an invalid or missing device.
     """
     if not _DEVICE.fullmatch(device):
         raise InvalidInput(f"device {device!r} is none of auto, cpu, cuda, cuda:0 and cuda:0,1", field="device")
@@ -39,7 +39,7 @@ def visible(listed: str | None, count: int) -> tuple[str, ...]:
 
 
 def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Of those that are visible: all, or those whose places in that list `device` gives, each once."""
+    """The visible accelerators that `device` selects: all, or those at its positions in the list, each once."""
     found = _DEVICE.fullmatch(device)
     assert found is not None
     if device.startswith("cuda") and not names:
@@ -78,7 +78,8 @@ def _exists(path: str) -> bool:
 
 
 def _count(environ: Mapping[str, str]) -> int:
-    """As torch says in a process of its own: this one must not import it, nor open a device. None where there is no torch."""
+    """The number of accelerators that torch sees, in a process of its own: this one must not import torch or open a device. 0
+    without torch."""
     command = [sys.executable, "-P", "-c", _ASK]
     try:
         asked = subprocess.run(  # noqa: S603  # words of our own

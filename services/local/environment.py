@@ -1,4 +1,4 @@
-"""What a child of `shoal up` is told of this shell's environment: what its kind needs, and no secret of anything else."""
+"""The part of this shell's environment that a child of `shoal up` gets: what its role needs, and no other secrets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SYSTEM: Final = (
 _SERVICE: Final = (*_SYSTEM, "SHOAL_", "PYTHON", "OTEL_", "SSL_CERT_", "MALLOC_", "COVERAGE_")
 _WORKER: Final = (
     *_SERVICE,
-    # Where models come from, and what that asks for.
+    # Sources of models, and their credentials.
     "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "GCLOUD_", "CLOUDSDK_", "BOTO_", "XDG_",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
     "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-    # What it computes with.
+    # Compute: devices and threads.
     "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "HSA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_",
     "RAYON_", "TOKENIZERS_", "DNNL_", "ONEDNN_", "CC", "CXX",
 )  # fmt: skip
@@ -25,9 +25,9 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "scheduler": _SERVICE,
     "worker": _WORKER,
 }
-"""Names, and how names begin that end in `_` or are families."""
+"""Names of variables, and prefixes of names: those that end in `_` or denote families."""
 _TRUST: Final = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
-"""Whom services trust and what they show: what this shell knows of other meshes is not this one's."""
+"""Trust and credentials of services: this shell's values belong to other meshes, so they are not passed on."""
 _FAMILIES: Final = ("PYTHON", "TORCH")
 
 

@@ -1,4 +1,4 @@
-"""The object graph of the local mesh: Redis, then router, scheduler and workers, and what keeps them running."""
+"""The object graph of the local mesh: Redis, then router, scheduler and workers, and their supervisor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.local.supervisor import Supervisor, Tell
 from services.local.workplace import Workplace, workplace
 
 START_SECONDS: Final = 120.0
-"""Of a worker that imports torch for CUDA from a slow disk, too."""
+"""How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("router", "worker", "scheduler", "redis")
 
 
@@ -51,8 +51,8 @@ def to_stderr(told: str) -> None:
 
 @asynccontextmanager
 async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[LocalMesh]:
-    """Starts the mesh, yields when its router answers and all workers have reported, and stops it on the way out. Meanwhile
-    a process that ends is started again, of which `tell` hears.
+    """Starts the mesh, yields when its router answers and all workers have reported, and stops it on exit. Meanwhile a process that
+    ends is restarted, and `tell` is called with a message.
 
     Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end of its output).
     """
@@ -75,7 +75,7 @@ async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[L
 
 
 def _children(settings: Settings, told: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
-    """In the order of their starts."""
+    """The children, in start order."""
     redis = redis_arguments(find_redis_server(), place.redis, is_durable=True)
     services = _services(settings, place.certificates if settings.tls else None)
     return [
@@ -88,13 +88,13 @@ def _children(settings: Settings, told: dict[str, str], place: Workplace) -> lis
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
-    """The router first: it refuses new calls and ends when those in flight are answered, for which it needs all others."""
+    """Stops the router first: it drains, which needs all other processes to answer the calls in flight."""
     for role in STOP_ORDER:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
 
 
 def _told(settings: Settings, address: str, scheduler_address: str, place: Workplace) -> dict[str, str]:
-    """What all services are told, whatever this shell says."""
+    """The variables of all services, which override this shell's."""
     device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
     return {
         "SHOAL_ADDRESS": address,
@@ -127,12 +127,13 @@ def _services(settings: Settings, certificates: Path | None) -> list[tuple[Role,
 
 
 def _device(settings: Settings, worker: int) -> dict[str, str]:
-    """What shows a worker its own accelerator and no other."""
+    """The variables that make only its own accelerator visible to a worker."""
     return {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]} if settings.accelerators else {}
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
-    """Does `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: what fails at the start would fail again."""
+    """Runs `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: a child that fails at the start would fail
+    again."""
     working = asyncio.create_task(work)
     ends = {asyncio.create_task(child.wait()): child for child in children}
     try:

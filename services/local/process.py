@@ -1,4 +1,4 @@
-"""One child process of the local mesh: started, waited for, stopped."""
+"""One child process of the local mesh: start, wait, stop."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
-    """What a child does before exec: the kernel kills it when its parent dies, however that dies. None: only Linux can do that."""
+    """A function for the child before exec, by which the kernel kills it when its parent dies, however that dies. None where
+    unsupported: only Linux can do that."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def before_exec() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel knew
+        if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(1)
 
     return before_exec
 
 
 class Child:
-    """A process whose output goes to a file, behind what an earlier start of it wrote. As a context it is started and stopped.
+    """A process whose output is appended to a log file. As a context manager it is started and stopped.
 
     It has a session of its own, so that Ctrl-C reaches only the parent, which then stops its children in order.
     """
@@ -57,7 +58,7 @@ class Child:
         await self.stop()
 
     async def start(self) -> None:
-        """Starts it, or starts it again. Raises OSError if that cannot be."""
+        """Starts or restarts the process. Raises OSError if that fails."""
         with self.log.open("ab") as output:
             self._begins = output.tell()
             self._process = await asyncio.create_subprocess_exec(
@@ -72,23 +73,23 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of its last start."""
+        """The process id of the last start."""
         assert self._process is not None, "the child was not started"
         return self._process.pid
 
     @property
     def status(self) -> int | None:
-        """With which its last start ended, negative for a signal; None while it runs."""
+        """The exit status of the last start, negative for a signal; None while it runs."""
         assert self._process is not None, "the child was not started"
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Until it has ended; its status."""
+        """Waits for the process to end; returns its exit status."""
         assert self._process is not None, "the child was not started"
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL after STOP_SECONDS. Nothing happens to one that does not run."""
+        """Sends SIGTERM, and SIGKILL after STOP_SECONDS. Does nothing if the process does not run."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -104,11 +105,11 @@ class Child:
         return "\n".join(self._end(0)[-lines:])
 
     def complaint(self) -> str:
-        """What it complained of last since its last start; empty if of nothing."""
+        """The last warning or error in its log since its last start; empty if there is none."""
         return complaint(self._end(self._begins))
 
     def _end(self, begins: int) -> list[str]:
-        """The last lines of its log, of those from so many bytes on."""
+        """The last lines of its log from byte `begins` on."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:

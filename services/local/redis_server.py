@@ -1,4 +1,4 @@
-"""Which redis-server to start, and how."""
+"""Finds the redis-server to start, and its arguments."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def find_redis_server() -> Path:
 
 
 def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = False) -> list[str]:
-    """A command line for a private Redis: on the socket `redis.sock` in `directory`, nothing evicted. `is_durable`: it writes an
-    append-only file there, from which it begins when it is started again after a kill; else nothing is kept."""
+    """The command line of a private Redis on the socket `redis.sock` in `directory`, without eviction. `is_durable`: it writes an
+    append-only file there, from which it recovers after a kill; else nothing is persisted."""
     return [
         str(executable),
         *("--port", "0"),
@@ -41,5 +41,5 @@ def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = Fal
         *("--appendonly", "yes" if is_durable else "no"),
         *("--maxmemory-policy", "noeviction"),
         *("--loglevel", "warning"),
-        *("--slowlog-log-slower-than", "-1"),  # it would keep parts of what clients sent
+        *("--slowlog-log-slower-than", "-1"),  # the slow log would keep parts of what clients sent
     ]

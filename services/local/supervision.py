@@ -1,4 +1,4 @@
-"""When a child process that ended is started again, and when it is given up. Decides only: the clock comes in as an argument."""
+"""The restart policy: when a child process that ended is restarted, and when it is given up. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from libs.processes import ProcessState
 
 WINDOW_SECONDS: Final = 60.0
 PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
-"""Before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
+"""The backoff before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
 
 Role = Literal["redis", "router", "scheduler", "worker"]
 _FAULTS: Final = ("WARNING", "ERROR", "CRITICAL")
 NEEDED: Final[tuple[Role, ...]] = ("redis", "router")
-"""Without these no request is answered. Of the workers one must be left; without a scheduler workers claim models themselves."""
+"""Roles without which no request is answered. One worker must be left, too; without a scheduler workers claim models themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of one child. `ends`: monotonic seconds of its ends within the last WINDOW_SECONDS. `restarts`: since the mesh began."""
+    """The history of one child. `ends`: when it ended within the last WINDOW_SECONDS, monotonic seconds. `restarts`: since the mesh
+    started."""
 
     ends: tuple[float, ...] = ()
     restarts: int = 0
@@ -40,7 +41,7 @@ class History:
 
     @property
     def pause_seconds(self) -> float:
-        """From its last end to its next start. Only for a child that ended and is not given up."""
+        """The backoff before the next start. Only for a child that ended and is not given up."""
         return PAUSES_SECONDS[len(self.ends) - 1]
 
     @property
@@ -69,8 +70,8 @@ def ending(status: int | None) -> str:
 
 
 def complaint(lines: Sequence[str]) -> str:
-    """The last line of a process that tells of a fault: of our log one at WARNING or above, in words; of other output any. Empty
-    if there is none: a process that is killed says nothing, and the settings that it began with are no last words."""
+    """The last line of a process that reports a fault: in our log one at WARNING or above, as text; in other output any line. Empty
+    if there is none: a killed process reports nothing, and its first log line with the settings is not a fault."""
     for line in reversed(lines):
         record = _record(line)
         if record is None:
@@ -92,7 +93,7 @@ def _record(line: str) -> dict[str, object] | None:
 
 
 def next_step(history: History) -> str:
-    """What becomes of a child that has just ended, in words."""
+    """What the supervisor does next with a child that has just ended, in words."""
     if history.is_given_up:
         return f"it is given up, having ended {len(history.ends)} times in {WINDOW_SECONDS:.0f} s"
     pause = history.pause_seconds

@@ -1,4 +1,4 @@
-"""Keeps the children of a local mesh running, by the rules of `supervision.py`, while the others serve on."""
+"""Supervises the children of a local mesh: restarts those that end, by the policy of `supervision.py`, while the others serve."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.local.process import Child
 from services.local.supervision import History, Role, can_serve, ending, next_step
 
 Tell = Callable[[str], None]
-"""Hears one sentence of what happened to a child, for a person."""
+"""Called with one sentence on what happened to a child, for the user."""
 
 
 class Supervisor:
-    """While it is entered, a child that ends is started again, or given up. `children`: with their roles. `path`: the file in which
-    it tells the router how they are (`libs/processes.py`)."""
+    """Within this context, a child that ends is restarted or given up. `children`: with their roles. `path`: the file that reports
+    their states to the router (`libs/processes.py`)."""
 
     def __init__(
         self, children: Sequence[tuple[Role, Child]], path: Path, tell: Tell, clock: Callable[[], float] = time.monotonic
@@ -29,7 +29,7 @@ class Supervisor:
         self._path = path
         self._tell = tell
         self._clock = clock
-        # The state: what happened to each child and how it last ended, and the tasks that wait for their ends.
+        # The state: each child's history and how it last ended, and the tasks that wait for their ends.
         self._histories = {child.name: History() for child in self._children}
         self._endings: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -46,11 +46,11 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the children, by name, as they run now."""
+        """The process id of each child's last start, by name."""
         return {child.name: child.pid for child in self._children}
 
     async def wait_for_failure(self) -> str:
-        """Returns once so many children are given up that no request can be answered; says which, with their last words."""
+        """Returns once so many children are given up that no request can be answered; names them, with the ends of their logs."""
         pending = set(self._tasks)
         while can_serve(self._roles, self._given_up()):
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -59,14 +59,14 @@ class Supervisor:
         return "\n".join(self._obituary(child) for child in self._children if child.name in self._given_up())
 
     async def _keep(self, child: Child) -> None:
-        """Until it is given up."""
+        """Restarts a child until it is given up."""
         status: int | None = await child.wait()
         while not (history := await self._ended(child, status)).is_given_up:
             await asyncio.sleep(history.pause_seconds)
             status = await self._run(child, history)
 
     async def _run(self, child: Child, history: History) -> int | None:
-        """Starts it again and waits for its end. Returns its status, None if it could not be started."""
+        """Restarts a child and waits for its end. Returns its exit status, None if it could not be started."""
         try:
             await child.start()
         except OSError:
@@ -95,12 +95,12 @@ class Supervisor:
         return f"{child.name} {self._endings[child.name]}\n(log: {child.log})"
 
     def _write(self) -> None:
-        """Tells the router. The file is replaced as a whole, since the router may read it at any time."""
+        """Writes the states for the router. The file is replaced atomically, since the router may read it at any time."""
         told = to_text(
             Process(name, history.state, history.restarts, self._endings.get(name, "")[:MOST_LETTERS])
             for name, history in self._histories.items()
         )
         new = self._path.with_suffix(".new")
-        with suppress(OSError):  # a full disk must not keep a child from being started
+        with suppress(OSError):  # a full disk must not prevent a child's restart
             new.write_text(told, "utf-8")
             new.replace(self._path)

@@ -1,4 +1,4 @@
-"""`shoal certs` and `shoal redis-acl`: what a mesh needs so that its parts trust each other and nobody else."""
+"""`shoal certs` and `shoal redis-acl`: certificates and Redis users, so that the parts of a mesh trust only each other."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from libs.errors import InvalidInput, NoCapacity
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Folders that are there and that only this user can read. `redis` holds what clients sent, until it is answered."""
+    """Existing folders that only this user can read. `redis` holds what clients sent, until it is answered."""
 
     root: Path
     logs: Path
@@ -34,8 +34,8 @@ class Workplace:
 
 @contextmanager
 def workplace(keep_logs: Path | None) -> Iterator[Workplace]:
-    """Makes it, and removes it at the end; not the logs if they are in `keep_logs`, or if a failure of the mesh (NoCapacity) is the
-    end. Raises InvalidInput for a `keep_logs` that cannot be written to."""
+    """Creates the folder, and removes it on exit; logs stay if they are in `keep_logs`, or if the mesh failed (NoCapacity). Raises
+    InvalidInput if `keep_logs` is not writable."""
     place = _made(keep_logs)
     failed = False
     try:

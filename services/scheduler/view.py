@@ -14,7 +14,7 @@ from libs.queue import LaneGauges, LaneKey
 class Look:
     """The workers and the lanes as Redis had them at one moment.
 
-    `at`: this process' rising clock, seconds, to tell how old the look is; `fleet.now_ms` is Redis' clock. `leads`: whether this
+    `at`: this process' monotonic clock, seconds, for the age of the look; `fleet.now_ms` is Redis' clock. `leads`: whether this
     scheduler is `fleet.leader`.
     """
 
