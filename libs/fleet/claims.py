@@ -1,7 +1,7 @@
 """Decides whether a worker may load a lane's model now. Pure; the router then makes the claim atomically in Redis.
 
-The rule of placement.md 2.4: a model without a copy is loaded once it has work; a model with copies gets another one once its work
-would wait longer than a load takes.
+The rule (docs/design/memory.md): a model without a copy is loaded once it has work; a model with copies gets another one once its
+work would wait longer than a load takes.
 """
 
 from __future__ import annotations

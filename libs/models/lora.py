@@ -36,7 +36,7 @@ _MOST_NAME: Final = 1024
 """Characters. Layers of real models have names of a hundred."""
 
 
-class Made(Protocol):
+class AdapterConstants(Protocol):
     """State that an encoder computed from an adapter, beside the adapter's own factors."""
 
     @property
@@ -55,19 +55,19 @@ class Shape:
 
 
 @runtime_checkable
-class Relearns(Protocol):
+class PrecomputesConstants(Protocol):
     """An encoder that precomputes constants with linear layers after loading (DeBERTa), and recomputes them for each adapter."""
 
     def spent(self) -> Mapping[str, Shape]:
         """The layers that were needed only for that and were freed, by name."""
 
-    def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, Made]:
-        """The adapter's share of these constants, by the name of the module to which it is bound as `delta` (`Learned`)."""
+    def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, AdapterConstants]:
+        """The adapter's share of these constants, by the name of the module to which it is bound as `delta` (`BoundConstants`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learned(Generic[_Made]):
-    """The results of `Relearns.relearn` for one module and the adapters of a batch, by their numbers in `rows`."""
+class BoundConstants(Generic[_Made]):
+    """The results of `PrecomputesConstants.relearn` for one module and the adapters of a batch, by their numbers in `rows`."""
 
     rows: Rows
     parts: Mapping[int, _Made]
@@ -80,7 +80,7 @@ class _Bindable(Protocol):
     delta: Any
 
 
-_Binding = tuple[_Bindable, "Delta | Learned[Any]"]
+_Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a module (`Relearns`)."""
+    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a module (`PrecomputesConstants`)."""
 
     directory: Path
     bytes: int
     parts: Mapping[str, LowRank]
-    learned: Mapping[str, Made]
+    learned: Mapping[str, AdapterConstants]
 
 
 class Adapters:
@@ -155,7 +155,7 @@ class Adapters:
         self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
         linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
         self._shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
-        if isinstance(encoder, Relearns):
+        if isinstance(encoder, PrecomputesConstants):
             self._shapes.update(encoder.spent())
         # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
         self._loaded: Mapping[str, Loaded] = {}
@@ -177,7 +177,7 @@ class Adapters:
         """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
         pieces = read_pieces(directory, self._names, self._shapes)
         parts, size = self._parts(pieces)
-        learned = self._encoder.relearn(parts) if isinstance(self._encoder, Relearns) else {}
+        learned = self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
         size += sum(made.bytes for made in learned.values())
         with self._replacing:
             self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
@@ -231,14 +231,14 @@ class Adapters:
 
     def _bindings(self, used: Sequence[Loaded], rows: Rows) -> list[_Binding]:
         parts: dict[str, dict[int, LowRank]] = {}
-        learned: dict[str, dict[int, Made]] = {}
+        learned: dict[str, dict[int, AdapterConstants]] = {}
         for number, adapter in enumerate(used):
             for name, part in adapter.parts.items():
                 parts.setdefault(name, {})[number] = part
             for name, made in adapter.learned.items():
                 learned.setdefault(name, {})[number] = made
         found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
-        return [*found, *((self._bindable[name], Learned(rows, own)) for name, own in learned.items())]
+        return [*found, *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items())]
 
     def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], int]:
         """All factors in one buffer on the device, one pair for each layer; and the buffer's bytes."""

@@ -33,7 +33,7 @@ class Identity:
     role: Role
     tenant: str
 
-    def asks_as(self, named: str) -> str:
+    def tenant_for(self, named: str) -> str:
         """The tenant of a call whose metadata names `named` (empty: none). Raises PermissionDenied for another tenant."""
         if self.tenant == ANY_TENANT:
             return named or DEFAULT_TENANT

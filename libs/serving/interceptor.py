@@ -55,7 +55,7 @@ Streaming: TypeAlias = Callable[[Message, Context], AsyncGenerator[Message]]
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
-_FOREIGN: Final = "/grpc."
+_GRPC_SERVICES: Final = "/grpc."
 _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 
 ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream"})
@@ -118,7 +118,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(handler_call_details)
             if handler is None:
                 return handler
-            if method.startswith(_FOREIGN):
+            if method.startswith(_GRPC_SERVICES):
                 wrapped = self._public.wrap(method, handler)
             else:
                 wrapped = self._wrap(method, cast(_Handler, handler))
@@ -219,7 +219,7 @@ class _Behaviour:
     def _admit(self, caller: Identity, metadata: Metadata) -> _Admitted:
         """Authorises the call and its tenant. Raises PermissionDenied, InvalidInput."""
         check_may(caller, self._method)
-        tenant = caller.asks_as(checked_id(header(metadata, TENANT_HEADER), "", TENANT_HEADER))
+        tenant = caller.tenant_for(checked_id(header(metadata, TENANT_HEADER), "", TENANT_HEADER))
         checked_id(header(metadata, REQUEST_ID_HEADER), REQUEST_ID.get(), REQUEST_ID_HEADER)
         return _Admitted(caller, tenant)
 

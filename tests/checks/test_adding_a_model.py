@@ -34,7 +34,8 @@ def test_every_field_of_a_spec_is_there_with_its_default(spec: type[EncoderSpec]
     shown: dict[str, str | None] = {}
     for names, defaults, _ in rows(f"Fields of `{spec.__name__}`"):
         found = codes(names)
-        shown |= dict(zip(found, codes(defaults) or [None] * len(found), strict=True))
+        given: list[str | None] = [*codes(defaults)]
+        shown |= dict(zip(found, given or [None] * len(found), strict=True))
     wanted = {one.name: None if one.default is MISSING else str(one.default) for one in fields(spec)}
     assert shown == wanted
 
@@ -43,7 +44,7 @@ def test_the_targets_are_those_that_families_use() -> None:
     shown = {target for names, _ in rows("Targets of `WEIGHTS`") for target in codes(names)}
     used: set[str] = set()
     for family in _FAMILIES:
-        if family.__name__.rpartition(".")[2] not in OWN_MODULES:
+        if str(vars(family)["__name__"]).rpartition(".")[2] not in OWN_MODULES:
             for rule in family.WEIGHTS.values():
                 if isinstance(rule, Spare):
                     used.add(rule.target)

@@ -149,7 +149,7 @@ async def test_a_ring_for_a_worker_waits_for_its_next_pull() -> None:
 
 async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() -> None:
     waiters = Waiters()
-    choosy, common = Waiter("w", "cpu", [A, B], False, is_choosy=True), waiter(A)
+    choosy, common = Waiter("w", "cpu", [A, B], False, excludes_tenants=True), waiter(A)
     waiters.add(choosy)
     assert [waiters.next_lane(choosy), choosy.rung.pop(A)] == [A, 0]
     assert [waiters.next_lane(choosy), choosy.rung.pop(B)] == [B, 0]
@@ -166,7 +166,7 @@ async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else(
     choosy.looking_at = A
     waiters.ring(A)
     assert choosy.rung == {A: 0}, "it may be looking too early"
-    newer = Waiter("w", "cpu", [A, B], False, is_choosy=True)
+    newer = Waiter("w", "cpu", [A, B], False, excludes_tenants=True)
     waiters.add(newer)
     assert (choosy.is_ended, newer.is_ended) == (True, False)
     newer.rung.clear()

@@ -102,9 +102,9 @@ def test_tenants(own: str, named: str, expected: str | None) -> None:
     identity = Identity("s", "client", own)
     if expected is None:
         with pytest.raises(PermissionDenied):
-            identity.asks_as(named)
+            identity.tenant_for(named)
     else:
-        assert identity.asks_as(named) == expected
+        assert identity.tenant_for(named) == expected
 
 
 async def test_tokens_name_role_and_tenant(tokens: Path) -> None:

@@ -177,7 +177,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
             if waiter.must_beat:
                 return worker_pb2.PullResponse(beat=True)
-            if has_looked and not waiter.is_choosy:  # while it looked, lanes that need a worker were not offered to it
+            if has_looked and not waiter.excludes_tenants:  # while it looked, lanes that need a worker were not offered to it
                 self._bells.waits(waiter)
                 has_looked = False
             waiter.event.clear()
@@ -207,11 +207,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         rings = self._waiters.rings(lane)
         waiter.looking_at = lane
         try:
-            ring = not (waiter.is_choosy or self._waiters.free_count(lane))
+            ring = not (waiter.excludes_tenants or self._waiters.free_count(lane))
             found = await self._pull(lane, request, budget_jobs, ring=ring)
         finally:
             waiter.looking_at = None
-        if waiter.is_choosy:
+        if waiter.excludes_tenants:
             return found if isinstance(found, Pulled) else None
         promised, waiter.promised = waiter.promised, ""
         if isinstance(found, Idle):

@@ -24,7 +24,7 @@ class Waiter:
     pool: str
     lanes: Sequence[LaneKey]
     can_load: bool
-    is_choosy: bool = False
+    excludes_tenants: bool = False
     """It excludes some tenants."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
     rung: dict[LaneKey, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Waiters:
         self._all: dict[Waiter, None] = {}
         self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
-        self._choosy: dict[LaneKey, dict[Waiter, int]] = {}
+        self._excluding: dict[LaneKey, dict[Waiter, int]] = {}
         self._empty: set[LaneKey] = set()
         self._rings: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
@@ -80,14 +80,14 @@ class Waiters:
             self._missed.discard(waiter.worker_id)
             waiter.must_beat = True
         by_lane = self._index(waiter)
-        if waiter.is_choosy:  # it replaces older ones of its worker, which exclude tenants that are out of date
+        if waiter.excludes_tenants:  # it replaces older ones of its worker, which exclude tenants that are out of date
             for other in self._by_worker[waiter.worker_id]:
-                if other.is_choosy and other is not waiter and set(other.lanes) <= set(waiter.lanes):
+                if other.excludes_tenants and other is not waiter and set(other.lanes) <= set(waiter.lanes):
                     other.is_ended = True
                     other.event.set()
         for rank, lane in enumerate(waiter.lanes):
             by_lane.setdefault(lane, {})[waiter] = rank
-        if waiter.is_choosy:
+        if waiter.excludes_tenants:
             waiter.rung = dict.fromkeys(waiter.lanes, 0)
 
     def remove(self, waiter: Waiter) -> None:
@@ -118,7 +118,7 @@ class Waiters:
         woken = self._free(lane)[: jobs - is_early]
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
-        choosy = [waiter for waiter in self._choosy.get(lane, ()) if not waiter.is_ended]
+        choosy = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended]
         for waiter in choosy[: jobs - is_early - len(woken)]:
             waiter.wake(lane, jobs, 1)  # even one that is looking: it may miss what has come meanwhile
         return len(woken) + is_early
@@ -156,7 +156,7 @@ class Waiters:
         """Bells may have been missed: no lane is known to be empty any more, and every pull looks at its lanes."""
         self._empty.clear()
         for waiter in self._all:
-            if waiter.is_choosy:
+            if waiter.excludes_tenants:
                 waiter.rung = dict.fromkeys(waiter.lanes, 0)
             waiter.event.set()
 
@@ -184,7 +184,7 @@ class Waiters:
 
     def next_lane(self, waiter: Waiter) -> LaneKey | None:
         """The lane that this pull ranks highest of those that may have jobs."""
-        if waiter.is_choosy:
+        if waiter.excludes_tenants:
             return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
         return next((lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None)
 
@@ -204,7 +204,7 @@ class Waiters:
         self._missed.clear()  # a heartbeat comes every two seconds anyway
 
     def _index(self, waiter: Waiter) -> dict[LaneKey, dict[Waiter, int]]:
-        return self._choosy if waiter.is_choosy else self._by_lane
+        return self._excluding if waiter.excludes_tenants else self._by_lane
 
     def _free(self, lane: LaneKey) -> list[Waiter]:
         at_lane = self._by_lane.get(lane, {})

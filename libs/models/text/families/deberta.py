@@ -29,7 +29,7 @@ from libs.models.layers.encoder import (
     TextEncoder,
 )
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.lora import Learned, Shape
+from libs.models.lora import BoundConstants, Shape
 from libs.models.packed import Packed
 from libs.models.weights import Rule, Spare
 
@@ -167,7 +167,7 @@ class DisentangledAttention(Attention):
         self.distance_key = PackedLinear(spec.hidden, size) if own and "c2p" in kinds else None
         self.distance_query = PackedLinear(spec.hidden, size) if own and "p2c" in kinds else None
         self._distances, self._kinds, self._own = distances, kinds, own
-        self.delta: Learned[DistanceParts] | None = None
+        self.delta: BoundConstants[DistanceParts] | None = None
         self.keys: Tensor | None  # of distances, for queries: [heads, rows, head_size], scaled
         self.queries: Tensor | None  # of distances, for keys
         self.register_buffer("keys", None, persistent=False)
@@ -348,11 +348,11 @@ class DebertaEncoder(TextEncoder):
                     layer.attn.learn(vectors)
 
     def spent(self) -> dict[str, Shape]:
-        """See `Relearns`."""
+        """See `PrecomputesConstants`."""
         return {f"{at}.{name}": shape for at, attention in self._disentangled() for name, shape in attention.spent().items()}
 
     def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
-        """See `Relearns`."""
+        """See `PrecomputesConstants`."""
         if not isinstance(self.relative, DistanceEmbedding):
             return {}
         vectors = self.relative.vectors()
