@@ -90,7 +90,7 @@ class PoolInput:
     hot_bytes: int = 0
     """The working set: one copy of each model in use."""
     usable_bytes: int = 0
-    """Of one worker's device; 0: unknown."""
+    """Memory of one worker's device that models may take; 0: unknown."""
     last_arrival: float | None = None
 
     @property
@@ -252,8 +252,7 @@ class Track:
         return self._current
 
     def follow(self, need: float, told: int, at: float, hold_seconds: float) -> int:
-        """As `decide`, for a scheduler that does not lead: the leader's number `told`, or the own need if it has just grown
-        above."""
+        """As `decide`, for a scheduler that does not lead: the leader's number `told`, or its own need if that is higher."""
         self.decide(max(need, told), at, hold_seconds)
         self._current = max(math.ceil(need - _EPSILON), told)
         return self._current

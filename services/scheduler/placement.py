@@ -185,7 +185,7 @@ class _Planner:
         self._move_recent()
         return Plan(tuple(self._orders), self._notes, self._is_waiting)
 
-    # What is there
+    # The state before the plan
 
     def _find_sites(self) -> dict[Site, _Site]:
         """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be evicted."""
@@ -273,7 +273,7 @@ class _Planner:
                 seconds = tokens / (self._of(at).speed or self._usual_speed(at)) / len(site.resident)
                 self._rooms[at[0]].seconds[site.rows] += seconds
 
-    # What is known of a model
+    # Estimates of a model
 
     def _of(self, at: Site) -> _Estimate:
         found = self._estimates.get(at)
@@ -322,7 +322,7 @@ class _Planner:
     def _waited_seconds(self, at: Site) -> float:
         return max(0, self._fleet.now_ms - self._state.waiting_since_ms.get(at, self._fleet.now_ms)) / 1000
 
-    # What to do
+    # Decisions
 
     def _place(self, at: Site, why: str) -> None:
         """Loads the model's first copy: for it, any eviction that the rules allow may be expected."""
