@@ -1,7 +1,7 @@
 """How well a worker suits a model: the score by which the plan places models and ExplainPlacement explains them. Pure.
 
-The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less the share of the worker's time that
-is taken already.
+The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less the share of the worker's time
+that is taken already.
 """
 
 from __future__ import annotations

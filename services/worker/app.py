@@ -26,6 +26,7 @@ from services.worker.heartbeat import Heartbeat
 from services.worker.jobs.delivery import Delivery
 from services.worker.jobs.finisher import Finisher
 from services.worker.jobs.intake import Identity, Intake
+from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.preparing import MOST_AWAY, Preparers
 from services.worker.jobs.runner import Runner
 from services.worker.jobs.waste import Waste
@@ -168,9 +169,7 @@ class Worker:
             finisher,
             clock=time.monotonic,
             unix_time=clock.now,
-            recover=device.recover,
-            trim=device.trim,
-            relieve=self._relieve,
+            ladder=Ladder(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
         )

@@ -15,6 +15,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from libs.models import Between, Output, Sequence, nothing_between
 from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.runner import Runner
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
@@ -70,9 +71,7 @@ class Bench:
             self.told,
             clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
-            recover=self._recover,
-            trim=lambda: None,
-            relieve=self._relieve,
+            ladder=Ladder(self._recover, lambda: None, self._relieve),
             enter=lambda: None,
             waste=self.waste,
         )

@@ -60,10 +60,8 @@ class Outcomes(Protocol):
 class Runner:
     """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
-    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `recover` is called after a failed forward pass, before
-    anything else is tried; if it raises, the device is lost and `ended` has its error. `trim` returns unused memory to the system.
-    `relieve` evicts an idle model other than the named one, and returns whether it did; it may block the device thread. `enter`
-    runs first on that thread. `waste` counts every forward pass.
+    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is lost
+    and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
     """
 
     def __init__(
@@ -73,9 +71,7 @@ class Runner:
         *,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
-        recover: Callable[[], None],
-        trim: Callable[[], None],
-        relieve: Callable[[str], bool],
+        ladder: Ladder,
         enter: Callable[[], None],
         waste: Waste,
     ) -> None:
@@ -84,7 +80,7 @@ class Runner:
         self._outcomes = outcomes
         self._clock = clock
         self._unix_time = unix_time
-        self._ladder = Ladder(recover, trim, relieve)
+        self._ladder = ladder
         self._enter = enter
         self._waste = waste
         self._caps = Caps(limits.tokens)  # of the device thread alone
