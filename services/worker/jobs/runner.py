@@ -60,8 +60,8 @@ class Outcomes(Protocol):
 class Runner:
     """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
-    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is lost
-    and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
+    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is
+    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
     """
 
     def __init__(
