@@ -29,7 +29,8 @@ REPLY_WAIT_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 0.2
 KEPT_UNKNOWN: Final = 256
 FORGOTTEN_AT_ONCE: Final = 1000
-"""Idle lanes of models that no worker has: so many are left to expire; of the others so many are dropped a look, in 0.2 ms each."""
+"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the others so many are dropped in each
+look, which takes 0.2 ms each."""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 

@@ -71,12 +71,14 @@ class View:
         return pace
 
     def idle_unknown(self) -> list[LaneKey]:
-        """Lanes without work, of models that no worker has: nobody will read their counters."""
-        names = known_names(self.snapshot)
+        """Lanes without work, of models that no worker has or adapters that no worker has loaded: clients can make up any number of
+        names, and nobody will read the counters of these."""
+        names, loaded = known_names(self.snapshot), _loaded_adapters(self.snapshot)
         return [
             lane
             for lane, gauge in self._gauges.items()
-            if lane.model not in names and not (gauge.queued_jobs or gauge.leased_tokens)
+            if not (gauge.queued_jobs or gauge.leased_tokens)
+            and (lane.model not in names or (lane.adapter and (lane.model, lane.adapter) not in loaded))
         ]
 
     def update(self, gauges: Iterable[LaneGauges], now: float) -> None:
@@ -117,6 +119,12 @@ def known_names(snapshot: FleetSnapshot) -> set[str]:
     failed = models_pb2.MODEL_STATE_FAILED
     named = {name for worker in snapshot.workers.values() for name, record in worker.models.items() if record.state != failed}
     return named | set(snapshot.cards)
+
+
+def _loaded_adapters(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
+    """(model, adapter) of all adapters that some worker has loaded."""
+    records = [record for worker in snapshot.workers.values() for record in worker.models.values()]
+    return {(record.model, adapter) for record in records for adapter in record.adapters}
 
 
 def is_new(model: str, snapshot: FleetSnapshot) -> bool:
