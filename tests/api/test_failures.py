@@ -167,3 +167,14 @@ async def test_leaving_cancels_the_calls(router: FakeRouter) -> None:
             await work
         await asyncio.to_thread(wait_until, lambda: router.active == 0)
     assert len(router.calls) == 4
+
+
+async def test_a_deadline_that_passes_in_a_later_try_brings_why_there_was_one(connect: Connect, router: FakeRouter) -> None:
+    router.refusals = [Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", "no worker", retry_after=0.5)]
+    work = asyncio.create_task(connect(router.address, retry=QUICK).do("encode", MODEL, "x", timeout=2.0))
+    await asyncio.to_thread(wait_until, lambda: len(router.calls) == 1 and router.active == 0)
+    router.gate.clear()  # The refusal is on its way; the second try comes half a second later, and is held.
+    with pytest.raises(errors.DeadlinePassed) as caught:
+        await work
+    assert isinstance(caught.value.earlier, errors.NoCapacity)
+    assert len(router.calls) == 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,12 +152,18 @@ def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
         assert span.attributes["error.type"] == reason
 
 
+def is_whole(spans: Sequence[Seen]) -> bool:
+    """Of client, router and worker, which send their spans at different times."""
+    asked = {span.kind for span in named(spans, ENCODE)}
+    return asked >= {"CLIENT", "SERVER"} and bool(named(spans, f"process {LANE}")) and bool(named(spans, "search"))
+
+
 def test_a_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced) -> None:
     nobody = "127.0.0.1:9"
     for _ in range(20):  # a client begins at any of its addresses
         trace, reason = mesh.ask(addresses=f"{nobody},{mesh.cluster.address}")
         assert not reason
-        spans = mesh.spans(trace, lambda spans: bool(named(spans, f"process {LANE}")) and bool(named(spans, "search")))
+        spans = mesh.spans(trace, is_whole)
         client = next(span for span in named(spans, ENCODE) if span.kind == "CLIENT")
         if client.events:
             break
@@ -187,9 +194,9 @@ def test_log_lines_carry_the_trace(mesh: Traced) -> None:
 
 
 def test_without_an_endpoint_nothing_is_sent_and_requests_are_served(mesh: Traced, tmp_path: Path) -> None:
-    before = len(mesh.receiver.spans)
+    began = time.time()  # spans of earlier requests may still be on their way
     (tmp_path / "mesh").mkdir()
     models = mesh.cluster.directory.parent / "models"
     with Cluster(tmp_path / "mesh", models=str(models)) as plain, Client(plain.address, timeout=60.0) as client:
         assert client.encode(MODEL, ["a text"]).dense is not None
-    assert len(mesh.receiver.spans) == before
+    assert not [span for span in mesh.receiver.spans if span.began >= began]

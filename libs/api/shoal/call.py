@@ -293,6 +293,7 @@ def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:
     """A deadline that passed in a later try tells less than why there was a later try."""
     if isinstance(error, DeadlinePassed) and before is not None:
         error.message = f"{error.message}; an earlier try failed: {before.message}"
+        error.earlier = before
     return error
 
 

@@ -182,6 +182,8 @@ class DeadlinePassed(ShoalError):
 
     code = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_PASSED"
+    earlier: ShoalError | None = None
+    """Why an earlier try of the request failed, if one did."""
 
 
 class InternalError(ShoalError):

@@ -141,7 +141,9 @@ def _reached(client: Client) -> Client:
         client.healthy(timeout=REACH_SECONDS)
     except CannotConnect:
         raise
-    except DeadlinePassed:
+    except DeadlinePassed as passed:
+        if isinstance(passed.earlier, CannotConnect):
+            raise passed.earlier from None  # The last try had too little time to find out why.
         raise CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s") from None
     except ShoalError:
         pass  # Somebody is there. What it has against us, the command's own call will say better.
