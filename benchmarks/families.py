@@ -28,8 +28,7 @@ import torch
 
 from benchmarks.texts import real_texts
 from libs.kernels.linear import has_bfloat16
-from libs.models import EncodeWork, TextModel
-from libs.models import Sequence as Tokens
+from libs.models import EncodeWork, InputSequence, TextModel
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 
@@ -119,16 +118,16 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
     return Result(shape.name, dtype, tokens, seconds, flops(reference, shape, sequences), peak(device, dtype))
 
 
-def packed_run(model: TextModel, sequences: Sequence[Tokens], batch_tokens: int) -> Callable[[], object]:
+def packed_run(model: TextModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
     batches = batches_of(sequences, batch_tokens)
     return lambda: [model.forward("dense", batch) for batch in batches]
 
 
-def batches_of(sequences: Sequence[Tokens], batch_tokens: int) -> list[list[Tokens]]:
+def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[list[InputSequence]]:
     """In arrival order: 32 each, or as many as fit a budget."""
     if not batch_tokens:
         return [list(sequences[first : first + BATCH]) for first in range(0, len(sequences), BATCH)]
-    batches: list[list[Tokens]] = [[]]
+    batches: list[list[InputSequence]] = [[]]
     held = 0
     for sequence in sequences:
         if batches[-1] and held + sequence.tokens > batch_tokens:
@@ -139,7 +138,7 @@ def batches_of(sequences: Sequence[Tokens], batch_tokens: int) -> list[list[Toke
     return batches
 
 
-def padded_run(model: torch.nn.Module, sequences: Sequence[Tokens], device: torch.device) -> Callable[[], object]:
+def padded_run(model: torch.nn.Module, sequences: Sequence[InputSequence], device: torch.device) -> Callable[[], object]:
     """transformers as it is used: a padded batch and its mask. Mean pooling is counted, as it is for packed."""
     batches = []
     for first in range(0, len(sequences), BATCH):
@@ -193,7 +192,7 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def flops(reference: torch.nn.Module, shape: Shape, sequences: Sequence[Tokens]) -> float:
+def flops(reference: torch.nn.Module, shape: Shape, sequences: Sequence[InputSequence]) -> float:
     """Two a weight of each linear layer and token, and the two products of attention, of one pass over all sequences."""
     weights = sum(module.weight.numel() for module in reference.modules() if isinstance(module, torch.nn.Linear))
     size = shape.config.get("head_dim", shape.hidden // shape.heads)

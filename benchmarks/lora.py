@@ -26,8 +26,7 @@ import torch
 
 from benchmarks.families import DTYPES, dtypes, take_turns
 from benchmarks.texts import real_texts
-from libs.models import EncodeWork, TextModel
-from libs.models import Sequence as Tokens
+from libs.models import EncodeWork, InputSequence, TextModel
 from tests.parity.adapters import write_adapter
 from tests.parity.checkpoints import random_model, write_checkpoint
 
@@ -88,8 +87,8 @@ def measure(targets: str, dtype: str, device: torch.device, texts: int, rounds: 
     return Result(targets, dtype, batch_tokens, sum(one.tokens for one in sequences), taken, seconds)
 
 
-def run(model: TextModel, sequences: Sequence[Tokens], batch_tokens: int) -> Callable[[], object]:
-    batches: list[list[Tokens]] = [[]]
+def run(model: TextModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
+    batches: list[list[InputSequence]] = [[]]
     held = 0
     for sequence in sequences:
         if batches[-1] and held + sequence.tokens > batch_tokens:

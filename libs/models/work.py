@@ -121,7 +121,7 @@ Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class InputSequence:
     """One row of a packed batch. int32 [tokens] each; no type ids: all of segment 0.
 
     `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt. `seen`: leading tokens that the
@@ -175,7 +175,7 @@ class Prepared:
 
     work: Work
     head: Head
-    sequences: list[Sequence]
+    sequences: list[InputSequence]
     notes: object | None = None
     looked_up: int = 0
 

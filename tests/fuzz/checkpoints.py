@@ -22,11 +22,11 @@ from libs.catalog.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
 from libs.models.layers.spec import Config
-from libs.models.text.processing import bounds
-from libs.models.text.processing.chat import _messages, _rendered, _text
-from libs.models.text.processing.text import TextProcessor
-from libs.models.text.processing.tokenizer import failing, load_tokenizer
 from libs.models.text.registry import empty_encoder, names_of
+from libs.models.text.tokenising import bounds
+from libs.models.text.tokenising.chat import _messages, _rendered, _text
+from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.tokenising.tokenizer import failing, load_tokenizer
 from libs.models.weights import TensorFile
 from services.worker.machine import disk
 from services.worker.mesh import codec

@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
 
-from libs.models import Between, GoOn, Head, Output, Prepared, Sequence, Work
+from libs.models import Between, GoOn, Head, InputSequence, Output, Prepared, Work
 from libs.models.work import go_on_anyway, nothing_between
 from services.worker.app import serve
 from services.worker.machine.device import Device
@@ -47,7 +47,7 @@ class SteppedModel(FakeModel):
         self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
         return prepared
 
-    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
         self._device.begun.append([sequence.tokens for sequence in sequences])
         self._device.leave.acquire()
         time.sleep(SLOW_SECONDS)

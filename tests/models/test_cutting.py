@@ -16,10 +16,11 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from libs.errors import InputTooLong
-from libs.models.text.processing import cutting, words
-from libs.models.text.processing.cutting import Cutter, encoded, sliced
-from libs.models.text.processing.text import TextProcessor
-from libs.models.text.processing.words import WordFrame
+from libs.models.text.processing.extraction import words
+from libs.models.text.processing.extraction.words import WordFrame
+from libs.models.text.tokenising import cutting
+from libs.models.text.tokenising.cutting import Cutter, encoded, sliced
+from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import Truncation, go_on_anyway
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of

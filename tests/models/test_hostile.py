@@ -26,10 +26,10 @@ from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
 from libs.catalog.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, TextModel
-from libs.models.text.heads.spans import spans_of
-from libs.models.text.processing.chat import _messages, _rendered, _text
-from libs.models.text.processing.regexes import PUBLISHED, slow, tried
-from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.tokenising.chat import _messages, _rendered, _text
+from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
+from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from services.worker.machine import disk
 from services.worker.mesh import codec
@@ -439,7 +439,7 @@ LOADS: Final = """
 import sys
 from pathlib import Path
 from libs.errors import ModelBroken
-from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.text.tokenising.tokenizer import load_tokenizer
 print("ready", flush=True)
 sys.stdin.readline()
 try:

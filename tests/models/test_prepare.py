@@ -10,7 +10,7 @@ import pytest
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.models import ClassifyWork, EncodeWork, EntitiesWork, ScoreWork, TextModel, Work
-from libs.models.text.processing.text import Spans
+from libs.models.text.tokenising.text import Spans
 
 LONG = "copying distribution and modification " * 20
 

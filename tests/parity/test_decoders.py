@@ -35,8 +35,7 @@ from libs.models import (
     Work,
 )
 from libs.models.packed import Packed
-from libs.models.work import Sequence as Packable
-from libs.models.work import Truncation
+from libs.models.work import InputSequence, Truncation
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_families import load as load_encoder
@@ -388,8 +387,8 @@ def test_what_cannot_be_cut_is_refused_with_its_path(tmp_path: Path) -> None:
         model.prepare(ScoreWork("copy " * 400, ["a", "b"]))
 
 
-def whole(sequence: Packable) -> Packable:
-    return Packable(sequence.ids if sequence.before is None else np.concatenate([sequence.before, sequence.ids]))
+def whole(sequence: InputSequence) -> InputSequence:
+    return InputSequence(sequence.ids if sequence.before is None else np.concatenate([sequence.before, sequence.ids]))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])

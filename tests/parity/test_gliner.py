@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.models import EntitiesWork, ExtractResult, ScoreWork, TextModel
-from libs.models.text.heads import label_vectors
+from libs.models.text.heads.extraction import label_vectors
 from tests.parity.gliner_models import LABELS, TEXTS, WORDS, Reference, make_reference, slug
 
 # gliner, transformers and their dependencies warn of much.

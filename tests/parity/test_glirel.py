@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.models import EntitiesWork, ExtractResult, Given, Relation, RelationsWork, TextModel
-from libs.models.text.heads import pairs
-from libs.models.text.processing import glirel
+from libs.models.text.heads.extraction import pairs
+from libs.models.text.processing.extraction import glirel
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import LABELS, WORDS, Found, Reference, Span, make_reference, spans_of
 

@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import adapter as lora
 from libs.errors import ModelBroken
-from libs.models import Sequence as Tokens
-from libs.models import TextModel
+from libs.models import InputSequence, TextModel
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint
 
@@ -68,22 +67,22 @@ class Adapted:
     model: TextModel
     merged: Mapping[str, transformers.PreTrainedModel]
 
-    def batch(self, lengths: Sequence[int] = LENGTHS) -> list[Tokens]:
+    def batch(self, lengths: Sequence[int] = LENGTHS) -> list[InputSequence]:
         """Every sequence once for each adapter and once for none, in an order that mixes them."""
         rng = np.random.default_rng(0)
-        sequences = [Tokens(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
+        sequences = [InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
         both = [replace(sequence, adapter=name) for sequence in sequences for name in self.merged]
         return [both[place] for place in rng.permutation(len(both))]
 
-    def forward(self, batch: list[Tokens], head: str = "dense") -> Vectors:
+    def forward(self, batch: list[InputSequence], head: str = "dense") -> Vectors:
         return cast("Vectors", self.model.forward(head, batch))
 
-    def wanted(self, batch: list[Tokens]) -> Vectors:
+    def wanted(self, batch: list[InputSequence]) -> Vectors:
         return [mean(self.merged[one.adapter], one) for one in batch]
 
 
 @torch.inference_mode()
-def mean(model: transformers.PreTrainedModel, sequence: Tokens) -> npt.NDArray[np.float32]:
+def mean(model: transformers.PreTrainedModel, sequence: InputSequence) -> npt.NDArray[np.float32]:
     hidden = model(input_ids=torch.from_numpy(sequence.ids)[None].long()).last_hidden_state
     return cast("npt.NDArray[np.float32]", hidden[0].float().mean(0).numpy())
 
@@ -237,8 +236,8 @@ def test_a_reranker_shares_its_query_within_an_adapter_only(tmp_path: Path) -> N
     rng = np.random.default_rng(1)
     before = rng.integers(5, 300, 9, dtype=np.int32)
     tails = [rng.integers(5, 300, length, dtype=np.int32) for length in (4, 7)]
-    whole = [Tokens(np.concatenate([before, tail]), skip=9, adapter=name) for tail in tails for name in a.merged]
-    shared = [Tokens(tail, before=before, adapter=name) for tail in tails for name in a.merged]
+    whole = [InputSequence(np.concatenate([before, tail]), skip=9, adapter=name) for tail in tails for name in a.merged]
+    shared = [InputSequence(tail, before=before, adapter=name) for tail in tails for name in a.merged]
     with torch.inference_mode():
         hidden = [a.merged[one.adapter](input_ids=torch.from_numpy(one.ids)[None].long()).last_hidden_state[0, 9:] for one in whole]
     assert worst(a.forward(shared), [one.mean(0).numpy() for one in hidden]) <= 1e-5

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EntitiesWork, Entity, ExtractResult, Relation, RelationsWork, TextModel
-from libs.models.text.processing import gliner
+from libs.models.text.processing.extraction import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from libs.errors import ModelBroken
-from libs.models import Between, Model, Output, Sequence, nothing_between
+from libs.models import Between, InputSequence, Model, Output, nothing_between
 from services.worker.__main__ import main
 from services.worker.machine.device import Device, Load, open_device
 from services.worker.settings import Settings
@@ -57,12 +57,12 @@ class FaultyModel:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
         if threading.current_thread().name == "device" and self._is_out_of_memory(sequences):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)")
         return self._model.forward(head, sequences, between)
 
-    def _is_out_of_memory(self, sequences: list[Sequence]) -> bool:
+    def _is_out_of_memory(self, sequences: list[InputSequence]) -> bool:
         self._left -= 1
         faults, tokens = self._faults, sum(sequence.tokens for sequence in sequences)
         is_crowded = bool(faults.above_models) and len(self._everything) > faults.above_models

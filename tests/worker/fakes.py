@@ -19,7 +19,7 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from libs.models import Between, EncodeResult, EncodeWork, GoOn, Head, Output, Prepared, Result, Sequence, Stored, Work
+from libs.models import Between, EncodeResult, EncodeWork, GoOn, Head, InputSequence, Output, Prepared, Result, Stored, Work
 from libs.models.work import go_on_anyway, nothing_between
 
 POISON = "\N{SKULL}"
@@ -77,10 +77,10 @@ class FakeModel:
                 self.creeping -= CREEPING in text
             if len(text) > MAX_TOKENS:
                 raise InputTooLong(f"{len(text)} tokens, at most {MAX_TOKENS}", field=f"items[{index}].text")
-        sequences = [Sequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]
+        sequences = [InputSequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]
         return Prepared(work, "dense", sequences)
 
-    def forward(self, head: Head, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
         self.batches.append([sequence.tokens for sequence in sequences])
         self.started.set()
         letters = {chr(token) for sequence in sequences for token in sequence.ids}
@@ -92,7 +92,7 @@ class FakeModel:
             raise RuntimeError("poisoned")
         return [self._vector(sequence) for sequence in sequences]
 
-    def _vector(self, sequence: Sequence) -> Output:
+    def _vector(self, sequence: InputSequence) -> Output:
         assert not sequence.adapter or sequence.adapter in self.adapters
         total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum() + len(sequence.adapter))
         return np.array([sequence.tokens, total], dtype=np.float32)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from libs.catalog.cards import read_catalog
 from libs.models import Head, Output, TextModel
-from libs.models.work import Sequence as Tokens
+from libs.models.work import InputSequence
 from services.worker.check import selftest
 from services.worker.check.explain import Report, inspect
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -148,7 +148,7 @@ def test_weights_that_are_no_numbers_fail(embedder: Path) -> None:
 def test_a_model_whose_batch_mates_matter_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = TextModel.forward
 
-    def leaking(model: TextModel, head: Head, sequences: Sequence[Tokens]) -> list[Output]:
+    def leaking(model: TextModel, head: Head, sequences: Sequence[InputSequence]) -> list[Output]:
         """As if padding or a neighbour were seen: the answers hang on the size and order of the batch."""
         found = sound(model, head, sequences)
         return [np.asarray(output, np.float32) + np.float32(0.01 * number) for number, output in enumerate(found)]

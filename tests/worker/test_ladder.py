@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.errors import InternalError, OutOfMemory
-from libs.models import Output, Sequence
+from libs.models import InputSequence, Output
 from services.worker.jobs.ladder import CAPPED_BATCHES, MAX_DEPTH, RELIEFS_FOR_A_BATCH, Caps, Climbed, Ladder, is_out_of_memory
 
 MODEL = "org/m"
@@ -27,8 +27,8 @@ def out_of_memory() -> Exception:
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def sequence(tokens: int) -> Sequence:
-    return Sequence(np.full(tokens, tokens, dtype=np.int32))
+def sequence(tokens: int) -> InputSequence:
+    return InputSequence(np.full(tokens, tokens, dtype=np.int32))
 
 
 @dataclass
@@ -40,7 +40,7 @@ class FakeDevice:
     lost: bool = False
     calls: list[str] = field(default_factory=list)
 
-    def forward(self, sequences: list[Sequence]) -> list[Output]:
+    def forward(self, sequences: list[InputSequence]) -> list[Output]:
         self.calls.append(f"forward {len(sequences)}")
         error = self.broken([one.tokens for one in sequences])
         if error is not None:
@@ -197,7 +197,7 @@ def test_the_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
     seen: list[bool] = []
 
-    def forward(sequences: list[Sequence]) -> list[Output]:
+    def forward(sequences: list[InputSequence]) -> list[Output]:
         activations = torch.ones(1000)
         alive.append(weakref.ref(activations))
         if len(alive) == 1:

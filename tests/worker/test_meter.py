@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from libs.catalog.card import Card
-from libs.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
+from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, Work
 from services.worker.scheduling.meter import Meter, whole_texts
 
 
@@ -55,8 +55,8 @@ def test_the_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_
 CARD = Card(model="t/m", revision="r", family="f", kind="dense", tasks=("encode",), representations=("dense",), max_tokens=64)
 
 
-def sequences(*lengths: int) -> list[Sequence]:
-    return [Sequence(np.zeros(length, np.int32)) for length in lengths]
+def sequences(*lengths: int) -> list[InputSequence]:
+    return [InputSequence(np.zeros(length, np.int32)) for length in lengths]
 
 
 def learnt(work: Work, *lengths: int, card: Card = CARD, looked_up: int = 0) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from shoal.v1 import worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
-from libs.models import Between, Output, Sequence, nothing_between
+from libs.models import Between, InputSequence, Output, nothing_between
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.runner import Runner
@@ -59,7 +59,7 @@ class Bench:
         """Tokens of a forward pass from which on it is out of memory."""
         run = self.model.forward
 
-        def forward(head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+        def forward(head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
             outputs = run(head, sequences, between)
             if sum(sequence.tokens for sequence in sequences) > self.capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory")
@@ -317,7 +317,7 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(SLOW, tenant="light")
         run = b.model.forward
 
-        def slowly(head: str, sequences: list[Sequence], between: Between = nothing_between) -> list[Output]:
+        def slowly(head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
             if chr(sequences[0].ids[0]) == SLOW:
                 time.sleep(0.3)
                 b.model.gate.set()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.catalog.overrides import Overrides
-from libs.models import EncodeResult, EncodeWork, Output, Sequence, TextModel, is_finite
+from libs.models import EncodeResult, EncodeWork, InputSequence, Output, TextModel, is_finite
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import ENDLESS, SLOW, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
@@ -23,7 +23,7 @@ class FakeTwin(FakeModel):
     """Knows no ENDLESS: what overflows in the other does not here."""
 
     @staticmethod
-    def _vector(sequence: Sequence) -> Output:
+    def _vector(sequence: InputSequence) -> Output:
         return np.array([sequence.tokens, float(sequence.ids.sum())], dtype=np.float32)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +26,17 @@ from libs.models.text.heads.head import Compacts, TextHead
 from libs.models.text.kinds import kind_of
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.probe import activation_bytes_per_token
-from libs.models.text.processing.tokenizer import failing
 from libs.models.text.registry import build_encoder, names_of
+from libs.models.text.tokenising.tokenizer import failing
 from libs.models.tiers import Arena, ParkedModel, copying, tensors_of
 from libs.models.weights import TensorFile
 from libs.models.work import (
     Between,
     GoOn,
     Head,
+    InputSequence,
     Output,
     Prepared,
-    Sequence,
     Work,
     go_on_anyway,
     nothing_between,
@@ -113,7 +112,7 @@ class TextModel:
         self._refuse_outside(prepared.sequences)
         return prepared
 
-    def _refuse_outside(self, sequences: Many[Sequence]) -> None:
+    def _refuse_outside(self, sequences: Sequence[InputSequence]) -> None:
         """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup would crash a CUDA process."""
         if not sequences:
             return
@@ -127,7 +126,7 @@ class TextModel:
             raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
 
     @torch.inference_mode()
-    def forward(self, head: Head, sequences: Many[Sequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between) -> list[Output]:
         """Runs sequences of any number of jobs for the same head, packed in one batch: one output each, in their order.
 
         `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
@@ -142,7 +141,7 @@ class TextModel:
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""
         return self._processor.finish(prepared, outputs)
 
@@ -157,7 +156,7 @@ class TextModel:
         """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
         self._adapters.remove(name)
 
-    def _run(self, names: Many[str], sequences: Many[Sequence], between: Between) -> list[Output]:
+    def _run(self, names: Sequence[str], sequences: Sequence[InputSequence], between: Between) -> list[Output]:
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
@@ -178,7 +177,7 @@ class TextModel:
         return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
 
     @staticmethod
-    def _outputs(head: TextHead, result: tuple[torch.Tensor, ...], packed: Many[Sequence]) -> list[Output]:
+    def _outputs(head: TextHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
         result = head.compact(result) if isinstance(head, Compacts) else result
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
@@ -223,7 +222,7 @@ class TextModel:
         return wide
 
 
-def _refuse_ids(found: Many[NDArray[np.int32]], most: int, what: str) -> None:
+def _refuse_ids(found: Sequence[NDArray[np.int32]], most: int, what: str) -> None:
     ids = np.concatenate(found) if found else np.zeros(0, np.int32)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < most:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
@@ -246,7 +245,7 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-def _shared(sequences: Many[Sequence]) -> dict[tuple[str, bytes], Sequence]:
+def _shared(sequences: Sequence[InputSequence]) -> dict[tuple[str, bytes], InputSequence]:
     """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split request share a prefix."""
     found = [(item.adapter, item.before) for item in sequences if item.before is not None]
-    return {(adapter, before.tobytes()): Sequence(before, adapter=adapter) for adapter, before in found}
+    return {(adapter, before.tobytes()): InputSequence(before, adapter=adapter) for adapter, before in found}

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from libs.models.layers.encoder import TextEncoder
 from libs.models.packed import Packed
 from libs.models.text.heads.head import TextHead
-from libs.models.work import Sequence as Row
+from libs.models.work import InputSequence
 
 _SEQUENCES = 4
 _TOKENS = 16  # of each
@@ -80,7 +80,7 @@ def activation_bytes_per_token(
     """
     vocabulary = encoder.token_weight.shape[0]
     length = min(_TOKENS, encoder.max_positions)
-    rows = [Row(np.arange(number, number + length, dtype=np.int32) % vocabulary) for number in range(_SEQUENCES)]
+    rows = [InputSequence(np.arange(number, number + length, dtype=np.int32) % vocabulary) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
     with _ALONE, live:
         batch = Packed.of([row.ids for row in rows], device=device)

@@ -15,12 +15,12 @@ from typing import Final
 import torch
 
 from libs.errors import InternalError, OutOfMemory, ShoalError
-from libs.models import Output, Sequence
+from libs.models import InputSequence, Output
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[list[Sequence]], list[Output]]
+Forward = Callable[[list[InputSequence]], list[Output]]
 Outcome = Output | ShoalError
 
 MAX_DEPTH: Final = 4
@@ -68,7 +68,7 @@ class Ladder:
         self.trim = trim
         self.relieve = relieve
 
-    def run(self, model: str, forward: Forward, sequences: list[Sequence]) -> Climbed:
+    def run(self, model: str, forward: Forward, sequences: list[InputSequence]) -> Climbed:
         """Runs a batch. Raises what `recover` raises, and nothing else."""
         outputs = _attempt(forward, sequences, model)
         if not isinstance(outputs, _Failure):
@@ -86,7 +86,7 @@ class _Failure:
     kind: str
 
 
-def _attempt(forward: Forward, sequences: list[Sequence], model: str) -> list[Output] | _Failure:
+def _attempt(forward: Forward, sequences: list[InputSequence], model: str) -> list[Output] | _Failure:
     try:
         return forward(sequences)
     except Exception as error:
@@ -110,7 +110,7 @@ class _Climb:
         self.is_halved = False
         self.fitted_tokens = 0
 
-    def after(self, failure: _Failure, sequences: list[Sequence], depth: int) -> list[Outcome]:
+    def after(self, failure: _Failure, sequences: list[InputSequence], depth: int) -> list[Outcome]:
         """The outcomes of sequences that have just failed together. `depth`: how often they were halved for memory."""
         self._ladder.recover()
         if failure.is_memory:
@@ -129,14 +129,14 @@ class _Climb:
         self._say("halving", sequences, depth=depth + 1)
         return self._parts(_halves(sequences), depth + 1)
 
-    def _parts(self, parts: list[list[Sequence]], depth: int) -> list[Outcome]:
+    def _parts(self, parts: list[list[InputSequence]], depth: int) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for part in parts:
             outputs = self._try(part)
             outcomes += self.after(outputs, part, depth) if isinstance(outputs, _Failure) else outputs
         return outcomes
 
-    def _with_more_room(self, failure: _Failure, sequences: list[Sequence]) -> list[Output] | _Failure:
+    def _with_more_room(self, failure: _Failure, sequences: list[InputSequence]) -> list[Output] | _Failure:
         """The first two steps: frees the caches (once a batch), then evicts idle models."""
         outcome: list[Output] | _Failure = failure
         if not self._is_freed:
@@ -148,7 +148,7 @@ class _Climb:
             outcome = self._try_recovered(sequences)
         return outcome
 
-    def _relieved(self, sequences: list[Sequence]) -> bool:
+    def _relieved(self, sequences: list[InputSequence]) -> bool:
         if self._has_nothing_idle or (len(sequences) > 1 and self._reliefs >= RELIEFS_FOR_A_BATCH):
             return False
         self._has_nothing_idle = not self._ladder.relieve(self._model)
@@ -157,19 +157,19 @@ class _Climb:
             self._say("a model was let go", sequences)
         return not self._has_nothing_idle
 
-    def _try_recovered(self, sequences: list[Sequence]) -> list[Output] | _Failure:
+    def _try_recovered(self, sequences: list[InputSequence]) -> list[Output] | _Failure:
         outcome = self._try(sequences)
         if isinstance(outcome, _Failure):
             self._ladder.recover()
         return outcome
 
-    def _try(self, sequences: list[Sequence]) -> list[Output] | _Failure:
+    def _try(self, sequences: list[InputSequence]) -> list[Output] | _Failure:
         outcome = _attempt(self._forward, sequences, self._model)
         if not isinstance(outcome, _Failure):
             self.fitted_tokens = max(self.fitted_tokens, _tokens(sequences))
         return outcome
 
-    def _verdict(self, failure: _Failure, sequences: list[Sequence]) -> ShoalError:
+    def _verdict(self, failure: _Failure, sequences: list[InputSequence]) -> ShoalError:
         if not failure.is_memory:
             return InternalError(f"the model failed on this input: {failure.kind}")
         self._say("does not fit", sequences)
@@ -178,20 +178,20 @@ class _Climb:
             "shorten it, let it be truncated, or name a pool with more memory"
         )
 
-    def _say(self, rung: str, sequences: list[Sequence], **more: int) -> None:
+    def _say(self, rung: str, sequences: list[InputSequence], **more: int) -> None:
         log.warning("out of memory", extra=fields({"rung": rung, "model": self._model, **_size(sequences), **more}))
 
 
-def _halves(sequences: list[Sequence]) -> list[list[Sequence]]:
+def _halves(sequences: list[InputSequence]) -> list[list[InputSequence]]:
     middle = len(sequences) // 2
     return [sequences[:middle], sequences[middle:]]
 
 
-def _tokens(sequences: list[Sequence]) -> int:
+def _tokens(sequences: list[InputSequence]) -> int:
     return sum(sequence.tokens for sequence in sequences)
 
 
-def _size(sequences: list[Sequence]) -> dict[str, int]:
+def _size(sequences: list[InputSequence]) -> dict[str, int]:
     return {"sequences": len(sequences), "tokens": _tokens(sequences)}
 
 

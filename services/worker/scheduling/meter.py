@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models import ClassifyWork, EncodeWork, Prepared, RelationsWork, ScoreWork, Sequence, Work
+from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, Work
 
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
@@ -33,7 +33,7 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     return tokens, read
 
 
-def _sequences(work: Work, prepared: Prepared, card: Card) -> tuple[Many[Sequence], int]:
+def _sequences(work: Work, prepared: Prepared, card: Card) -> tuple[Sequence[InputSequence], int]:
     """The sequences of a job's texts, in order, and the bytes of the request that each sequence holds beside its text."""
     found = prepared.sequences
     if isinstance(work, EncodeWork):

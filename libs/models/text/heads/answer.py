@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.head import Array, row_each
 from libs.models.text.heads.linear import HeadLinear
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 
 class AnswerHead(nn.Module):
@@ -26,8 +26,8 @@ class AnswerHead(nn.Module):
     def rows(self) -> Rows | None:
         return "last"
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         return (self.layer.forward(hidden.float()),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -20,7 +19,7 @@ from libs.models.packed import Packed, Rows
 from libs.models.text.heads.head import Array
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.processing.gliclass import Places
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 State = dict[str, Tensor]
 """Tensors of the checkpoint by name; a module removes those that it uses."""
@@ -57,7 +56,7 @@ class GliclassHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         places = [cast(Places, sequence.input) for sequence in sequences]
         bounds = list(pairwise(np.cumsum([0, *batch.lengths]).tolist()))
         labels = [
@@ -73,7 +72,7 @@ class GliclassHead(nn.Module):
         pairs = _pairs([len(place.starts) for place in places], hidden.device)
         return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         ends = np.cumsum([len(cast(Places, sequence.input).starts) for sequence in sequences])[:-1]
         return list(np.split(arrays[0].astype(np.float32, copy=False), ends))
 
@@ -162,7 +161,7 @@ class HopfieldScorer(LabelScorer):
 class _Tower(nn.Module):
     """An MLP with ReLU and one output: [rows, size] -> [rows]"""
 
-    def __init__(self, state: State, stems: Many[str], size: int, file: str) -> None:
+    def __init__(self, state: State, stems: Sequence[str], size: int, file: str) -> None:
         super().__init__()
         layers = []
         for stem in stems:
@@ -232,13 +231,13 @@ def _linear(state: State, stem: str, shape: tuple[int, int], file: str, *, bias:
     return layer
 
 
-def _chosen(hidden: Tensor, rows: Many[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+def _chosen(hidden: Tensor, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
     """The states of these rows, and the `cu_seqlens` of their groups."""
     chosen = hidden.index_select(0, _index(np.concatenate(rows), hidden.device))
     return chosen, cumulated([len(group) for group in rows], hidden.device)
 
 
-def _pairs(counts: Many[int], device: torch.device) -> Pairs:
+def _pairs(counts: Sequence[int], device: torch.device) -> Pairs:
     """`counts`: labels of each sequence."""
     of = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.models.packed import Packed, Rows
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 Array = NDArray[np.generic]
 
@@ -22,13 +22,13 @@ class TextHead(Protocol):
     def rows(self) -> Rows | None:
         """The only row of each sequence that the head looks at; None: all."""
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         """On the device, without waiting for it.
 
         `hidden`: [tokens, hidden], or [sequences, hidden] where `rows` chose them. `sequences`: those of the batch, in its order.
         """
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         """Splits the output of `forward`, now on the host, into one output per sequence."""
 
 
@@ -45,7 +45,7 @@ def row_each(array: Array) -> list[Output]:
     return list(array.astype(np.float32, copy=False))
 
 
-def rows_each(array: Array, sequences: Many[Sequence]) -> list[Output]:
+def rows_each(array: Array, sequences: Sequence[InputSequence]) -> list[Output]:
     """[tokens, ...] -> the rows of each sequence's tokens."""
     ends = np.cumsum([sequence.tokens for sequence in sequences])[:-1]
     return list(np.split(array.astype(np.float32, copy=False), ends))

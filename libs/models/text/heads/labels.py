@@ -6,8 +6,7 @@ Most architectures have one dense layer before the classifier, and LayerNorm aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +23,7 @@ from libs.models.text.heads import linear
 from libs.models.text.heads.head import Array, row_each
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import HeadRule
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 Pooling = Literal["first", "last", "mean"]
 
@@ -124,11 +123,11 @@ class LabelsHead(nn.Module):
     def rows(self) -> Rows | None:
         return None if self._pooling == "mean" else self._pooling
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         states = mean(hidden, batch.cu_seqlens) if self._pooling == "mean" else hidden
         return (self.classifier.forward(states),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])
 
 

@@ -6,8 +6,7 @@ different options share a forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from libs.kernels.pooling import cls, last, maximum, mean, weighted_mean
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.head import Array, row_each
 from libs.models.text.heads.linear import HeadLinear
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 
 def _mean_by_root(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -40,7 +39,7 @@ _POOLINGS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
 class PooledHead(nn.Module):
     """Hidden states -> [sequences, dimensions] float32; several poolings are concatenated."""
 
-    def __init__(self, modes: Many[PoolingMode], layers: Many[HeadLinear]) -> None:
+    def __init__(self, modes: Sequence[PoolingMode], layers: Sequence[HeadLinear]) -> None:
         super().__init__()
         self._modes = tuple(modes)
         self._poolings = [_POOLINGS[mode] for mode in modes]
@@ -52,7 +51,7 @@ class PooledHead(nn.Module):
             return "first"
         return "last" if self._modes == ("lasttoken",) else None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         skips = [sequence.skip for sequence in sequences]
         if hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips):
             pooled = hidden.float()
@@ -63,11 +62,11 @@ class PooledHead(nn.Module):
             pooled = layer(pooled)
         return (pooled,)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])
 
 
-def _without_prompts(hidden: Tensor, batch: Packed, skips: Many[int]) -> tuple[Tensor, Tensor]:
+def _without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:
     """`skips`: leading tokens not to pool."""
     if not any(skips):
         return hidden, batch.cu_seqlens

@@ -6,8 +6,7 @@ the device.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from libs.models.packed import Packed, Rows
 from libs.models.text.heads.head import Array
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.mlm import MlmTransform
-from libs.models.work import Output, Sequence, SparseRow
+from libs.models.work import InputSequence, Output, SparseRow
 
 
 class SpladeHead(nn.Module):
@@ -41,7 +40,7 @@ class SpladeHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         """[sequences, vocabulary] float32"""
         weight = self._table[0] if self.weight is None else self.weight
         states = self.transform.forward(hidden).to(weight.dtype)
@@ -57,7 +56,7 @@ class SpladeHead(nn.Module):
         counts = torch.count_nonzero(best, dim=1)
         return (torch.cat((counts.int(), columns.int(), best[rows, columns].view(torch.int32))),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         """Splits the array of `compact`."""
         counts, entries = np.split(arrays[0].astype(np.int32, copy=False), [len(sequences)])
         columns, weights = np.split(entries, 2)
@@ -79,11 +78,11 @@ class LexicalHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         """[tokens] float32"""
         return (self.linear.forward(hidden.float()).squeeze(1),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         ids = torch.from_numpy(np.concatenate([sequence.ids for sequence in sequences]))
         weights = torch.from_numpy(arrays[0].astype(np.float32, copy=False))
         offsets, columns, best = (part.numpy() for part in max_by_id(ids, weights, [item.tokens for item in sequences]))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.head import Array, rows_each
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 
 class TokenHead(nn.Module):
     """Hidden states -> [tokens, out] float32, through one or more layers (none: the states themselves)."""
 
-    def __init__(self, layers: Many[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
@@ -22,11 +22,11 @@ class TokenHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         out = hidden.float()
         for layer in self.layers:
             out = layer(out)
         return (out,)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return rows_each(arrays[0], sequences)

@@ -9,8 +9,8 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.embedding import EmbeddingProcessor
-from libs.models.text.processing.late import LateFrame
-from libs.models.text.processing.text import special_token
+from libs.models.text.tokenising.late import LateFrame
+from libs.models.text.tokenising.text import special_token
 from libs.models.weights import HeadRule
 
 

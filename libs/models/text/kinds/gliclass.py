@@ -16,7 +16,7 @@ from libs.models.text.heads.gliclass import GliclassHead
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.gliclass import GliclassProcessor
-from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import HeadRule
 
 _PREFIX = "model."

@@ -11,19 +11,19 @@ from libs.catalog.card import Card
 from libs.catalog.files import Config, read_config
 from libs.catalog.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
 from libs.errors import ModelBroken
-from libs.models.text.heads.entities import EntityHead
-from libs.models.text.heads.label_vectors import LabelVectors
-from libs.models.text.heads.spans import SpanMarker, SpanScorer, TwoLayers
-from libs.models.text.heads.word_labels import WordScorer
-from libs.models.text.heads.words import WordLstm, WordReader
+from libs.models.text.heads.extraction.entities import EntityHead
+from libs.models.text.heads.extraction.label_vectors import LabelVectors
+from libs.models.text.heads.extraction.spans import SpanMarker, SpanScorer, TwoLayers
+from libs.models.text.heads.extraction.word_labels import WordScorer
+from libs.models.text.heads.extraction.words import WordLstm, WordReader
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState, projection
-from libs.models.text.processing.gliner import GlinerProcessor, LabelTokens
-from libs.models.text.processing.relations import PairScorer, linking_of
-from libs.models.text.processing.tokenizer import FILE as TOKENIZER
-from libs.models.text.processing.tokenizer import largest_id, load_tokenizer
-from libs.models.text.processing.words import WordFrame
+from libs.models.text.processing.extraction.gliner import GlinerProcessor, LabelTokens
+from libs.models.text.processing.extraction.relations import PairScorer, linking_of
+from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.registry import build_encoder
+from libs.models.text.tokenising.tokenizer import FILE as TOKENIZER
+from libs.models.text.tokenising.tokenizer import largest_id, load_tokenizer
 from libs.models.weights import HeadRule, TensorFile
 
 _MARKER = "span_rep_layer.span_rep_layer"

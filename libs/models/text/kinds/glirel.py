@@ -5,14 +5,14 @@ from __future__ import annotations
 from libs.catalog.card import Card
 from libs.catalog.glirel import ADVICE, FILE, LABEL_MARKER, TEXT_MARKER, read_glirel
 from libs.errors import ModelBroken
-from libs.models.text.heads.pairs import ConcatScorer, DotScorer, EntityMarker, PairHead
-from libs.models.text.heads.spans import TwoLayers
-from libs.models.text.heads.words import WordLstm, WordReader
+from libs.models.text.heads.extraction.pairs import ConcatScorer, DotScorer, EntityMarker, PairHead
+from libs.models.text.heads.extraction.spans import TwoLayers
+from libs.models.text.heads.extraction.words import WordLstm, WordReader
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState, projection
-from libs.models.text.processing.glirel import GlirelProcessor
-from libs.models.text.processing.tokenizer import load_tokenizer
-from libs.models.text.processing.words import WordFrame
+from libs.models.text.processing.extraction.glirel import GlirelProcessor
+from libs.models.text.processing.extraction.words import WordFrame
+from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import HeadRule
 
 _PAIRS = "span_rep_layer.rel_rep_layer"

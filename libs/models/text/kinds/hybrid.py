@@ -13,8 +13,8 @@ from libs.models.text.heads.sparse import LexicalHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.embedding import EmbeddingProcessor
-from libs.models.text.processing.late import LateFrame
-from libs.models.text.processing.text import TextProcessor, special_token
+from libs.models.text.tokenising.late import LateFrame
+from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.weights import HeadRule, TensorFile
 
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens whose lexical weight FlagEmbedding drops

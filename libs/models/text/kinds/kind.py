@@ -16,8 +16,8 @@ from libs.models.layers.encoder import TextEncoder
 from libs.models.layers.spec import Config
 from libs.models.results import Result
 from libs.models.text.heads.head import TextHead
-from libs.models.text.processing.text import TextProcessor, special_token
-from libs.models.text.processing.tokenizer import load_tokenizer
+from libs.models.text.tokenising.text import TextProcessor, special_token
+from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import HeadRule, TensorFile
 from libs.models.work import GoOn, Output, Prepared, Work
 

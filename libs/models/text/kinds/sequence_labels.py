@@ -5,9 +5,9 @@ from __future__ import annotations
 from libs.catalog.card import Card
 from libs.models.text.heads.labels import Classifier, LabelsHead, pooling_of, table_of, text_layout
 from libs.models.text.kinds.kind import Built, Parts, Processor
-from libs.models.text.processing.chat import ChatPairs
 from libs.models.text.processing.labels import LabelsProcessor
 from libs.models.text.processing.nli import NliProcessor
+from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
 
 

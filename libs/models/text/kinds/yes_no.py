@@ -12,9 +12,9 @@ from libs.catalog.card import Card
 from libs.errors import ModelBroken
 from libs.models.text.heads.answer import AnswerHead
 from libs.models.text.kinds.kind import Built, Parts
-from libs.models.text.processing.chat import ChatPairs
 from libs.models.text.processing.labels import LabelsProcessor
-from libs.models.text.processing.text import TextProcessor
+from libs.models.text.tokenising.chat import ChatPairs
+from libs.models.text.tokenising.text import TextProcessor
 from libs.models.weights import HeadRule, InFile
 
 

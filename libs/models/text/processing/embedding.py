@@ -5,8 +5,7 @@ A job fails as a whole, and alone. Several representations in one request come f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card, Representation, Scoring
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
-from libs.models.text.processing import answers
-from libs.models.text.processing.checks import (
+from libs.models.text.checks import (
     document_path,
     hypotheses,
     item_path,
@@ -27,18 +25,19 @@ from libs.models.text.processing.checks import (
     query_path,
     unsupported,
 )
-from libs.models.text.processing.late import Kept, LateFrame
+from libs.models.text.processing import answers
 from libs.models.text.processing.static import StaticLookup
-from libs.models.text.processing.text import TextProcessor, Where
+from libs.models.text.tokenising.late import Kept, LateFrame
+from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.work import (
     ClassifyWork,
     EncodeWork,
     GoOn,
+    InputSequence,
     Output,
     Prepared,
     Role,
     ScoreWork,
-    Sequence,
     SparseRow,
     Truncation,
     Work,
@@ -56,7 +55,7 @@ _SCORED: dict[Scoring, Representation] = {
 class _Framed:
     """Tokenised texts. `masks`: which token vectors of each are returned (None: all)."""
 
-    sequences: list[Sequence]
+    sequences: list[InputSequence]
     masks: list[Kept]
 
 
@@ -94,7 +93,7 @@ class EmbeddingProcessor:
                 return self._classify(work, go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work, forms = prepared.work, self._forms(prepared, outputs)
         match work:
             case EncodeWork():
@@ -154,17 +153,17 @@ class EmbeddingProcessor:
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # At least the last token is pooled: a truncated text could otherwise have no token left.
-            sequences = [Sequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
+            sequences = [InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
         return _Framed(sequences, [None] * len(sequences))
 
-    def _forms(self, prepared: Prepared, outputs: Many[Output]) -> _Forms:
+    def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
-        each = [outputs] if len(names) == 1 else list(zip(*cast("Many[tuple[Output, ...]]", outputs), strict=True))
-        columns: Mapping[str, Many[Output]] = dict(zip(names, each, strict=False))
-        sparse = [*notes.found, *cast("Many[SparseRow]", columns.get("sparse", ()))]
-        rows = zip(cast("Many[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
+        each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
+        columns: Mapping[str, Sequence[Output]] = dict(zip(names, each, strict=False))
+        sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
+        rows = zip(cast("Sequence[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
         return _Forms(
-            dense=list(cast("Many[Array]", columns.get("dense", ()))),
+            dense=list(cast("Sequence[Array]", columns.get("dense", ()))),
             sparse=[answers.strongest(row, 0 if self._card.sparse is None else self._card.sparse.strongest) for row in sparse],
             multi_vector=[row if mask is None else row[mask] for row, mask in rows],
         )
@@ -202,7 +201,7 @@ def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
     return tuple(form for form in card.representations if form in work.representations) or card.representations[:1]
 
 
-def check_encode(work: EncodeWork, forms: Many[Representation], card: Card) -> None:
+def check_encode(work: EncodeWork, forms: Sequence[Representation], card: Card) -> None:
     """Raises InvalidInput for dimensions and data types that the requested representations cannot have."""
     other = next((form for form in forms if form != "dense"), None)
     if work.dimensions and "dense" not in forms:

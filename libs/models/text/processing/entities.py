@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.labels import entity_kind
 from libs.models.results import Entity
-from libs.models.text.processing.text import Spans
+from libs.models.text.tokenising.text import Spans
 from libs.models.work import Aggregation
 
 Scores = NDArray[np.float32]

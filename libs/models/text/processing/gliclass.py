@@ -5,7 +5,7 @@ Formats and scores are those of the gliclass package's zero-shot pipeline, excep
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -18,12 +18,12 @@ from libs.catalog.card import Card
 from libs.catalog.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.answers import best_first, sigmoid
-from libs.models.text.processing.checks import hypotheses, item_path, need_labels, need_task, unsupported
-from libs.models.text.processing.cutting import Cutter, Part, encoded
 from libs.models.text.processing.entities import softmax
-from libs.models.text.processing.text import run_of_ones, too_long
-from libs.models.work import ClassifyWork, GoOn, Output, Prepared, Sequence, Truncation, Work, go_on_anyway
+from libs.models.text.tokenising.cutting import Cutter, Part, encoded
+from libs.models.text.tokenising.text import run_of_ones, too_long
+from libs.models.work import ClassifyWork, GoOn, InputSequence, Output, Prepared, Truncation, Work, go_on_anyway
 
 _LABELS = "classify.labels"
 Ids = NDArray[np.int32]
@@ -62,11 +62,11 @@ class GliclassProcessor:
         sequences = [self._sequence(part, len(labels), work.truncation, item_path(number)) for number, part in enumerate(parts)]
         return Prepared(work, "labels", sequences)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
-        rows = cast("Many[NDArray[np.float32]]", outputs)
+        rows = cast("Sequence[NDArray[np.float32]]", outputs)
         return ExtractResult([Extraction(labels=self._scores(work, logits)) for logits in rows])
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
@@ -87,7 +87,7 @@ class GliclassProcessor:
                 raise InvalidInput(f"{field} has nothing that the model's tokenizer knows", field=field)
         return labels
 
-    def _sequence(self, part: Part, labels: int, truncation: Truncation, where: str) -> Sequence:
+    def _sequence(self, part: Part, labels: int, truncation: Truncation, where: str) -> InputSequence:
         ids = np.array(part.encoding.ids, dtype=np.int32)
         mask = part.encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
@@ -99,7 +99,7 @@ class GliclassProcessor:
         ids = self._cut(ids, text, truncation, where)
         markers, end = self._markers(ids, labels)
         types = (np.arange(len(ids)) >= end).astype(np.int32) if self._settings.segments else None
-        return Sequence(ids, types, input=self._places(markers, end, len(ids)))
+        return InputSequence(ids, types, input=self._places(markers, end, len(ids)))
 
     def _markers(self, ids: Ids, labels: int) -> tuple[NDArray[np.int64], int]:
         """Rows of the prompt's markers: before each label and after the last. A text may hold such words too."""

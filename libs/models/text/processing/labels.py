@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.models.results import Extraction, ExtractResult, Result, ScoreResult
+from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
-from libs.models.text.processing.chat import ChatPairs
-from libs.models.text.processing.checks import item_path, known_labels, need_task, prompt_of, unsupported
-from libs.models.text.processing.text import TextProcessor
-from libs.models.work import ClassifyWork, GoOn, Output, Prepared, ScoreWork, Sequence, Work, go_on_anyway
+from libs.models.text.tokenising.chat import ChatPairs
+from libs.models.text.tokenising.text import TextProcessor
+from libs.models.work import ClassifyWork, GoOn, InputSequence, Output, Prepared, ScoreWork, Work, go_on_anyway
 
 
 class LabelsProcessor:
@@ -33,16 +33,16 @@ class LabelsProcessor:
                 return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path, go_on=go_on))
         raise unsupported(work, self._card)
 
-    def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[Sequence]:
+    def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[InputSequence]:
         # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
             return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
         return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work = prepared.work
-        logits = np.stack(cast("Many[NDArray[np.float32]]", outputs))
+        logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         match work:
             case ScoreWork():
                 return ScoreResult(answers.pair_scores(logits, self._card, work.scale))

@@ -6,7 +6,7 @@ Each text is paired with one hypothesis per label. Scores are those of transform
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.text.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.answers import best_first, sigmoid
-from libs.models.text.processing.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.labels import LabelsProcessor
-from libs.models.text.processing.text import TextProcessor
+from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import ClassifyWork, GoOn, Output, Prepared, Work, go_on_anyway
 
 _HYPOTHESIS = "This example is {}."  # the pipeline's
@@ -41,11 +41,11 @@ class NliProcessor:
         crossed = self._text.encode_crossed(work.texts, asked, work.truncation, item_path, _label_path, go_on)
         return Prepared(work, "logits", crossed)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:
             return self._own.finish(prepared, outputs)
-        logits = np.stack(cast("Many[NDArray[np.float32]]", outputs))
+        logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         each = logits.reshape(len(work.texts), len(work.labels), -1)
         return ExtractResult([Extraction(labels=self._labels(work, rows)) for rows in each])
 

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, processors
 from libs.catalog.card import StaticQueries
 from libs.catalog.files import need_config, read_config
 from libs.errors import ModelBroken
-from libs.models.text.processing.text import TextProcessor, Where
-from libs.models.text.processing.tokenizer import largest_id, load_tokenizer
+from libs.models.text.tokenising.text import TextProcessor, Where
+from libs.models.text.tokenising.tokenizer import largest_id, load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, SparseRow, Truncation, go_on_anyway
 

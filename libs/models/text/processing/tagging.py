@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.catalog.labels import entity_kind
 from libs.models.results import Entity, Extraction, ExtractResult, Result
-from libs.models.text.processing.checks import item_path, known_labels, need_task, unsupported
+from libs.models.text.checks import item_path, known_labels, need_task, unsupported
 from libs.models.text.processing.entities import find_entities
-from libs.models.text.processing.text import Spans, TextProcessor
+from libs.models.text.tokenising.text import Spans, TextProcessor
 from libs.models.work import EntitiesWork, GoOn, Output, Prepared, Work, go_on_anyway
 
 
@@ -31,11 +31,11 @@ class TaggingProcessor:
         sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
         return Prepared(work, "token_logits", sequences, spans)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
-        logits, spans = cast("Many[NDArray[np.float32]]", outputs), cast("list[Spans]", prepared.notes)
+        logits, spans = cast("Sequence[NDArray[np.float32]]", outputs), cast("list[Spans]", prepared.notes)
         found = [
             find_entities(text, rows, places, self._card.classes, work.aggregation)
             for text, rows, places in zip(work.texts, logits, spans, strict=True)

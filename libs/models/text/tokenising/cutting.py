@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -68,7 +67,7 @@ _PUBLISHED: Final = frozenset(
 """Patterns that begin a word at every border, as can be seen from the patterns."""
 
 
-def sliced(sizes: Many[int], go_on: GoOn) -> Iterator[range]:
+def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
     """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item each; `go_on` before each."""
     begin = total = 0
     for number, size in enumerate(sizes):
@@ -82,7 +81,7 @@ def sliced(sizes: Many[int], go_on: GoOn) -> Iterator[range]:
         yield range(begin, len(sizes))
 
 
-def encoded(texts: Many[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn) -> Iterator[Encoding]:
+def encoded(texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn) -> Iterator[Encoding]:
     """The encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], go_on):
         yield from encode([texts[number] for number in numbers])
@@ -145,7 +144,7 @@ class Cutter:
 
     def parts(
         self,
-        texts: Many[str],
+        texts: Sequence[str],
         most: int,
         side: Truncation,
         go_on: GoOn,

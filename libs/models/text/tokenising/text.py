@@ -7,8 +7,7 @@ text no more is tokenised than that takes (`cutting.py`), and many texts are tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from libs.catalog.files import read_config
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.text.processing.cutting import Cutter, Part
-from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+from libs.models.text.tokenising.cutting import Cutter, Part
+from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
@@ -60,11 +59,11 @@ class TextProcessor:
         limit: int = 0,
         prompt: str = "",
         go_on: GoOn = go_on_anyway,
-    ) -> list[Sequence]:
+    ) -> list[InputSequence]:
         """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the model's."""
         limit = limit or self.limit
         before: Part | None = None
-        sequences: list[Sequence] = []
+        sequences: list[InputSequence] = []
         for number, part in enumerate(self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)):
             if part is before:  # cut to nothing but the same prompt, whose tokens are converted once
                 sequences.append(sequences[-1])
@@ -75,7 +74,7 @@ class TextProcessor:
 
     def encode_spans(
         self, texts: list[str], truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
-    ) -> tuple[list[Sequence], list[Spans]]:
+    ) -> tuple[list[InputSequence], list[Spans]]:
         """As `encode`, with the place of each token in its text."""
         sequences, spans = [], []
         for number, part in enumerate(self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)):
@@ -84,7 +83,9 @@ class TextProcessor:
             spans.append(self._spans(texts[number], part, rows))
         return sequences, spans
 
-    def encode_pairs(self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway) -> list[Sequence]:
+    def encode_pairs(
+        self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway
+    ) -> list[InputSequence]:
         """The query, tokenised once, with each document, in tokenizer.json's template for pairs. Only documents are truncated."""
         frame = self._tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
@@ -106,7 +107,7 @@ class TextProcessor:
         where: Where,
         second_where: Where,
         go_on: GoOn = go_on_anyway,
-    ) -> list[Sequence]:
+    ) -> list[InputSequence]:
         """Each first text with each second, each tokenised once, in tokenizer.json's template for pairs. Only firsts are truncated.
 
         Returns the sequences of the first text in the order of the seconds, then those of the next.
@@ -122,11 +123,11 @@ class TextProcessor:
         rooms = [self.limit - frame - len(other) for other in others]
         # Truncation is in place, so the second text that leaves most room comes first.
         order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
-        sequences: list[Sequence] = []
+        sequences: list[InputSequence] = []
         for place, part in enumerate(self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)):
             go_on()
             first = part.encoding
-            pairs: dict[int, Sequence] = {}
+            pairs: dict[int, InputSequence] = {}
             for number in order:
                 if len(first) > rooms[number]:
                     if truncation == "none":
@@ -138,7 +139,7 @@ class TextProcessor:
         return sequences
 
     def encode_plain(
-        self, texts: Many[str], truncation: Truncation, go_on: GoOn, *, before: str = "", after: str = ""
+        self, texts: Sequence[str], truncation: Truncation, go_on: GoOn, *, before: str = "", after: str = ""
     ) -> Iterator[tuple[NDArray[np.int32], bool]]:
         """Ids of `before + text + after` for each text without special tokens around it, and whether these are all.
 
@@ -198,16 +199,16 @@ class TextProcessor:
             raise too_long("query.text", needed, self.limit, "with special tokens and at least one token of a document")
         part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
-    def _pair(self, first: Encoding, second: Encoding) -> Sequence:
+    def _pair(self, first: Encoding, second: Encoding) -> InputSequence:
         pair = self._tokenizer.post_process(first, second)
-        return Sequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
+        return InputSequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
 
-    def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> Sequence:
+    def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> InputSequence:
         ids = _int32(encoding.ids)
         types = _int32(encoding.type_ids) if self._segments_of_one else None
         if rows is None:
-            return Sequence(ids, types)
-        return Sequence(ids[rows], None if types is None else types[rows])
+            return InputSequence(ids, types)
+        return InputSequence(ids[rows], None if types is None else types[rows])
 
     def _spans(self, text: str, part: Part, rows: NDArray[np.int64] | None) -> Spans:
         encoding = part.encoding

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.catalog.gliner import Adjacency
+from libs.models.text.heads.extraction.spans import SpanMarker, TwoLayers, folded
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.text.heads.spans import SpanMarker, TwoLayers, folded
-from libs.models.text.processing.spans import Candidates
+from libs.models.text.processing.extraction.spans import Candidates
 
 Array = NDArray[np.float32]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -69,7 +68,7 @@ class WordReader(nn.Module):
         super().__init__()
         self.project, self.recurrent, self._pooling = project, recurrent, pooling
 
-    def forward(self, hidden: Tensor, batch: Packed, places: Many[WordPlaces]) -> WordStates:
+    def forward(self, hidden: Tensor, batch: Packed, places: Sequence[WordPlaces]) -> WordStates:
         placed = list(zip(prefix_sums(batch.lengths[:-1]), places, strict=True))
         parts = [
             [start + place.pieces for start, place in placed],
@@ -86,7 +85,7 @@ class WordReader(nn.Module):
             words = self.recurrent.forward(words, [place.words for place in places])
         return WordStates(words, labels, relations)
 
-    def _pool(self, pieces: Tensor, places: Many[WordPlaces]) -> Tensor:
+    def _pool(self, pieces: Tensor, places: Sequence[WordPlaces]) -> Tensor:
         if self._pooling in ("first", "last") or not len(pieces):
             return pieces
         sizes = to_device(np.concatenate([place.sizes for place in places]), pieces.device)
@@ -113,7 +112,7 @@ class WordLstm(nn.Module):
             parameter.data.copy_(found)
         self.requires_grad_(False).eval()
 
-    def forward(self, words: Tensor, counts: Many[int]) -> Tensor:
+    def forward(self, words: Tensor, counts: Sequence[int]) -> Tensor:
         """words [words, hidden] of sequences of so many words -> the same shape"""
         if not len(words):
             return words
@@ -125,7 +124,7 @@ class WordLstm(nn.Module):
         return output.index_select(0, to_device(back, words.device))
 
 
-def _by_step(counts: Many[int]) -> tuple[Ids, NDArray[np.int64]]:
+def _by_step(counts: Sequence[int]) -> tuple[Ids, NDArray[np.int64]]:
     """torch's PackedSequence order: all first words, then all second ones, longest sequence first; and how many of each."""
     starts = np.array(prefix_sums(counts)[:-1])
     longest = np.argsort(-np.array(counts), kind="stable")
@@ -135,6 +134,6 @@ def _by_step(counts: Many[int]) -> tuple[Ids, NDArray[np.int64]]:
     return order.astype(np.int32), sizes
 
 
-def prefix_sums(counts: Many[int]) -> list[int]:
+def prefix_sums(counts: Sequence[int]) -> list[int]:
     """The offset at which each group of these sizes begins, and the end of the last."""
     return [0, *accumulate(counts)]

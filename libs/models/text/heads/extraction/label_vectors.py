@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 from libs.kernels.pooling import mean
 from libs.models.layers.encoder import TextEncoder
 from libs.models.packed import Packed
+from libs.models.text.heads.extraction.words import Ids, Label
 from libs.models.text.heads.linear import HeadLinear
-from libs.models.text.heads.words import Ids, Label
 
 _KEPT: Final = 4096  # labels in the cache
 _TOKENS: Final = 8192  # of one batch of the encoder for labels
@@ -28,7 +27,7 @@ class LabelVectors(nn.Module):
         self.encoder, self.project = encoder, project
         self._known: OrderedDict[str, Tensor] = OrderedDict()
 
-    def forward(self, labels: Many[Label]) -> Tensor:
+    def forward(self, labels: Sequence[Label]) -> Tensor:
         """[labels, hidden] float32"""
         wanted = {label.name: label for label in labels}
         found = {name: self._known[name] for name in wanted if name in self._known}
@@ -39,7 +38,7 @@ class LabelVectors(nn.Module):
         self._keep(found)
         return torch.stack([found[label.name] for label in labels])
 
-    def _encode(self, ids: Many[Ids]) -> Tensor:
+    def _encode(self, ids: Sequence[Ids]) -> Tensor:
         batch = Packed.of(ids, device=self.encoder.token_weight.device)
         vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
         return vectors if self.project is None else self.project.forward(vectors)
@@ -53,7 +52,7 @@ class LabelVectors(nn.Module):
             self._known.popitem(last=False)
 
 
-def _chunks(labels: Many[Label]) -> Iterator[list[Label]]:
+def _chunks(labels: Sequence[Label]) -> Iterator[list[Label]]:
     chunk: list[Label] = []
     tokens = 0
     for label in labels:

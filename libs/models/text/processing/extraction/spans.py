@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.text.heads.spans import spans_of
+from libs.models.text.heads.extraction.spans import spans_of
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -12,12 +12,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from libs.models.packed import Packed, Rows
+from libs.models.text.heads.extraction.label_vectors import LabelVectors
+from libs.models.text.heads.extraction.spans import SpanScorer, TwoLayers
+from libs.models.text.heads.extraction.word_labels import WordScorer
+from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.head import Array
-from libs.models.text.heads.label_vectors import LabelVectors
-from libs.models.text.heads.spans import SpanScorer, TwoLayers
-from libs.models.text.heads.word_labels import WordScorer
-from libs.models.text.heads.words import WordPlaces, WordReader, prefix_sums
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 
 class EntityHead(nn.Module):
@@ -44,7 +44,7 @@ class EntityHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         places = _places(sequences)
         states = self.reader.forward(hidden, batch, places)
         labels = states.labels
@@ -55,7 +55,7 @@ class EntityHead(nn.Module):
         logits = self.scorer.forward(replace(states, labels=labels), places)
         return (logits, states.words, states.relations) if self._relations else (logits,)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         places = _places(sequences)
         shapes = [self.scorer.shape(place) for place in places]
         logits = [
@@ -68,9 +68,9 @@ class EntityHead(nn.Module):
         return list(zip(logits, words, relations, strict=True))
 
 
-def _places(sequences: Many[Sequence]) -> list[WordPlaces]:
+def _places(sequences: Sequence[InputSequence]) -> list[WordPlaces]:
     return [cast("WordPlaces", sequence.input) for sequence in sequences]
 
 
-def _parts(array: Array, counts: Many[int]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _parts(array: Array, counts: Sequence[int]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     return [array[start:end].astype(np.float32, copy=False) for start, end in pairwise(prefix_sums(counts))]

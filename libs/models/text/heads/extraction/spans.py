@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
+from libs.models.text.heads.extraction.words import WordPlaces, WordStates, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.text.heads.words import WordPlaces, WordStates, prefix_sums
 
 Ids = NDArray[np.int32]
 _AT_ONCE: Final = 1 << 25  # elements of the spans' hidden layer held at a time: 128 MiB
@@ -64,7 +63,7 @@ class SpanMarker(nn.Module):
         self.out = TwoLayers(state, f"{stem}.out_project", size=size, inputs=size * (3 if mean else 2), file=file)
         self._size, self._mean = size, mean
 
-    def halves(self, words: Tensor, counts: Many[int]) -> tuple[Tensor, Tensor]:
+    def halves(self, words: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """words [words, size], `counts` in each text -> a first and a last word's part of a span's hidden layer: [words, 4 size]"""
         parts = torch.split(self.out.inner.weight, self._size, dim=1)
         first = F.linear(self.start.forward(words).relu(), parts[0])
@@ -95,7 +94,7 @@ class SpanScorer(nn.Module):
         """The shape of one sequence's logits: [spans, labels], spans in `spans_of`'s order."""
         return len(spans_of(place.words, self.width)[0]), place.label_count
 
-    def forward(self, states: WordStates, places: Many[WordPlaces]) -> Tensor:
+    def forward(self, states: WordStates, places: Sequence[WordPlaces]) -> Tensor:
         """The logits of all sequences, flat and end to end."""
         first, last = self.marker.halves(states.words, [place.words for place in places])
         keys, base = folded(self.marker.out.outer, states.labels)
@@ -118,7 +117,7 @@ class SpanScorer(nn.Module):
         return torch.cat(logits)
 
 
-def chunks(starts: Many[int], budget: int) -> Iterator[range]:
+def chunks(starts: Sequence[int], budget: int) -> Iterator[range]:
     """Groups of adjacent sequences with at most `budget` spans together; a sequence with more is a group of its own."""
     first = 0
     for i in range(1, len(starts)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
+from libs.models.text.heads.extraction.words import WordPlaces, WordStates, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.text.heads.words import WordPlaces, WordStates, prefix_sums
 
 _AT_ONCE: Final = 1 << 25  # elements of the hidden layer held at a time: 128 MiB
 
@@ -43,7 +42,7 @@ class WordScorer(nn.Module):
         """The shape of one sequence's logits: [words, labels, 3]."""
         return place.words, place.label_count, 3
 
-    def forward(self, states: WordStates, places: Many[WordPlaces]) -> Tensor:
+    def forward(self, states: WordStates, places: Sequence[WordPlaces]) -> Tensor:
         """The logits of all sequences, flat and end to end."""
         of_word, of_label, of_both = torch.split(self.inner.weight, self._size, dim=1)
         word, word_factor = torch.split(self.word.forward(states.words), self._size, dim=1)
@@ -61,7 +60,7 @@ class WordScorer(nn.Module):
         return torch.cat(logits)
 
 
-def _pairs(places: Many[WordPlaces]) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
+def _pairs(places: Sequence[WordPlaces]) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
     """Rows of the word and of the label of every pair, sequence by sequence and word by word: [pairs] each."""
     words = prefix_sums([place.words for place in places])
     labels = prefix_sums([place.label_count for place in places])

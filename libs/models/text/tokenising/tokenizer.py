@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, normalizers
 
 from libs.catalog.files import Config, once, read_file, shortened
 from libs.errors import ModelBroken, ShoalError
-from libs.models.text.processing.bounds import refuse_bombs
+from libs.models.text.tokenising.bounds import refuse_bombs
 
 FILE: Final = "tokenizer.json"
 MAX_BYTES: Final = 128 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -14,14 +14,14 @@ from libs.catalog.card import Card
 from libs.catalog.gliner import Gliner
 from libs.errors import InvalidInput
 from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
-from libs.models.text.heads.words import Label, WordPlaces
+from libs.models.text.checks import need_labels, need_task, unsupported
+from libs.models.text.heads.extraction.words import Label, WordPlaces
 from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.checks import need_labels, need_task, unsupported
-from libs.models.text.processing.cutting import encoded
-from libs.models.text.processing.relations import PairScorer
-from libs.models.text.processing.spans import Candidates, choose, of_spans, of_words, of_words_by_label
-from libs.models.text.processing.words import Framed, WordFrame, Words
-from libs.models.work import EntitiesWork, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
+from libs.models.text.processing.extraction.relations import PairScorer
+from libs.models.text.processing.extraction.spans import Candidates, choose, of_spans, of_words, of_words_by_label
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.tokenising.cutting import encoded
+from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, RelationsWork, Work, go_on_anyway
 
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5
@@ -47,7 +47,7 @@ class LabelTokens:
         tokenizer.enable_truncation(limit)
         self._tokenizer = tokenizer
 
-    def __call__(self, labels: Many[str], go_on: GoOn) -> tuple[Label, ...]:
+    def __call__(self, labels: Sequence[str], go_on: GoOn) -> tuple[Label, ...]:
         encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
         return tuple(Label(name, np.array(item.ids, dtype=np.int32)) for name, item in zip(labels, encodings, strict=True))
 
@@ -75,7 +75,7 @@ class GlinerProcessor:
             return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
             # relation models output the states of words, too
@@ -83,7 +83,7 @@ class GlinerProcessor:
             items = [self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True)]
             return ExtractResult([Extraction(entities=tuple(found)) for found in items])
         if isinstance(work, RelationsWork) and self._pairs is not None:
-            states = cast("Many[tuple[Array, Array, Array]]", outputs)
+            states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
             texts = zip(work.texts, states, notes.words, strict=True)
             return ExtractResult([Extraction(relations=self._relations(self._pairs, work, *parts, notes)) for parts in texts])
         raise unsupported(work, self._card)
@@ -94,10 +94,10 @@ class GlinerProcessor:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
         own = () if self._tokens is None else self._tokens(labels, go_on)
         framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path, go_on)
-        sequences = [Sequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
+        sequences = [InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
         return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))
 
-    def _prompt(self, labels: Many[str], relations: Many[str]) -> list[str]:
+    def _prompt(self, labels: Sequence[str], relations: Sequence[str]) -> list[str]:
         """Each label after its marker, then a separator; the same for relations in models that find them."""
         settings = self._settings
         if self._tokens is not None:
@@ -153,7 +153,7 @@ def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
     return np.array([rows[start, end] for start, end in zip(chosen.starts, chosen.ends, strict=True)], dtype=np.int64)
 
 
-def _entities(text: str, chosen: Candidates, words: Words, labels: Many[str]) -> list[Entity]:
+def _entities(text: str, chosen: Candidates, words: Words, labels: Sequence[str]) -> list[Entity]:
     entities = []
     for first, last, label, score in zip(chosen.starts, chosen.ends, chosen.labels, chosen.scores, strict=True):
         start, end = int(words.starts[first]), int(words.ends[last])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, cast
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
 from libs.models.packed import Packed, Rows
+from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
+from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.head import Array
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.text.heads.spans import TwoLayers, chunks, folded
-from libs.models.text.heads.words import WordPlaces, WordReader, prefix_sums
-from libs.models.work import Output, Sequence
+from libs.models.work import InputSequence, Output
 
 Ids = NDArray[np.int32]
 _AT_ONCE: Final = 1 << 25  # elements of the pairs' hidden layer held at a time: 128 MiB
@@ -103,7 +102,7 @@ class PairHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Many[Sequence]) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words = [place.words for place in places]
         states = self.reader.forward(hidden, batch, words)
@@ -115,13 +114,13 @@ class PairHead(nn.Module):
         entities = self.marker.forward(states.words.index_select(0, firsts), states.words.index_select(0, lasts))
         return (self._logits(entities, labels, places),)
 
-    def split(self, arrays: tuple[Array, ...], sequences: Many[Sequence]) -> list[Output]:
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
         ends = prefix_sums([pairs * labels for pairs, labels in shapes])
         flat = arrays[0].astype(np.float32, copy=False)
         return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
 
-    def _logits(self, entities: Tensor, labels: Tensor, places: Many[PairPlaces]) -> Tensor:
+    def _logits(self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces]) -> Tensor:
         """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity."""
         as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
         heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
@@ -140,10 +139,10 @@ class PairHead(nn.Module):
         return torch.cat(logits)
 
 
-def _places(sequences: Many[Sequence]) -> list[PairPlaces]:
+def _places(sequences: Sequence[InputSequence]) -> list[PairPlaces]:
     return [cast("PairPlaces", sequence.input) for sequence in sequences]
 
 
-def _moved(parts: Many[Ids], starts: Many[int], device: torch.device) -> Tensor:
+def _moved(parts: Sequence[Ids], starts: Sequence[int], device: torch.device) -> Tensor:
     """Indices within each sequence -> indices within the batch, on the device."""
     return to_device(np.concatenate([part + start for part, start in zip(parts, starts, strict=False)]).astype(np.int32), device)

@@ -11,8 +11,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.text.processing.checks import document_path, query_path
-from libs.models.text.processing.text import TextProcessor, special_token, too_long
-from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+from libs.models.text.checks import document_path, query_path
+from libs.models.text.tokenising.text import TextProcessor, special_token, too_long
+from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
 
@@ -115,7 +114,7 @@ class ChatPairs:
 
     def encode(
         self, query: str, documents: list[str], instruction: str, truncation: Truncation, go_on: GoOn = go_on_anyway
-    ) -> list[Sequence]:
+    ) -> list[InputSequence]:
         """One sequence per document; documents are truncated where a sequence would be too long."""
         if instruction and not self._instructed.instructed:
             raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
@@ -142,15 +141,15 @@ class ChatPairs:
             raise too_long(query_path(0), begin + end + 1, self._text.limit, "with the chat template and a token of a document")
         return begin, end
 
-    def _sequences(self, found: list[Ids]) -> list[Sequence]:
+    def _sequences(self, found: list[Ids]) -> list[InputSequence]:
         shared = 0
         if self._shares and len(found) > 1:
             shared = min(_common(found[0], ids) for ids in found[1:])
             shared = min(shared, min(len(ids) for ids in found) - 1)
         if shared <= 0:
-            return [Sequence(ids) for ids in found]
+            return [InputSequence(ids) for ids in found]
         before = found[0][:shared]
-        return [Sequence(ids[shared:], before=before) for ids in found]
+        return [InputSequence(ids[shared:], before=before) for ids in found]
 
 
 def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
@@ -181,7 +180,7 @@ def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
     return {"messages": messages, "query": query, "document": document, "instruction": instruction}
 
 
-def _rendered(template: str, values: Many[Mapping[str, object]]) -> list[Mapping[str, str]]:
+def _rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Mapping[str, str]]:
     """Renders the template with each of the values to a `text` or an `error`. Raises ModelBroken if it exceeds its limits."""
     _need_jinja()
     asked = json.dumps({"template": template, "values": values}).encode()

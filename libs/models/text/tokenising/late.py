@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Expansion, LateInteraction
 from libs.errors import ModelBroken
-from libs.models.text.processing.text import TextProcessor, Where
-from libs.models.work import GoOn, Sequence, Truncation, go_on_anyway
+from libs.models.text.tokenising.text import TextProcessor, Where
+from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
 
 Kept = NDArray[np.bool_] | None
 
@@ -25,7 +25,7 @@ class LateFrame:
 
     def queries(
         self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
-    ) -> tuple[list[Sequence], list[Kept]]:
+    ) -> tuple[list[InputSequence], list[Kept]]:
         expansion = self._late.expansion
         limit = expansion.length if expansion is not None and expansion.fixed else self._late.query_tokens
         sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on)
@@ -37,7 +37,7 @@ class LateFrame:
 
     def documents(
         self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
-    ) -> tuple[list[Sequence], list[Kept]]:
+    ) -> tuple[list[InputSequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
         sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on)
         return sequences, [self._kept(sequence, "document") for sequence in sequences]
@@ -45,7 +45,7 @@ class LateFrame:
     def _limit(self, wanted: int) -> int:
         return min(wanted, self._text.limit) if wanted else self._text.limit
 
-    def _kept(self, sequence: Sequence, role: str) -> Kept:
+    def _kept(self, sequence: InputSequence, role: str) -> Kept:
         skips = role in self._late.skip_roles and len(self._skipped) > 0
         if not skips and not self._late.leading:
             return None
@@ -53,13 +53,13 @@ class LateFrame:
         kept[: self._late.leading] = False
         return kept
 
-    def _expanded(self, sequence: Sequence, expansion: Expansion) -> Sequence:
+    def _expanded(self, sequence: InputSequence, expansion: Expansion) -> InputSequence:
         """Pads the query to the expansion's length; every added token's vector is kept, whether or not others attend to it."""
         missing = min(expansion.length, self._text.limit) - sequence.tokens
         if missing <= 0:
             return sequence
         ids = np.pad(sequence.ids, (0, missing), constant_values=self._fill)
-        return Sequence(ids, seen=0 if expansion.attend else sequence.tokens)
+        return InputSequence(ids, seen=0 if expansion.attend else sequence.tokens)
 
 
 def _padded(kept: Kept, tokens: int) -> Kept:

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final
 
 from libs.catalog.files import Config, shortened
-from libs.models.text.processing.regexes import PUBLISHED, slow, tried
+from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 
 MOST_SPECIAL: Final = 64
 """Special tokens that are added around a text or a pair."""

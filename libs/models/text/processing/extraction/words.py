@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -19,9 +19,9 @@ from tokenizers import Encoding, Tokenizer
 
 from libs.catalog.gliner import Pooling
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.text.processing.checks import item_path
-from libs.models.text.processing.cutting import sliced
-from libs.models.text.processing.text import run_of_ones
+from libs.models.text.checks import item_path
+from libs.models.text.tokenising.cutting import sliced
+from libs.models.text.tokenising.text import run_of_ones
 from libs.models.work import GoOn, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
@@ -82,7 +82,7 @@ class WordFrame:
         self._head, self._tail = ids[:before], ids[len(ids) - after :]
 
     def encode(
-        self, texts: Many[str], prompt: Many[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
+        self, texts: Sequence[str], prompt: Sequence[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
     ) -> list[Framed]:
         """Tokenises each text after the words of the prompt, which are tokenised once.
 
@@ -97,7 +97,7 @@ class WordFrame:
                 found.append(self._frame(front, encoding, words, truncation, item_path(number), labels_path))
         return found
 
-    def _front(self, prompt: Many[str], go_on: GoOn) -> _Front:
+    def _front(self, prompt: Sequence[str], go_on: GoOn) -> _Front:
         """Tokenises the prompt, in slices, as every word is tokenised on its own."""
         ids, owners = [self._head], [np.full_like(self._head, -1)]
         for numbers in sliced([len(word) for word in prompt], go_on):

@@ -6,7 +6,7 @@ has no relations and does not go through the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,13 +17,13 @@ from libs.catalog.card import Card
 from libs.catalog.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.errors import InvalidInput
 from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
-from libs.models.text.heads.pairs import PairPlaces
-from libs.models.text.heads.words import WordPlaces
+from libs.models.text.checks import need_labels, need_task, unsupported
+from libs.models.text.heads.extraction.pairs import PairPlaces
+from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.checks import need_labels, need_task, unsupported
-from libs.models.text.processing.gliner import MOST_RELATIONS, THRESHOLD
-from libs.models.text.processing.words import Framed, WordFrame, Words
-from libs.models.work import Given, GoOn, Output, Prepared, RelationsWork, Sequence, Work, go_on_anyway
+from libs.models.text.processing.extraction.gliner import MOST_RELATIONS, THRESHOLD
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.work import Given, GoOn, InputSequence, Output, Prepared, RelationsWork, Work, go_on_anyway
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -78,14 +78,14 @@ class GlirelProcessor:
             pairs.append(_Pairs(marked.rows[heads], marked.rows[tails]))
             if len(heads):
                 places = PairPlaces(self._words(framed, labels), marked.firsts, marked.lasts, heads, tails)
-                sequences.append(Sequence(framed.ids, input=places))
+                sequences.append(InputSequence(framed.ids, input=places))
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
-    def finish(self, prepared: Prepared, outputs: Many[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
-        logits = iter(cast("Many[NDArray[np.float32]]", outputs))
+        logits = iter(cast("Sequence[NDArray[np.float32]]", outputs))
         threshold = THRESHOLD if work.threshold is None else work.threshold
         return ExtractResult(
             [
@@ -96,7 +96,7 @@ class GlirelProcessor:
             ]
         )
 
-    def _words(self, framed: Framed, labels: Many[str]) -> WordPlaces:
+    def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
         """The rows of words and of the tokens that represent labels: markers, the labels' first tokens, or both."""
         markers, names = framed.prompt[: 2 * len(labels) : 2], framed.prompt[1 : 2 * len(labels) : 2]
         states = self._settings.label_states
@@ -125,11 +125,11 @@ class GlirelProcessor:
         return heads.astype(np.int32), tails.astype(np.int32)
 
 
-def _given(work: RelationsWork) -> Many[Many[Given]]:
+def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
     return work.entities or ((),) * len(work.texts)
 
 
-def _marked(words: Words, given: Many[Given]) -> _Marked:
+def _marked(words: Words, given: Sequence[Given]) -> _Marked:
     """The words that each entity overlaps; entities that overlap none, as they were cut off or are only spaces, are left out."""
     firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(np.int32)
     lasts = np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
@@ -138,7 +138,7 @@ def _marked(words: Words, given: Many[Given]) -> _Marked:
 
 
 def _relations(
-    text: str, given: Many[Given], pairs: _Pairs, labels: Many[str], logits: NDArray[np.float32], threshold: float
+    text: str, given: Sequence[Given], pairs: _Pairs, labels: Sequence[str], logits: NDArray[np.float32], threshold: float
 ) -> tuple[Relation, ...]:
     """logits [pairs, labels] of one text -> the best relations first."""
     scores = sigmoid(logits)
