@@ -1,6 +1,6 @@
 """A model without any mesh around it, in a process of its own: `python -m benchmarks.engine KIND THREADS SHARE TEXTS SEED`.
 
-Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included) and `forward` (the worker's TextModel.forward alone,
+Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included) and `forward` (the worker's PackedModel.forward alone,
 on batches of 32 texts in arrival order, tokenised beforehand). Both hold the model in float32 and bfloat16. The process waits on
 its input: each line {"dtype": ..., "save": path or ""} runs its share of the texts once; a line of JSON answers when it is done.
 Idle, it uses no CPU.
@@ -42,9 +42,9 @@ def balanced_shares(lengths: list[int], shares: int) -> list[list[range]]:
 
 def forward_run(mix: Mix, batches: list[range], dtype: torch.dtype) -> Run:
     """The worker's forward pass on texts that are tokenised already."""
-    from libs.models import EncodeWork, TextModel
+    from libs.models import EncodeWork, load_model
 
-    model = TextModel.load(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
+    model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
     prepared = [model.prepare(EncodeWork([mix.texts[index] for index in batch])) for batch in batches]
 
     def run() -> Vectors:

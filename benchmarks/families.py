@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.texts import real_texts
 from libs.kernels.linear import has_bfloat16
-from libs.models import EncodeWork, InputSequence, TextModel
+from libs.models import EncodeWork, InputSequence, PackedModel, load_model
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 
@@ -100,7 +100,7 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
             vocabulary=shape.vocabulary, config=shape.config, dtype=DTYPES[dtype],
         )  # fmt: skip
         mix = real_texts(texts, directory=directory)
-        model = TextModel.load(directory, "bench/model", device, DTYPES[dtype])
+        model = load_model(directory, "bench/model", device, DTYPES[dtype])
         sequences = model.prepare(EncodeWork(mix.texts)).sequences
         engines: dict[str, Callable[[], object]] = {"packed": packed_run(model, sequences, batch_tokens)}
         reference: torch.nn.Module = random_model(
@@ -118,7 +118,7 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
     return Result(shape.name, dtype, tokens, seconds, flops(reference, shape, sequences), peak(device, dtype))
 
 
-def packed_run(model: TextModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
+def packed_run(model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
     batches = batches_of(sequences, batch_tokens)
     return lambda: [model.forward("dense", batch) for batch in batches]
 

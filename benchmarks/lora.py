@@ -1,6 +1,6 @@
 """How much of a model's throughput is left with adapters? `python -m benchmarks.lora`, or `make bench-lora`.
 
-The same random weights (the shape of all-MiniLM-L6), texts and data type go through TextModel.forward in batches of so many tokens:
+The same random weights (the shape of all-MiniLM-L6), texts and data type go through `PackedModel.forward` in batches of n tokens:
 without adapters, with one for all texts, and with eight that take turns text by text, so that every batch holds all of them. Once
 with adapters of rank 8 on queries, keys, values and the attention's output, once on every linear layer. Engines take turns within
 a round; ratios are of neighbours in time, so that the machine's drift cancels. Texts have the log-normal length mix of
@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.families import DTYPES, dtypes, take_turns
 from benchmarks.texts import real_texts
-from libs.models import EncodeWork, InputSequence, TextModel
+from libs.models import EncodeWork, InputSequence, PackedModel, load_model
 from tests.parity.adapters import write_adapter
 from tests.parity.checkpoints import random_model, write_checkpoint
 
@@ -67,7 +67,7 @@ def measure(targets: str, dtype: str, device: torch.device, texts: int, rounds: 
             "bert", root / "base", hidden=HIDDEN, layers=LAYERS, heads=HEADS, positions=POSITIONS, vocabulary=VOCABULARY,
             config=CONFIG, dtype=DTYPES[dtype],
         )  # fmt: skip
-        model = TextModel.load(root / "base", "bench/model", device, DTYPES[dtype])
+        model = load_model(root / "base", "bench/model", device, DTYPES[dtype])
         names = [f"bench/adapter-{number}" for number in range(ADAPTERS)]
         taken = 0
         for seed, adapter in enumerate(names):
@@ -87,7 +87,7 @@ def measure(targets: str, dtype: str, device: torch.device, texts: int, rounds: 
     return Result(targets, dtype, batch_tokens, sum(one.tokens for one in sequences), taken, seconds)
 
 
-def run(model: TextModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
+def run(model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
     batches: list[list[InputSequence]] = [[]]
     held = 0
     for sequence in sequences:

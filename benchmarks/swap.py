@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear import has_bfloat16
-from libs.models import EncodeWork, TextModel
+from libs.models import EncodeWork, load_model
 from libs.models.work import go_on_anyway
 from services.worker.machine.device import Device, open_device
 from services.worker.machine.disk import Shelf
@@ -146,7 +146,7 @@ def measure_transfer(rounds: int) -> Transfer:
     device = torch.device("cuda")
     with tempfile.TemporaryDirectory() as root:
         directory = write_checkpoint("bert", Path(root) / "large", sentence=SentenceFiles(), dtype=torch.bfloat16, config=LARGE)
-        model = TextModel.load(directory, "random/large", device, torch.bfloat16)
+        model = load_model(directory, "random/large", device, torch.bfloat16)
     swaps, copies = [], []
     pinned = torch.empty(model.host_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(pinned, device=device, pin_memory=False)

@@ -1,4 +1,4 @@
-"""What is known of a model from its files alone: the Card that workers report and that a TextModel is built from."""
+"""What is known of a model from its files alone: the Card that workers report and that a PackedModel is built from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as a library: `TextModel.load` a directory, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
+"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
 
 `model.py` is the interface of a model, `work.py` its requests, `results.py` its results; the rest of this folder is shared by all
 kinds of models, `layers/` is the packed encoder, `text/` holds the text models. Everything here depends only on torch,
@@ -6,6 +6,7 @@ safetensors, tokenizers and numpy, and on no service.
 """
 
 from libs.models.model import Model, Parked
+from libs.models.packed_model import PackedModel
 from libs.models.results import (
     EncodeResult,
     Entity,
@@ -19,7 +20,7 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
-from libs.models.text.model import TextModel
+from libs.models.text.loading import load_model
 from libs.models.work import (
     Aggregation,
     Between,
@@ -30,6 +31,7 @@ from libs.models.work import (
     Given,
     GoOn,
     Head,
+    InputRows,
     InputSequence,
     Output,
     Prepared,
@@ -59,10 +61,12 @@ __all__ = [
     "Given",
     "GoOn",
     "Head",
+    "InputRows",
     "InputSequence",
     "LabelScore",
     "Model",
     "Output",
+    "PackedModel",
     "Parked",
     "Prepared",
     "RaggedRows",
@@ -77,9 +81,9 @@ __all__ = [
     "SparseRow",
     "SparseRows",
     "Stored",
-    "TextModel",
     "Truncation",
     "Work",
     "is_finite",
+    "load_model",
     "nothing_between",
 ]

@@ -1,6 +1,6 @@
 """LoRA adapters of a loaded model: reads PEFT's files, and binds a batch's adapters to the linear layers (multi-LoRA).
 
-Adapters are loaded into a resident model, and unloaded, while it serves. `TextModel.forward` binds those of a batch to the layers
+Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward` binds those of a batch to the layers
 (`Adapters.bound`), which add the low-rank products (`libs/kernels/lora.py`). As with weights, every tensor of a file must be
 accounted for by the family's table, or loading fails with its name.
 """
@@ -24,7 +24,7 @@ from libs.catalog.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear, must_widen
 from libs.kernels.lora import Delta, LowRank, Rows
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.weights import HeadRule, Rule, Spare, TensorFile, find
 
 PICKLE: Final = "adapter_model.bin"
@@ -146,10 +146,10 @@ class Loaded:
 class Adapters:
     """The adapters of one model, by name. `add` and `remove` may be called from any thread during a forward.
 
-    Binding writes to the layers, so a forward needs exclusive use of the encoder (`TextModel.forward` takes a lock).
+    Binding writes to the layers, so a forward needs exclusive use of the encoder (`PackedModel.forward` takes a lock).
     """
 
-    def __init__(self, encoder: TextEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, encoder: PackedEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
         self._encoder, self._names, self._device = encoder, names, device
         self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
         self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}

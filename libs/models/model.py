@@ -21,7 +21,7 @@ class Parked(Protocol):
 
 
 class Model(Protocol):
-    """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that overlap. `TextModel` is one.
+    """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that overlap. `PackedModel` is one.
 
     `bytes`: of weights on the device.
     """

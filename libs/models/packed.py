@@ -23,6 +23,17 @@ Rows = Literal["first", "last"]
 
 
 @dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Rows of a batch's input that no token id stands for, such as the embeddings of an image's patches.
+
+    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n, InputLayer.row_size].
+    """
+
+    places: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """Sequences in the order in which they were given, each of at least one token.
 
@@ -36,6 +47,7 @@ class Packed:
     layout: Layout  # every token is a query
     key_rows: Tensor | None  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
     keys: tuple[int, ...]  # how many keys each sequence has
+    given: GivenRows | None = None  # None: the input of every token is its id
 
     @staticmethod
     def of(
@@ -45,11 +57,14 @@ class Packed:
         *,
         seen: Sequence[int] | None = None,
         before: Sequence[int | None] | None = None,
+        places: Sequence[Ids | None] | None = None,
+        values: Tensor | None = None,
     ) -> Packed:
         """Pack token ids; where only some sequences have type ids, the others count as segment 0.
 
         `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the index of another sequence
         of this batch that is sequence i's shared prefix, to all of whose tokens sequence i's attend (None: no prefix).
+        `places`: the tokens of sequence i whose input is no id but a row of `values`, which has those of all sequences in turn.
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
@@ -71,6 +86,7 @@ class Packed:
             layout=Layout.of(lengths, keys, device),
             key_rows=key_rows,
             keys=keys,
+            given=None if values is None else GivenRows(_rows_at(places or (), starts, device), values),
         )
 
     @property
@@ -85,6 +101,11 @@ class Packed:
     def row_layout(self) -> Layout:
         """The layout of one query per sequence, which attends to the sequence's keys."""
         return Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
+
+
+def _rows_at(places: Sequence[Ids | None], starts: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:
+    rows = [start + own for start, own in zip(starts, places, strict=False) if own is not None]
+    return to_device(np.concatenate(rows), device).long()
 
 
 def _key_rows(

@@ -1,4 +1,4 @@
-"""The results that `TextModel.finish` returns, in numpy and without protobuf: `services/worker/mesh/codec.py` serialises them."""
+"""The results that `PackedModel.finish` returns, in numpy and without protobuf: `services/worker/mesh/codec.py` serialises them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The requests of a text model: one Work for each job, without protobuf.
 
-`services/worker/mesh/codec.py` decodes a Job to a Work, and `TextModel.prepare` turns a Work into a Prepared. Paths in errors
+`services/worker/mesh/codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work into a Prepared. Paths in errors
 (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count from the job's own first item.
 """
 
@@ -121,6 +121,18 @@ Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
 
 
 @dataclass(frozen=True, slots=True)
+class InputRows:
+    """The input of those tokens of a sequence that have none in the vocabulary: image patches, or embeddings made elsewhere.
+
+    `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or, where the model's trunk has a
+    tower, the tower's input, of which it makes n rows.
+    """
+
+    places: NDArray[np.int32]
+    values: NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
 class InputSequence:
     """One row of a packed batch. int32 [tokens] each; no type ids: all of segment 0.
 
@@ -128,7 +140,7 @@ class InputSequence:
     sequence's tokens attend to (0: all); the tokens after them attend but are not attended to, as a ColBERT query's mask tokens.
     `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
     further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
-    empty: none.
+    empty: none. `rows`: the input of tokens that have no id, for which `ids` has a placeholder within the vocabulary.
     """
 
     ids: NDArray[np.int32]
@@ -138,6 +150,7 @@ class InputSequence:
     before: NDArray[np.int32] | None = None
     input: object | None = None
     adapter: str = ""
+    rows: InputRows | None = None
 
     @property
     def tokens(self) -> int:

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
-from libs.models import EncodeResult, EncodeWork, TextModel
+from libs.models import EncodeResult, EncodeWork, load_model
 from services.scheduler.externalscaler import externalscaler_pb2
 from tests.fuzz import messages, mutate
 from tests.fuzz.decoders import WORDS
@@ -206,7 +206,7 @@ class Caller:
 
 
 def _vectors(mesh: Mesh) -> np.ndarray[Any, np.dtype[np.float32]]:
-    model = TextModel.load(mesh.model, MODEL, torch.device("cpu"), torch.float32)
+    model = load_model(mesh.model, MODEL, torch.device("cpu"), torch.float32)
     prepared = model.prepare(EncodeWork(texts=_TEXTS))
     result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))
     assert isinstance(result, EncodeResult)

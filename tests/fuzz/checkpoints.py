@@ -20,7 +20,7 @@ from libs.catalog import read_card
 from libs.catalog.adapter import read_adapter
 from libs.catalog.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import ClassifyWork, EncodeWork, ScoreWork, TextModel, Work
+from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.layers.spec import Config
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
@@ -300,7 +300,7 @@ _WORK: Final[Sequence[Work]] = (
 
 
 def _try_model(directory: Path) -> None:
-    model = TextModel.load(directory, "org/tiny", torch.device("cpu"), torch.float32)
+    model = load_model(directory, "org/tiny", torch.device("cpu"), torch.float32)
     codec.to_card(model.card).SerializeToString()
     for work in _WORK:
         try:

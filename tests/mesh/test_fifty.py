@@ -21,11 +21,12 @@ from libs.models import (
     EncodeWork,
     EntitiesWork,
     ExtractResult,
+    PackedModel,
     Result,
     ScoreResult,
     ScoreWork,
-    TextModel,
     Work,
+    load_model,
 )
 from services.worker.machine.disk import Shelf, listing
 from tests.mesh.test_families import relative_error
@@ -100,7 +101,7 @@ def work_of(request: Request, card: Card) -> Work:
     return ClassifyWork(items, labels_of(card)) if request.task == "classify" else EntitiesWork(items, labels_of(card))
 
 
-def alone(model: TextModel, request: Request) -> NDArray[np.float32]:
+def alone(model: PackedModel, request: Request) -> NDArray[np.float32]:
     """The same in this process, with nothing else in the batch."""
     prepared = model.prepare(work_of(request, model.card))
     return flat(model.finish(prepared, model.forward(prepared.head, prepared.sequences)))
@@ -127,7 +128,7 @@ def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card],
         resident = [model for model in client.models.list() if model.state == "resident"]
     assert len(resident) >= 50
     assert len(answers) == REQUESTS
-    models = {model: TextModel.load(checkpoints / model, model, torch.device("cpu"), torch.float32) for model in cards}
+    models = {model: load_model(checkpoints / model, model, torch.device("cpu"), torch.float32) for model in cards}
     for request, answer in zip(asked, answers, strict=True):
         wanted = alone(models[request.model], request)
         assert answer.shape == wanted.shape, request

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
-from libs.models import EncodeResult, EncodeWork, TextModel
+from libs.models import EncodeResult, EncodeWork, PackedModel, load_model
 from services.scheduler.simulate.engine import Fleet, simulate
 from services.scheduler.simulate.record import Recorder
 from services.scheduler.simulate.trace import ModelCost, Request, Trace
@@ -304,14 +304,14 @@ def test_answers_are_those_of_the_model_alone(played: Played, checkpoints: dict[
     assert played.at_once
     # A machine that is busy with others gets less done in these seconds.
     sample = [one for asked in (played.in_turn, played.at_once) for one in chance.sample(asked, min(len(asked), CHECKED // 2))]
-    models: dict[str, TextModel] = {}
+    models: dict[str, PackedModel] = {}
     for one in sample:
         if one.model not in models:
-            models[one.model] = TextModel.load(checkpoints[one.model], one.model, torch.device("cpu"), torch.float32)
+            models[one.model] = load_model(checkpoints[one.model], one.model, torch.device("cpu"), torch.float32)
         np.testing.assert_allclose(one.vector, alone(models[one.model], one.text), rtol=1e-4, atol=1e-5)
 
 
-def alone(model: TextModel, text: str) -> NDArray[np.float32]:
+def alone(model: PackedModel, text: str) -> NDArray[np.float32]:
     prepared = model.prepare(EncodeWork([text]))
     result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))
     assert isinstance(result, EncodeResult)

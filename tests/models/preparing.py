@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from libs.errors import DeadlinePassed
-from libs.models import EncodeWork, TextModel
+from libs.models import EncodeWork, load_model
 
 INSTRUCTION = "copying, distribution and modification. " * 50_000
 
 
 def main() -> None:
-    model = TextModel.load(Path(sys.argv[1]), "test/model", torch.device("cpu"), torch.float32)
+    model = load_model(Path(sys.argv[1]), "test/model", torch.device("cpu"), torch.float32)
     model.prepare(EncodeWork(["a text"], instruction=INSTRUCTION[:10_000]))
     print("ready", flush=True)
     items, slices = map(int, sys.stdin.readline().split())

@@ -16,10 +16,10 @@ from libs.models import (
     EncodeWork,
     EntitiesWork,
     ExtractResult,
+    PackedModel,
     Result,
     ScoreResult,
     ScoreWork,
-    TextModel,
     Work,
 )
 from libs.models.text.processing.answers import sigmoid, unit
@@ -33,7 +33,7 @@ ROWS = arrays.arrays(
 )
 
 
-def run(model: TextModel, work: Work) -> Result:
+def run(model: PackedModel, work: Work) -> Result:
     prepared = model.prepare(work)
     return model.finish(prepared, model.forward(prepared.head, prepared.sequences))
 
@@ -71,7 +71,7 @@ def test_binary_bits_by_hand() -> None:
 
 
 @pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16", "int8", "uint8"])
-def test_every_format_is_near_the_vectors(embedder: TextModel, data_type: DataType) -> None:
+def test_every_format_is_near_the_vectors(embedder: PackedModel, data_type: DataType) -> None:
     texts = ["the free software foundation", "warranty"]
     whole, small = run(embedder, EncodeWork(texts)), run(embedder, EncodeWork(texts, data_type=data_type))
     assert isinstance(whole, EncodeResult)
@@ -82,7 +82,7 @@ def test_every_format_is_near_the_vectors(embedder: TextModel, data_type: DataTy
     assert (unit(restore(small.dense)) * restore(whole.dense)).sum(1).min() > 0.9999
 
 
-def test_cosine_scores_and_their_probability(embedder: TextModel) -> None:
+def test_cosine_scores_and_their_probability(embedder: PackedModel) -> None:
     documents = ["query: warranty", "freedom", "the program"]
     cosine, share = (run(embedder, ScoreWork("warranty", documents, scale=scale)) for scale in ("", "probability"))
     assert isinstance(cosine, ScoreResult)
@@ -92,7 +92,7 @@ def test_cosine_scores_and_their_probability(embedder: TextModel) -> None:
     assert share.scores == pytest.approx((1 + cosine.scores) / 2)
 
 
-def test_classify_by_cosine(embedder: TextModel) -> None:
+def test_classify_by_cosine(embedder: PackedModel) -> None:
     work = ClassifyWork(["about law", "about love"], labels=("love", "law"), hypothesis="about {}")
     result = run(embedder, work)
     assert isinstance(result, ExtractResult)
@@ -103,7 +103,7 @@ def test_classify_by_cosine(embedder: TextModel) -> None:
     assert [len(item.labels) for item in strict.items] == [1, 1]
 
 
-def test_classify_thresholds_subsets_and_kinds(classifier: TextModel) -> None:
+def test_classify_thresholds_subsets_and_kinds(classifier: PackedModel) -> None:
     every, some, each = (
         run(classifier, ClassifyWork(["warranty"], labels, multi))
         for labels, multi in (((), None), (("law", "sport"), None), ((), True))
@@ -118,7 +118,7 @@ def test_classify_thresholds_subsets_and_kinds(classifier: TextModel) -> None:
     assert [item.score for item in every.items[0].labels] == sorted(shares.values(), reverse=True)
 
 
-def test_offsets_are_code_points(tagger: TextModel) -> None:
+def test_offsets_are_code_points(tagger: PackedModel) -> None:
     text = "\U0001d518 🦀 code: naïve café 東京"
     result = run(tagger, EntitiesWork([text], aggregation="none"))
     assert isinstance(result, ExtractResult)
@@ -129,7 +129,7 @@ def test_offsets_are_code_points(tagger: TextModel) -> None:
     assert [item.start for item in entities] == sorted(item.start for item in entities)
 
 
-def test_entities_of_the_end_of_a_long_text(tagger: TextModel) -> None:
+def test_entities_of_the_end_of_a_long_text(tagger: PackedModel) -> None:
     text = " ".join(f"word{n}" for n in range(60))
     result = run(tagger, EntitiesWork([text], aggregation="none", truncation="start"))
     assert isinstance(result, ExtractResult)
@@ -138,7 +138,7 @@ def test_entities_of_the_end_of_a_long_text(tagger: TextModel) -> None:
     assert all(item.text == text[item.start : item.end] and item.start > len(text) // 2 for item in entities)
 
 
-def test_entity_labels_and_threshold(tagger: TextModel) -> None:
+def test_entity_labels_and_threshold(tagger: PackedModel) -> None:
     texts = ["Programs, GPL; warranty (none)!", "To protect your rights, we need to prevent others."]
     every, places, sure = (
         run(tagger, EntitiesWork(texts, labels=labels, threshold=threshold))

@@ -25,7 +25,7 @@ from libs.catalog import read_card
 from libs.catalog.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
 from libs.catalog.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import EncodeWork, TextModel
+from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.tokenising.chat import _messages, _rendered, _text
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
@@ -46,8 +46,8 @@ def checkpoint(tmp_path: Path) -> Path:
     return tiny.write(tmp_path / "org" / "tiny")
 
 
-def load(directory: Path) -> TextModel:
-    return TextModel.load(directory, "org/tiny", torch.device("cpu"), torch.float32)
+def load(directory: Path) -> PackedModel:
+    return load_model(directory, "org/tiny", torch.device("cpu"), torch.float32)
 
 
 def change(directory: Path, name: str, **values: object) -> None:
@@ -55,7 +55,7 @@ def change(directory: Path, name: str, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
 
 
-def encode(model: TextModel, text: str = "a text") -> None:
+def encode(model: PackedModel, text: str = "a text") -> None:
     prepared = model.prepare(EncodeWork(texts=[text]))
     model.finish(prepared, model.forward(prepared.head, prepared.sequences))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from libs.models import EncodeResult, EncodeWork, TextModel
+from libs.models import EncodeResult, EncodeWork, load_model
 from tests.models.restoring import restore
 from tests.support.texts import texts
 
@@ -26,7 +26,7 @@ def wanted() -> tuple[list[str], np.ndarray]:
 
 @pytest.mark.parametrize(("dtype", "nearest"), [(torch.float32, 0.99999), (torch.bfloat16, 0.999)])
 def test_vectors_equal_sentence_transformers(wanted: tuple[list[str], np.ndarray], dtype: torch.dtype, nearest: float) -> None:
-    model = TextModel.load(DIRECTORY, "sentence-transformers/all-MiniLM-L6-v2", torch.device("cpu"), dtype)
+    model = load_model(DIRECTORY, "sentence-transformers/all-MiniLM-L6-v2", torch.device("cpu"), dtype)
     assert (model.card.dimensions, model.max_tokens) == (384, 256)
     prepared = model.prepare(EncodeWork(wanted[0]))
     result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))

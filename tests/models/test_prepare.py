@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from libs.models import ClassifyWork, EncodeWork, EntitiesWork, ScoreWork, TextModel, Work
+from libs.models import ClassifyWork, EncodeWork, EntitiesWork, PackedModel, ScoreWork, Work
 from libs.models.text.tokenising.text import Spans
 
 LONG = "copying distribution and modification " * 20
@@ -30,26 +30,26 @@ LONG = "copying distribution and modification " * 20
         (ClassifyWork(["a"], labels=("x", LONG), truncation="none"), InputTooLong, "classify.labels[1]"),
     ],
 )
-def test_an_embedder_refuses(embedder: TextModel, work: Work, error: type[ShoalError], field: str) -> None:
+def test_an_embedder_refuses(embedder: PackedModel, work: Work, error: type[ShoalError], field: str) -> None:
     with pytest.raises(error) as caught:
         embedder.prepare(work)
     assert type(caught.value) is error
     assert caught.value.field == field
 
 
-def test_dimensions_up_to_the_models_own_are_taken(embedder: TextModel) -> None:
+def test_dimensions_up_to_the_models_own_are_taken(embedder: PackedModel) -> None:
     assert embedder.card.dimensions == 64
     assert embedder.prepare(EncodeWork(["a"], dimensions=64)).tokens == 3
 
 
-def test_too_long_says_by_how_much(embedder: TextModel) -> None:
+def test_too_long_says_by_how_much(embedder: PackedModel) -> None:
     tokens = len(embedder.prepare(EncodeWork([LONG])).sequences[0].ids)
     assert tokens == embedder.max_tokens == 16
     with pytest.raises(InputTooLong, match=r"^items\[0\]\.text has \d+ tokens.*the model takes 16"):
         embedder.prepare(EncodeWork([LONG], truncation="none"))
 
 
-def test_a_reranker_refuses(reranker: TextModel) -> None:
+def test_a_reranker_refuses(reranker: PackedModel) -> None:
     assert reranker.card.tasks == ("score",)
     for work in (EncodeWork(["a"]), ClassifyWork(["a"]), EntitiesWork(["a"])):
         with pytest.raises(TaskNotSupported, match="it can be asked for: score"):
@@ -63,7 +63,7 @@ def test_a_reranker_refuses(reranker: TextModel) -> None:
 
 
 @pytest.mark.parametrize("task", ["classify", "entities"])
-def test_unknown_labels_are_refused_with_the_known_ones(classifier: TextModel, tagger: TextModel, task: str) -> None:
+def test_unknown_labels_are_refused_with_the_known_ones(classifier: PackedModel, tagger: PackedModel, task: str) -> None:
     works: dict[str, Work] = {
         "classify": ClassifyWork(["a"], labels=("law", "order")),
         "entities": EntitiesWork(["a"], labels=("PER", "B-LOC")),
@@ -74,7 +74,7 @@ def test_unknown_labels_are_refused_with_the_known_ones(classifier: TextModel, t
     assert caught.value.field == f"{task}.labels[1]"
 
 
-def test_cutting_keeps_the_end_that_was_asked_for(embedder: TextModel) -> None:
+def test_cutting_keeps_the_end_that_was_asked_for(embedder: PackedModel) -> None:
     text = " ".join(["rights"] * 30 + ["freedom"] * 30)
     start, end = (embedder.prepare(EncodeWork([text], truncation=side)).sequences[0].ids for side in ("start", "end"))
     assert len(start) == len(end) == 16
@@ -83,7 +83,7 @@ def test_cutting_keeps_the_end_that_was_asked_for(embedder: TextModel) -> None:
     assert not np.intersect1d(start[1:-1], end[1:-1]).size
 
 
-def test_the_instruction_replaces_the_prompt(embedder: TextModel) -> None:
+def test_the_instruction_replaces_the_prompt(embedder: PackedModel) -> None:
     plain, role, told = (
         embedder.prepare(work).sequences[0].ids.tolist()
         for work in (EncodeWork(["query: a"]), EncodeWork(["a"], role="query"), EncodeWork(["a"], role="query", instruction="to: "))
@@ -92,7 +92,7 @@ def test_the_instruction_replaces_the_prompt(embedder: TextModel) -> None:
     assert told == embedder.prepare(EncodeWork(["to: a"])).sequences[0].ids.tolist()
 
 
-def test_special_tokens_in_a_text_are_text(embedder: TextModel) -> None:
+def test_special_tokens_in_a_text_are_text(embedder: PackedModel) -> None:
     """Cutting counts the tokenizer's frame, not what looks like it."""
     ids = embedder.prepare(EncodeWork(["[SEP] [CLS] " * 20])).sequences[0].ids
     assert len(ids) == 16
@@ -100,7 +100,7 @@ def test_special_tokens_in_a_text_are_text(embedder: TextModel) -> None:
     assert ids[-1] == ids[1] == ids[3]
 
 
-def test_threads_do_not_disturb_each_other(embedder: TextModel) -> None:
+def test_threads_do_not_disturb_each_other(embedder: PackedModel) -> None:
     works = [EncodeWork([f"number {n} " * n], truncation="start" if n % 2 else "end") for n in range(1, 60)]
     alone = [embedder.prepare(work).sequences[0].ids.tolist() for work in works]
     with ThreadPoolExecutor(8) as pool:
@@ -108,7 +108,7 @@ def test_threads_do_not_disturb_each_other(embedder: TextModel) -> None:
     assert together == alone * 5
 
 
-def test_tokens_are_counted_exactly(embedder: TextModel, tagger: TextModel) -> None:
+def test_tokens_are_counted_exactly(embedder: PackedModel, tagger: PackedModel) -> None:
     prepared = embedder.prepare(ClassifyWork(["a", LONG], labels=("a", "b")))
     assert prepared.tokens == 3 + 16 + 3 + 3
     spans = cast("list[Spans]", tagger.prepare(EntitiesWork(["a b c", LONG])).notes)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from libs.models import TextModel
-from libs.models.text.probe import LiveBytes
+from libs.models import PackedModel, load_model
+from libs.models.probe import LiveBytes
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.recipes import RECIPES
 
@@ -38,9 +38,7 @@ def test_what_was_there_before_is_not_counted() -> None:
 @pytest.mark.parametrize("kind", RECIPES)
 def test_every_family_can_be_probed(tmp_path: Path, kind: str) -> None:
     """Its states alone are of the hidden size, in and out of a feed-forward of twice that."""
-    model = TextModel.load(
-        write_checkpoint(kind, tmp_path, sentence=SentenceFiles()), "test/model", torch.device("cpu"), torch.float32
-    )
+    model = load_model(write_checkpoint(kind, tmp_path, sentence=SentenceFiles()), "test/model", torch.device("cpu"), torch.float32)
     taken = model.probe()
     assert 2 * 64 * 4 <= taken <= 100 * 64 * 4
     assert model.probe() == taken
@@ -48,7 +46,7 @@ def test_every_family_can_be_probed(tmp_path: Path, kind: str) -> None:
 
 def test_wider_models_take_more(tmp_path: Path) -> None:
     models = [
-        TextModel.load(
+        load_model(
             write_checkpoint("bert", tmp_path / str(hidden), hidden=hidden), "test/model", torch.device("cpu"), torch.float32
         )
         for hidden in (64, 256)
@@ -59,10 +57,10 @@ def test_wider_models_take_more(tmp_path: Path) -> None:
 
 def test_short_positions_and_a_small_vocabulary(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, positions=8, vocabulary=30, head="sequence_classification")
-    assert TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32).probe() > 0
+    assert load_model(directory, "test/model", torch.device("cpu"), torch.float32).probe() > 0
 
 
-def test_a_probe_does_not_import_the_compiler(embedder: TextModel) -> None:
+def test_a_probe_does_not_import_the_compiler(embedder: PackedModel) -> None:
     had = "torch._dynamo" in sys.modules
     embedder.probe()
     assert had == ("torch._dynamo" in sys.modules)

@@ -14,7 +14,7 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling, Transfor
 from torch import nn
 
 from libs.kernels import linear
-from libs.models import EncodeWork, EntitiesWork, Output, SparseRow, TextModel, Work
+from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, load_model
 from libs.models.tiers import Arena, tensors_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
@@ -59,12 +59,12 @@ MODELS: dict[str, tuple[Make, Work]] = {
 }
 
 
-def load(directory: Path, dtype: torch.dtype = torch.bfloat16) -> TextModel:
+def load(directory: Path, dtype: torch.dtype = torch.bfloat16) -> PackedModel:
     """By default half of its numbers are bfloat16 and those of its heads float32, as on an accelerator."""
-    return TextModel.load(directory, "test/model", torch.device("cpu"), dtype)
+    return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
-def outputs(model: TextModel, work: Work) -> list[NDArray[np.generic]]:
+def outputs(model: PackedModel, work: Work) -> list[NDArray[np.generic]]:
     prepared = model.prepare(work)
     return [array for output in model.forward(prepared.head, prepared.sequences) for array in _arrays(output)]
 
@@ -75,8 +75,8 @@ def _arrays(output: Output) -> list[NDArray[np.generic]]:
     return [array for part in output for array in _arrays(part)] if isinstance(output, tuple) else [output]
 
 
-def held(model: TextModel) -> list[torch.Tensor]:
-    return tensors_of(model._encoder, *model._heads.values())
+def held(model: PackedModel) -> list[torch.Tensor]:
+    return tensors_of(*model.modules())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -100,7 +100,7 @@ def test_a_model_gives_the_same_when_it_was_away(tmp_path: Path, name: str) -> N
         assert not stowed & resident, "nothing is left of the device's"
         assert parked.resume() is model
     tensors = [tensor for tensor in held(model) if tensor.numel()]
-    recurrent = [module for head in model._heads.values() for module in _modules(head) if isinstance(module, nn.RNNBase)]
+    recurrent = [module for head in model.heads.values() for module in _modules(head) if isinstance(module, nn.RNNBase)]
     own = {parameter.untyped_storage().data_ptr() for module in recurrent for parameter in module.parameters()}
     assert bool(own) == (name == "gliner")
     assert len(_storages(tensors) - own) == 1, "one piece of device memory"
@@ -134,8 +134,8 @@ def _assert_same(ours: list[NDArray[np.generic]], wanted: list[NDArray[np.generi
 def test_a_tied_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     model = load(_splade(tmp_path))
     model.gather()
-    head = model._heads["sparse"]
-    assert head._table[0] is model._encoder.token_weight  # type: ignore[attr-defined]
+    head = model.heads["sparse"]
+    assert head._table[0] is model.trunks[0].encoder.token_weight  # type: ignore[attr-defined]
     assert model.bytes < 1.2 * sum(tensor.nbytes for tensor in held(model)), "no more than gaps for alignment"
 
 

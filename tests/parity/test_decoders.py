@@ -27,12 +27,13 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     ExtractResult,
+    PackedModel,
     Result,
     Role,
     ScoreResult,
     ScoreWork,
-    TextModel,
     Work,
+    load_model,
 )
 from libs.models.packed import Packed
 from libs.models.work import InputSequence, Truncation
@@ -73,23 +74,23 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(directory: Path, said: Overrides | None = None) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32, said)
+def load(directory: Path, said: Overrides | None = None) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), torch.float32, said)
 
 
-def run(model: TextModel, work: Work) -> Result:
+def run(model: PackedModel, work: Work) -> Result:
     prepared = model.prepare(work)
     return model.finish(prepared, model.forward(prepared.head, prepared.sequences))
 
 
-def dense(model: TextModel, texts: list[str], role: Role = "", dimensions: int = 0) -> NDArray[np.float32]:
+def dense(model: PackedModel, texts: list[str], role: Role = "", dimensions: int = 0) -> NDArray[np.float32]:
     result = run(model, EncodeWork(texts, role=role, dimensions=dimensions))
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
     return restore(result.dense)
 
 
-def scores(model: TextModel, work: ScoreWork) -> NDArray[np.float32]:
+def scores(model: PackedModel, work: ScoreWork) -> NDArray[np.float32]:
     result = run(model, work)
     assert isinstance(result, ScoreResult)
     return result.scores
@@ -427,7 +428,7 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path) -> Non
     exact = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
     half = CrossEncoder(str(tmp_path / "saved"), device="cpu", model_kwargs={"dtype": torch.bfloat16})
     own = np.abs(half.predict(pairs(), activation_fn=torch.nn.Identity()) - exact).max()
-    model = TextModel.load(tmp_path / "saved", "test/model", torch.device("cpu"), torch.bfloat16)
+    model = load_model(tmp_path / "saved", "test/model", torch.device("cpu"), torch.bfloat16)
     assert np.abs(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")) - exact).max() < 3 * own
 
 

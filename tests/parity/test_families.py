@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed, Rows
 from libs.models.text.registry import build_encoder, default_dtype, empty_encoder, model_types, prepare
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 Ids = list[npt.NDArray[np.int32]]
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> TextEncoder:
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables={})[0]
 
@@ -55,7 +55,7 @@ def reference(model: transformers.PreTrainedModel, ids: Ids, types: Ids | None =
     return hidden
 
 
-def packed(encoder: TextEncoder, ids: Ids, types: Ids | None = None) -> list[Tensor]:
+def packed(encoder: PackedEncoder, ids: Ids, types: Ids | None = None) -> list[Tensor]:
     return list(encoder(Packed.of(ids, types)).float().split([len(sequence) for sequence in ids]))
 
 

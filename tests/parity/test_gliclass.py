@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
+from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, Truncation, load_model
 from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, assert_close, load, run
 from tests.parity.tokenizers import tokenizer_of
@@ -90,12 +90,12 @@ def reference(model: Any, tokenizer: Any, texts: Sequence[str], *, multi_label: 
     return found
 
 
-def logits(model: TextModel, work: ClassifyWork) -> list[NDArray[np.float32]]:
+def logits(model: PackedModel, work: ClassifyWork) -> list[NDArray[np.float32]]:
     prepared = model.prepare(work)
     return [np.asarray(row) for row in model.forward(prepared.head, prepared.sequences)]
 
 
-def scores(model: TextModel, work: ClassifyWork) -> list[dict[str, float]]:
+def scores(model: PackedModel, work: ClassifyWork) -> list[dict[str, float]]:
     result = run(model, work)[0]
     assert isinstance(result, ExtractResult)
     for found in result.items:
@@ -254,7 +254,7 @@ def test_tensors_and_markers_are_accounted_for(tmp_path: Path) -> None:
 def test_bfloat16_is_as_good_as_the_package_in_bfloat16(tmp_path: Path) -> None:
     model, tokenizer = write(tmp_path, {"scorer_type": "mlp"})
     exact = np.stack(logits(load(tmp_path), ClassifyWork(TEXTS, LABELS)))
-    low = TextModel.load(tmp_path, "test/model", torch.device("cpu"), torch.bfloat16)
+    low = load_model(tmp_path, "test/model", torch.device("cpu"), torch.bfloat16)
     ours = np.stack(logits(low, ClassifyWork(TEXTS, LABELS)))
     theirs = package_logits(model.to(torch.bfloat16), tokenizer)
     assert np.abs(ours - exact).max() < 3 * np.abs(theirs - exact).max()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import EntitiesWork, ExtractResult, ScoreWork, TextModel
+from libs.models import EntitiesWork, ExtractResult, PackedModel, ScoreWork, load_model
 from libs.models.text.heads.extraction import label_vectors
 from tests.parity.gliner_models import LABELS, TEXTS, WORDS, Reference, make_reference, slug
 
@@ -54,11 +54,11 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return get
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), dtype)
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
-def found(model: TextModel, *works: EntitiesWork) -> list[list[dict[tuple[int, int, str], float]]]:
+def found(model: PackedModel, *works: EntitiesWork) -> list[list[dict[tuple[int, int, str], float]]]:
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
@@ -73,7 +73,7 @@ def found(model: TextModel, *works: EntitiesWork) -> list[list[dict[tuple[int, i
     return lists
 
 
-def logits(model: TextModel, text: str) -> NDArray[np.float32]:
+def logits(model: PackedModel, text: str) -> NDArray[np.float32]:
     prepared = model.prepare(EntitiesWork([text], labels=tuple(LABELS)))
     output = model.forward(prepared.head, prepared.sequences)[0]
     assert isinstance(output, np.ndarray)

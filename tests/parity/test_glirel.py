@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import EntitiesWork, ExtractResult, Given, Relation, RelationsWork, TextModel
+from libs.models import EntitiesWork, ExtractResult, Given, PackedModel, Relation, RelationsWork, load_model
 from libs.models.text.heads.extraction import pairs
 from libs.models.text.processing.extraction import glirel
 from tests.parity.gliner_models import slug
@@ -67,8 +67,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return get
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), dtype)
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
 def work(
@@ -78,7 +78,7 @@ def work(
     return RelationsWork(list(texts), tuple(labels), entities=given, **more)  # type: ignore[arg-type]
 
 
-def answers(model: TextModel, *works: RelationsWork) -> list[list[tuple[Relation, ...]]]:
+def answers(model: PackedModel, *works: RelationsWork) -> list[list[tuple[Relation, ...]]]:
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(one) for one in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
@@ -89,7 +89,7 @@ def answers(model: TextModel, *works: RelationsWork) -> list[list[tuple[Relation
     return [[item.relations for item in result.items] for result in results if isinstance(result, ExtractResult)]
 
 
-def found(model: TextModel, *works: RelationsWork) -> list[list[dict[Found, float]]]:
+def found(model: PackedModel, *works: RelationsWork) -> list[list[dict[Found, float]]]:
     return [[scores(relations) for relations in items] for items in answers(model, *works)]
 
 
@@ -97,7 +97,7 @@ def scores(relations: Sequence[Relation]) -> dict[Found, float]:
     return {((one.head.start, one.head.end), (one.tail.start, one.tail.end), one.label): one.score for one in relations}
 
 
-def logits(model: TextModel, text: str, spans: Sequence[Span]) -> NDArray[np.float32]:
+def logits(model: PackedModel, text: str, spans: Sequence[Span]) -> NDArray[np.float32]:
     prepared = model.prepare(work([text], [spans]))
     output = model.forward(prepared.head, prepared.sequences)[0]
     assert isinstance(output, np.ndarray)

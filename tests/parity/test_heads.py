@@ -26,12 +26,13 @@ from libs.models import (
     EncodeWork,
     EntitiesWork,
     ExtractResult,
+    PackedModel,
     Result,
     Role,
     ScoreResult,
     ScoreWork,
-    TextModel,
     Work,
+    load_model,
 )
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, write_checkpoint
@@ -71,7 +72,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def run(model: TextModel, *works: Work) -> list[Result]:
+def run(model: PackedModel, *works: Work) -> list[Result]:
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
@@ -79,18 +80,18 @@ def run(model: TextModel, *works: Work) -> list[Result]:
     return [model.finish(item, outputs[start:end]) for item, (start, end) in zip(prepared, pairwise(ends), strict=True)]
 
 
-def load(directory: Path) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), torch.float32)
+def load(directory: Path) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), torch.float32)
 
 
-def dense(model: TextModel, texts: list[str], role: Role = "", **wishes: object) -> NDArray[np.float32]:
+def dense(model: PackedModel, texts: list[str], role: Role = "", **wishes: object) -> NDArray[np.float32]:
     result = run(model, EncodeWork(texts, role=role, **wishes))[0]  # type: ignore[arg-type]
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
     return restore(result.dense)
 
 
-def token_vectors(model: TextModel, texts: list[str], role: Role) -> list[NDArray[np.float32]]:
+def token_vectors(model: PackedModel, texts: list[str], role: Role) -> list[NDArray[np.float32]]:
     result = run(model, EncodeWork(texts, role=role))[0]
     assert isinstance(result, EncodeResult)
     assert result.multi_vector is not None
@@ -98,7 +99,7 @@ def token_vectors(model: TextModel, texts: list[str], role: Role) -> list[NDArra
     return [values[start:end] for start, end in pairwise(offsets)]
 
 
-def scores(model: TextModel, work: ScoreWork) -> NDArray[np.float32]:
+def scores(model: PackedModel, work: ScoreWork) -> NDArray[np.float32]:
     result = run(model, work)[0]
     assert isinstance(result, ScoreResult)
     return result.scores

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.experts import Experts
 from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.packed import Packed, Rows
@@ -24,7 +24,7 @@ SIZE = (64, 4, 2)
 
 def checkpoint(
     name: str, directory: Path, size: tuple[int, int, int] = SIZE, dtype: torch.dtype = torch.float32, **changes: object
-) -> tuple[TextEncoder, State, Values]:
+) -> tuple[PackedEncoder, State, Values]:
     """An encoder that computes in `dtype`, its float32 weights, and its config.json."""
     config = HUB[name].config(*size) | changes
     state = write_hub(HUB[name], directory, config)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import EncodeResult, EncodeWork, Representation, ScoreResult, ScoreWork, TextModel
+from libs.models import EncodeResult, EncodeWork, PackedModel, Representation, ScoreResult, ScoreWork, load_model
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, write_json
@@ -90,17 +90,17 @@ def parts_of_score(query: Reference, document: Reference) -> tuple[float, float,
     return float(query.dense @ document.dense), lexical, float(best)
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> TextModel:
-    return TextModel.load(directory, "test/m3", torch.device("cpu"), dtype)
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
+    return load_model(directory, "test/m3", torch.device("cpu"), dtype)
 
 
-def encode(model: TextModel, *forms: Representation) -> EncodeResult:
+def encode(model: PackedModel, *forms: Representation) -> EncodeResult:
     result = run(model, EncodeWork(TEXTS, representations=forms))[0]
     assert isinstance(result, EncodeResult)
     return result
 
 
-def scores(model: TextModel, work: ScoreWork) -> NDArray[np.float32]:
+def scores(model: PackedModel, work: ScoreWork) -> NDArray[np.float32]:
     result = run(model, work)[0]
     assert isinstance(result, ScoreResult)
     return result.scores

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from libs.errors import ModelBroken
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
 from libs.models.text.registry import build_encoder
 from libs.models.weights import HeadRule, Maybe, TensorFile
@@ -25,7 +25,7 @@ BATCH = Packed.of([np.arange(5, 5 + length, dtype=np.int32) for length in (1, 8,
 
 def build(
     directory: Path, table: dict[str, HeadRule] | None = None, dtype: torch.dtype = torch.float32
-) -> tuple[TextEncoder, dict[str, Tensor]]:
+) -> tuple[PackedEncoder, dict[str, Tensor]]:
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables=table or {})
 

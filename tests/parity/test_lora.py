@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import adapter as lora
 from libs.errors import ModelBroken
-from libs.models import InputSequence, TextModel
+from libs.models import InputSequence, PackedModel, load_model
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint
 
@@ -64,7 +64,7 @@ OTHERS: tuple[Kind, ...] = (
 class Adapted:
     """A model with adapters, and PEFT's merged models by adapter; the plain one has an empty name."""
 
-    model: TextModel
+    model: PackedModel
     merged: Mapping[str, transformers.PreTrainedModel]
 
     def batch(self, lengths: Sequence[int] = LENGTHS) -> list[InputSequence]:
@@ -94,7 +94,7 @@ def worst(got: Vectors, wanted: Vectors) -> float:
 def adapted(root: Path, kind: Kind, adapters: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32) -> Adapted:
     if not (root / "base").exists():
         write_checkpoint(kind, root / "base")
-    model = TextModel.load(root / "base", "org/base", CPU, dtype)
+    model = load_model(root / "base", "org/base", CPU, dtype)
     merged = {"": random_model(kind)}
     for number, settings in enumerate(adapters):
         name = f"org/adapter-{number}"
@@ -132,7 +132,7 @@ def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
     """DeBERTa's first form: without share_att_key, pos_key_proj and pos_query_proj are linear layers, too."""
     config = {"share_att_key": False}
     base = write_checkpoint("deberta-v2", tmp_path / "base", config=config)
-    model = TextModel.load(base, "org/base", CPU, torch.float32)
+    model = load_model(base, "org/base", CPU, torch.float32)
     plain = random_model("deberta-v2", config=config)
     merged = write_adapter(random_model("deberta-v2", config=config), tmp_path / "a", seed=1, r=4, target_modules="all-linear")
     assert any("pos_key_proj" in name for name in load_file(tmp_path / "a" / lora.WEIGHTS))
@@ -167,7 +167,7 @@ def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> N
         for number, (path, name) in enumerate(modules)
     ]
     (tmp_path / "base" / "modules.json").write_text(json.dumps(listed))
-    model = TextModel.load(tmp_path / "base", "org/base", CPU, torch.float32)
+    model = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
     for name in filter(None, a.merged):
         model.add_adapter(name, tmp_path / name)
     place = 0 if kind == "bert" else -1
@@ -183,7 +183,7 @@ def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> N
 def test_a_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = [one for one in a.batch() if not one.adapter]
-    never = TextModel.load(tmp_path / "base", "org/base", CPU, torch.float32)
+    never = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
     for got, wanted in zip(a.forward(batch), never.forward("dense", batch), strict=True):
         np.testing.assert_array_equal(got, cast("npt.NDArray[np.float32]", wanted))
 
@@ -257,7 +257,7 @@ def test_the_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
 
 def test_a_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path / "base")
-    model = TextModel.load(tmp_path / "base", "org/base", CPU, torch.float32)
+    model = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
     write_random_adapter("bert", tmp_path / "a", seed=0, r=4, target_modules=["attention.output.dense"])
     assert model.add_adapter("a", tmp_path / "a") == 2 * 2 * 4 * 64 * 4  # layers, factors, rank, hidden, bytes
 
@@ -266,8 +266,8 @@ def test_a_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    return TextModel.load(write_checkpoint("bert", tmp_path_factory.mktemp("base")), "org/base", CPU, torch.float32)
+def base(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    return load_model(write_checkpoint("bert", tmp_path_factory.mktemp("base")), "org/base", CPU, torch.float32)
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def change(directory: Path, **keys: object) -> None:
         ("alpha_pattern", {"(": 4}), ("some_new_idea", {"x": 1}),
     ],
 )  # fmt: skip
-def test_what_the_configuration_asks_for_and_is_not_served(base: TextModel, sound: Path, key: str, value: object) -> None:
+def test_what_the_configuration_asks_for_and_is_not_served(base: PackedModel, sound: Path, key: str, value: object) -> None:
     change(sound, **{key: value})
     with pytest.raises(ModelBroken, match=f"adapter_config.json.*`{key}`"):
         base.add_adapter("a", sound)
@@ -304,7 +304,7 @@ def test_every_key_of_peft_is_known() -> None:
     assert written - lora.REFUSED.keys() - lora.IGNORED - lora.READ == set()
 
 
-def test_files_that_are_missing_pickled_or_damaged(base: TextModel, sound: Path) -> None:
+def test_files_that_are_missing_pickled_or_damaged(base: PackedModel, sound: Path) -> None:
     weights = sound / lora.WEIGHTS
     content = weights.read_bytes()
     weights.unlink()
@@ -336,14 +336,16 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
         ("base_model.model.classifier.weight", (2, 64), "is of what was trained as a whole"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(base: TextModel, sound: Path, name: str, shape: tuple[int, ...], problem: str) -> None:
+def test_a_tensor_that_does_not_fit_is_named(
+    base: PackedModel, sound: Path, name: str, shape: tuple[int, ...], problem: str
+) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
     save_file(tensors | {name: torch.zeros(shape)}, sound / lora.WEIGHTS)
     with pytest.raises(ModelBroken, match=f"adapter_model.safetensors: tensor '{name}' {problem}"):
         base.add_adapter("a", sound)
 
 
-def test_a_tensor_that_is_there_twice(base: TextModel, sound: Path) -> None:
+def test_a_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
     save_file(tensors | {f"{QUERY}.lora_A.other.weight": torch.zeros(4, 64)}, sound / lora.WEIGHTS)
     with pytest.raises(ModelBroken, match=r"adapter_model.safetensors: tensor '.*query.lora_A.*' is there twice"):
@@ -359,7 +361,7 @@ def test_a_tensor_that_is_there_twice(base: TextModel, sound: Path) -> None:
     ],
 )
 def test_a_module_that_is_not_there_is_named(
-    base: TextModel, sound: Path, module: str, sizes: tuple[int, int], problem: str
+    base: PackedModel, sound: Path, module: str, sizes: tuple[int, int], problem: str
 ) -> None:
     name = f"base_model.model.{module}"
     tensors = {f"{name}.lora_A.weight": torch.zeros(4, sizes[0]), f"{name}.lora_B.weight": torch.zeros(sizes[1], 4)}
@@ -369,17 +371,17 @@ def test_a_module_that_is_not_there_is_named(
         base.add_adapter("a", sound)
 
 
-def test_a_module_that_the_configuration_does_not_name(base: TextModel, sound: Path) -> None:
+def test_a_module_that_the_configuration_does_not_name(base: PackedModel, sound: Path) -> None:
     change(sound, target_modules=["query"])
     with pytest.raises(ModelBroken, match=r"`target_modules` does not name the module of tensor .*value"):
         base.add_adapter("a", sound)
 
 
 @pytest.mark.parametrize(("head", "refused"), [("sequence_classification", "classifier"), ("token_classification", "classifier")])
-def test_a_heads_layer_is_refused_where_the_head_is_served(head: Head, refused: str, sound: Path, base: TextModel) -> None:
+def test_a_heads_layer_is_refused_where_the_head_is_served(head: Head, refused: str, sound: Path, base: PackedModel) -> None:
     """The same tensors are left out, as the base model's own are, where the model is served without that head."""
     directory = write_checkpoint("bert", sound / "ranker", head=head, labels=("a", "b"))
-    model = TextModel.load(directory, "org/ranker", CPU, torch.float32)
+    model = load_model(directory, "org/ranker", CPU, torch.float32)
     name = f"base_model.model.{refused}"
     tensors = {f"{name}.lora_A.weight": torch.zeros(4, 64), f"{name}.lora_B.weight": torch.zeros(2, 4)}
     save_file(load_file(sound / lora.WEIGHTS) | tensors, sound / lora.WEIGHTS)

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models import ClassifyWork, ExtractResult, ScoreWork, TextModel, Truncation
+from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, Truncation
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, load, run
 
@@ -25,17 +25,17 @@ ORDERS = {
 }
 
 
-def nli(directory: Path, kind: Kind = "deberta-v2", classes: tuple[str, ...] = ORDERS["contradiction first"]) -> TextModel:
+def nli(directory: Path, kind: Kind = "deberta-v2", classes: tuple[str, ...] = ORDERS["contradiction first"]) -> PackedModel:
     return load(write_checkpoint(kind, directory, head="sequence_classification", labels=classes, positions=64))
 
 
-def labels(model: TextModel, work: ClassifyWork) -> list[list[tuple[str, float]]]:
+def labels(model: PackedModel, work: ClassifyWork) -> list[list[tuple[str, float]]]:
     result = run(model, work)[0]
     assert isinstance(result, ExtractResult)
     return [[(item.label, item.score) for item in found.labels] for found in result.items]
 
 
-def check_equal(directory: Path, model: TextModel, work: ClassifyWork, **wishes: object) -> None:
+def check_equal(directory: Path, model: PackedModel, work: ClassifyWork, **wishes: object) -> None:
     pipeline = transformers.pipeline("zero-shot-classification", str(directory), device="cpu")
     # Labels once more than once are told apart by nothing, so they are compared by their scores.
     theirs = cast("list[dict[str, Any]]", pipeline(work.texts, candidate_labels=list(work.labels), **wishes))

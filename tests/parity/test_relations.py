@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import EntitiesWork, Entity, ExtractResult, Relation, RelationsWork, TextModel
+from libs.models import EntitiesWork, Entity, ExtractResult, PackedModel, Relation, RelationsWork, load_model
 from libs.models.text.processing.extraction import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
@@ -59,11 +59,11 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return get
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), dtype)
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
-def relations(model: TextModel, work: RelationsWork) -> list[tuple[Relation, ...]]:
+def relations(model: PackedModel, work: RelationsWork) -> list[tuple[Relation, ...]]:
     prepared = model.prepare(work)
     result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))
     assert isinstance(result, ExtractResult)

@@ -19,7 +19,7 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import DataType, EncodeResult, EncodeWork, Result, Role, ScoreResult, ScoreWork, TextModel, Work
+from libs.models import DataType, EncodeResult, EncodeWork, PackedModel, Result, Role, ScoreResult, ScoreWork, Work, load_model
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, write_json
@@ -47,17 +47,17 @@ def masked(directory: Path) -> Transformer:
     return Transformer(str(directory), transformer_task="fill-mask")
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, said: Overrides | None = None) -> TextModel:
-    return TextModel.load(directory, "test/model", torch.device("cpu"), dtype, said)
+def load(directory: Path, dtype: torch.dtype = torch.float32, said: Overrides | None = None) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), dtype, said)
 
 
-def answer(model: TextModel, work: Work) -> Result:
+def answer(model: PackedModel, work: Work) -> Result:
     """As a worker does it: nothing goes to the device for a job without sequences."""
     prepared = model.prepare(work)
     return model.finish(prepared, model.forward(prepared.head, prepared.sequences) if prepared.sequences else [])
 
 
-def sparse(model: TextModel, texts: Sequence[str], role: Role = "", data_type: DataType = "float32") -> Values:
+def sparse(model: PackedModel, texts: Sequence[str], role: Role = "", data_type: DataType = "float32") -> Values:
     """As a whole matrix; the rows' columns must rise."""
     result = answer(model, EncodeWork(list(texts), role=role, data_type=data_type))
     assert isinstance(result, EncodeResult)
@@ -74,7 +74,7 @@ def sparse(model: TextModel, texts: Sequence[str], role: Role = "", data_type: D
     return whole
 
 
-def scores(model: TextModel, work: ScoreWork) -> Values:
+def scores(model: PackedModel, work: ScoreWork) -> Values:
     result = answer(model, work)
     assert isinstance(result, ScoreResult)
     return result.scores

@@ -17,7 +17,7 @@ from shoal.cli import main, plugins
 from typer.testing import CliRunner
 
 from libs.catalog.cards import read_catalog
-from libs.models import Head, Output, TextModel
+from libs.models import Head, Output, PackedModel, load_model
 from libs.models.work import InputSequence
 from services.worker.check import selftest
 from services.worker.check.explain import Report, inspect
@@ -146,28 +146,28 @@ def test_weights_that_are_no_numbers_fail(embedder: Path) -> None:
 
 
 def test_a_model_whose_batch_mates_matter_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = TextModel.forward
+    sound = PackedModel.forward
 
-    def leaking(model: TextModel, head: Head, sequences: Sequence[InputSequence]) -> list[Output]:
+    def leaking(model: PackedModel, head: Head, sequences: Sequence[InputSequence]) -> list[Output]:
         """As if padding or a neighbour were seen: the answers hang on the size and order of the batch."""
         found = sound(model, head, sequences)
         return [np.asarray(output, np.float32) + np.float32(0.01 * number) for number, output in enumerate(found)]
 
-    monkeypatch.setattr(TextModel, "forward", leaking)
+    monkeypatch.setattr(PackedModel, "forward", leaking)
     failed = {test.name for test in selftest.run(embedder, "org/name", None) if not test.passed}
     assert {"encode: packed as alone", "encode: same text, same answer"} <= failed
     assert "encode: finite" not in failed
 
 
 def test_a_wrong_width_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = TextModel.load
+    sound = load_model
 
-    def lying(*arguments: Any) -> TextModel:
+    def lying(*arguments: Any) -> PackedModel:
         model = sound(*arguments)
         model.card = replace(model.card, dimensions=17)
         return model
 
-    monkeypatch.setattr(TextModel, "load", lying)
+    monkeypatch.setattr(selftest, "load_model", lying)
     failed = {test.name: test.detail for test in selftest.run(embedder, "org/name", None) if not test.passed}
     assert failed["encode: answer"] == "dense vectors have shape (4, 16), not (4, 17)"
 
@@ -269,8 +269,8 @@ def test_the_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text("model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n")
     said = read_catalog([tmp_path / "cards"]).of("org/embedder")
-    whole = TextModel.load(embedder, "org/embedder", torch.device("cpu"), torch.float32)
-    half = TextModel.load(embedder, "org/embedder", torch.device("cpu"), torch.float32, said)
+    whole = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32)
+    half = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32, said)
     assert half.bytes == 123_456_789 > whole.bytes
     assert half.card.dtype == "bfloat16"
     assert {

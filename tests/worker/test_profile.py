@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from libs.errors import TaskNotSupported
-from libs.models import TextModel
+from libs.models import PackedModel, load_model
 from services.local.settings import MINILM, packaged_minilm
 from services.worker.profile.forward import Batch, ForwardProfile, fill, profile_forward, work_of
 from services.worker.profile.ranges import named_parts
@@ -107,13 +107,13 @@ def test_on_a_device_kernels_count_and_belong_to_who_launched_them() -> None:
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
 
 
-def embedder(directory: Path, kind: str = "bert") -> TextModel:
+def embedder(directory: Path, kind: str = "bert") -> PackedModel:
     files = SentenceFiles(max_seq_length=128, dense=16)
     write_checkpoint(kind, directory, sentence=files)
-    return TextModel.load(directory, "org/small", torch.device("cpu"), torch.float32)
+    return load_model(directory, "org/small", torch.device("cpu"), torch.float32)
 
 
-def profiled(model: TextModel, tokens: int = 1024, trace: Path | None = None) -> ForwardProfile:
+def profiled(model: PackedModel, tokens: int = 1024, trace: Path | None = None) -> ForwardProfile:
     batch = fill(model, generated(), tokens, 512)
     return profile_forward(model, batch, runs=5, device="cpu", threads=1, trace=trace)
 
@@ -140,7 +140,7 @@ def test_the_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> 
 def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
     directory = packaged_minilm()
     assert directory is not None
-    model = TextModel.load(directory, MINILM, torch.device("cpu"), torch.float32)
+    model = load_model(directory, MINILM, torch.device("cpu"), torch.float32)
     found = profiled(model, trace=tmp_path / "trace.json")
     assert_adds_up(found)
     assert found.parts["GEMM"] > found.parts["norm"]
@@ -151,14 +151,14 @@ def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
 
 def test_a_cross_encoders_products_are_gemm_in_its_head_too(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path, head="sequence_classification")
-    found = profiled(TextModel.load(tmp_path, "org/rank", torch.device("cpu"), torch.float32))
+    found = profiled(load_model(tmp_path, "org/rank", torch.device("cpu"), torch.float32))
     assert_adds_up(found)
     assert found.parts["pooling"] > 0
 
 
 def test_models_are_left_as_they_were(tmp_path: Path) -> None:
     model = embedder(tmp_path)
-    modules = [*model.encoder.modules()]
+    modules = [*model.trunks[0].encoder.modules()]
     before = [dict(module.__dict__) for module in modules]
     with named_parts(model):
         assert any("forward" in module.__dict__ for module in modules)

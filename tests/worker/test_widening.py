@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.catalog.overrides import Overrides
-from libs.models import EncodeResult, EncodeWork, InputSequence, Output, TextModel, is_finite
+from libs.models import EncodeResult, EncodeWork, InputSequence, Output, is_finite, load_model
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import ENDLESS, SLOW, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
@@ -118,14 +118,14 @@ WORK = EncodeWork(["a text that is embedded", "another"])
 
 def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
     said = Overrides(source="test.yaml:1", dtype="float16")
-    half = TextModel.load(loud, "test/loud", CPU, torch.float32, said)
+    half = load_model(loud, "test/loud", CPU, torch.float32, said)
     prepared = half.prepare(WORK)
     assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
     twin = half.widened()
     assert twin is not None
     outputs = twin.forward(prepared.head, prepared.sequences)
     assert all(is_finite(output) for output in outputs)
-    whole = TextModel.load(loud, "test/loud", CPU, torch.float32)
+    whole = load_model(loud, "test/loud", CPU, torch.float32)
     expected = whole.forward(prepared.head, prepared.sequences)
     np.testing.assert_array_equal(np.stack(outputs), np.stack(expected))  # type: ignore[arg-type]
     answer = half.finish(prepared, outputs)
@@ -135,7 +135,7 @@ def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
 
 
 def test_a_model_in_float32_has_no_twin(loud: Path) -> None:
-    assert TextModel.load(loud, "test/loud", CPU, torch.float32).widened() is None
-    low = TextModel.load(loud, "test/loud", CPU, torch.bfloat16).widened()
+    assert load_model(loud, "test/loud", CPU, torch.float32).widened() is None
+    low = load_model(loud, "test/loud", CPU, torch.bfloat16).widened()
     assert low is not None
     assert low.widened() is None

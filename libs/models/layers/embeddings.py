@@ -1,4 +1,4 @@
-"""The embedding layer of an encoder: token ids to vectors."""
+"""The first layer of an encoder: token ids, or rows that no token id stands for, to hidden states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.linear import PackedLinear
+from libs.models.layers.spec import EmbeddingSpec
 from libs.models.packed import Packed
 
 
@@ -22,41 +23,47 @@ class Table(nn.Module):
         return F.embedding(numbers, self.weight)
 
 
-class TokenEmbedding(nn.Module):
-    """The sum of token and, where the family has them, position and segment embeddings; normalised, and projected to `hidden`.
+class InputLayer(nn.Module):
+    """The first layer of an encoder: the batch's input to its first hidden states.
 
-    `positions`: the rows of the position table, of which the first `offset` are for padding (RoBERTa); the rest are the longest
-    sequence. `table` False: no position embeddings (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum.
-    `norm_last`: projected first, without a bias, then normalised.
+    `max_positions`: the longest sequence. `vocabulary`: how many token ids there are; 0: its input are rows alone. `segments`: how
+    many segments (token types) it distinguishes; 0 or 1: none. `row_size`: numbers in a row of `Packed.given`.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        size: int,
-        *,
-        positions: int,
-        norm_eps: float | None,
-        norm_bias: bool = True,
-        table: bool = True,
-        offset: int = 0,
-        segments: int = 0,
-        scale: float = 1.0,
-        hidden: int | None = None,
-        norm_last: bool = False,
-    ) -> None:
+    max_positions: int
+    vocabulary: int = 0
+    segments: int = 0
+    row_size: int
+
+    def forward(self, batch: Packed) -> Tensor:
+        """[tokens, hidden]"""
+        raise NotImplementedError
+
+
+class TokenEmbedding(InputLayer):
+    """Token ids to hidden states, as an EmbeddingSpec says; rows that the batch was given take the place of theirs."""
+
+    def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__()
-        self.token = Table(vocabulary, size)
-        self.position = Table(positions, size) if table else None
-        self.segment = Table(segments, size) if segments else None
-        hidden = size if hidden is None else hidden
-        width = hidden if norm_last else size
-        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=norm_bias)
-        self.project = PackedLinear(size, hidden, bias=not norm_last) if hidden != size else None
-        self.max_positions = positions - offset
-        self._offset, self._scale, self._norm_last = offset, scale, norm_last
+        size = spec.size
+        self.token = Table(spec.vocabulary, size)
+        self.position = Table(spec.positions, size) if spec.table else None
+        self.segment = Table(spec.segments, size) if spec.segments else None
+        hidden = size if spec.hidden is None else spec.hidden
+        width = hidden if spec.norm_last else size
+        self.norm = None if spec.norm_eps is None else nn.LayerNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
+        self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size else None
+        self.max_positions, self.vocabulary, self.segments = spec.positions - spec.offset, spec.vocabulary, spec.segments
+        self.row_size = hidden
+        self._offset, self._scale, self._norm_last = spec.offset, spec.scale, spec.norm_last
         self.places: Tensor | None
         self.register_buffer("places", None, persistent=False)
+
+    def add_segments(self, weight: Tensor) -> None:
+        """Gives an encoder without segments a table of them, [segments, size]."""
+        self.segments = len(weight)
+        self.segment = Table(self.segments, weight.shape[1])
+        self.segment.weight = nn.Parameter(weight.to(self.token.weight.dtype), requires_grad=False)
 
     def prepare(self) -> None:
         """Once loaded: folds the offset and the vector of segment 0, which nearly every token has, into the position table."""
@@ -71,7 +78,9 @@ class TokenEmbedding(nn.Module):
             x = self.project.forward(x)
         if self.norm is not None:
             x = self.norm(x)
-        return x if self.project is None or self._norm_last else self.project.forward(x)
+        if self.project is not None and not self._norm_last:
+            x = self.project.forward(x)
+        return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
 
     def _sum(self, batch: Packed) -> Tensor:
         x = self.token.forward(batch.ids)

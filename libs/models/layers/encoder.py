@@ -20,7 +20,7 @@ from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_nor
 from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
-from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
 from libs.models.packed import Packed, Rows
@@ -65,7 +65,7 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Self-attention without its output projection, which the layer applies, fused with the residual add.
 
-    A family with an attention of its own gives TextEncoder a subclass that overrides `project` or `mix`.
+    A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or `mix`.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
@@ -222,13 +222,16 @@ class PositionBias(nn.Module):
     table: Tensor
 
 
-class TextEncoder(nn.Module):
-    """Packed token ids to hidden states. `max_positions`: the longest sequence it takes."""
+class PackedEncoder(nn.Module):
+    """A packed batch to hidden states. Its input layer decides what the input is: token ids, or rows that stand for no token.
+
+    `max_positions`: the longest sequence it takes.
+    """
 
     def __init__(
         self,
         spec: EncoderSpec,
-        embed: TokenEmbedding,
+        embed: InputLayer,
         *,
         relative: PositionBias | None = None,
         attention: AttentionType = Attention,
@@ -251,18 +254,23 @@ class TextEncoder(nn.Module):
 
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
-        device = self.embed.token.weight.device
-        self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=device) for rope in self._ropes}
+        self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=self.device) for rope in self._ropes}
 
     @property
     def token_weight(self) -> Tensor:
         """The token table [vocabulary, embedding size] in the encoder's type, for heads that share it (a tied decoder)."""
+        if not isinstance(self.embed, TokenEmbedding):
+            raise TypeError("the encoder takes no token ids")
         return self.embed.token.weight
 
     @property
-    def segments(self) -> int:
-        """The number of segments (token types) that it distinguishes; 0 or 1: none."""
-        return 0 if self.embed.segment is None else self.embed.segment.weight.shape[0]
+    def dtype(self) -> torch.dtype:
+        """The type that it computes in."""
+        return next(self.embed.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.embed.parameters()).device
 
     @property
     def bytes(self) -> int:

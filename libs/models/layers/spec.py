@@ -48,6 +48,28 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """The embedding layer: the sum of token and, where the family has them, position and segment embeddings; normalised, projected.
+
+    `positions`: the rows of the position table, of which the first `offset` are for padding (RoBERTa); the rest are the longest
+    sequence. `table` False: no position embeddings (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum.
+    `hidden` None: as `size`. `norm_last`: projected first, without a bias, then normalised.
+    """
+
+    vocabulary: int
+    size: int
+    positions: int
+    norm_eps: float | None
+    norm_bias: bool = True
+    table: bool = True
+    offset: int = 0
+    segments: int = 0  # token types; 0: none
+    scale: float = 1.0
+    hidden: int | None = None
+    norm_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderSpec:
     """A stack of transformer layers.
 

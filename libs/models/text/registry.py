@@ -15,7 +15,7 @@ from libs.catalog.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import has_bfloat16
 from libs.models import weights
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families import (
     bert,
@@ -51,7 +51,7 @@ class Family(Protocol):
     @property
     def WEIGHTS(self) -> Mapping[str, Rule]: ...
 
-    def build(self, config: Config) -> TextEncoder: ...
+    def build(self, config: Config) -> PackedEncoder: ...
 
 
 @runtime_checkable
@@ -114,7 +114,7 @@ def build_encoder(
     dtype: torch.dtype,
     device: torch.device,
     head_tables: Mapping[str, HeadRule],
-) -> tuple[TextEncoder, dict[str, Tensor]]:
+) -> tuple[PackedEncoder, dict[str, Tensor]]:
     """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of `head_tables`.
 
     Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
@@ -133,7 +133,7 @@ def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[st
     return {**family.WEIGHTS, **family.MODULES} if isinstance(family, _Renames) else family.WEIGHTS, family.PREFIXES
 
 
-def empty_encoder(config: Config) -> tuple[TextEncoder, Family]:
+def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
     """The encoder that config.json describes, on the meta device, and its family."""
     family = _family_of(config)
     try:
@@ -156,7 +156,7 @@ def _family_of(config: Config) -> Family:
     raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
 
 
-def prepare(encoder: TextEncoder) -> None:
+def prepare(encoder: PackedEncoder) -> None:
     """Lets every module prepare its weights, which are final now, for the device they are on."""
     for module in encoder.modules():
         if isinstance(module, _Prepares):

@@ -25,15 +25,16 @@ from libs.models import (
     ExtractResult,
     Given,
     Output,
+    PackedModel,
     Prepared,
     RelationsWork,
     Result,
     ScoreResult,
     ScoreWork,
     SparseRow,
-    TextModel,
     Work,
     is_finite,
+    load_model,
 )
 from services.worker.check.explain import Test
 
@@ -78,8 +79,8 @@ class _Run:
     outputs: list[Output]
 
 
-def _load(directory: Path, model: str, said: Overrides | None, dtype: torch.dtype) -> TextModel:
-    return TextModel.load(directory, model, torch.device("cpu"), dtype, said)
+def _load(directory: Path, model: str, said: Overrides | None, dtype: torch.dtype) -> PackedModel:
+    return load_model(directory, model, torch.device("cpu"), dtype, said)
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
@@ -105,13 +106,13 @@ def _ends(text: str) -> tuple[Given, ...]:
     return Given(0, 3), Given(len(text) - 3, len(text))
 
 
-def _run(model: TextModel, work: Work) -> _Run:
+def _run(model: PackedModel, work: Work) -> _Run:
     prepared = model.prepare(work)
     task = type(work).__name__.removesuffix("Work").lower()
     return _Run(task, prepared, model.forward(prepared.head, prepared.sequences))
 
 
-def _checks(model: TextModel, done: _Run) -> Iterator[Test]:
+def _checks(model: PackedModel, done: _Run) -> Iterator[Test]:
     prepared, outputs = done.prepared, done.outputs
     tokens = [sequence.tokens for sequence in prepared.sequences]
     finite = all(map(is_finite, outputs))

@@ -12,7 +12,7 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
-from libs.models import Model, TextModel
+from libs.models import Model, load_model
 from libs.models.text.registry import default_dtype
 from services.worker.settings import Settings
 
@@ -78,7 +78,7 @@ def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callabl
     def load(directory: Path, model: str) -> Model:
         """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
         torch.set_num_threads(1)
-        return TextModel.load(directory, model, device, dtype, catalog.of(model))
+        return load_model(directory, model, device, dtype, catalog.of(model))
 
     return load
 

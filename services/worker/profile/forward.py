@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from libs.errors import TaskNotSupported
-from libs.models import TextModel, Work
+from libs.models import PackedModel, Work
 from services.worker.check.selftest import works
 from services.worker.machine.device import open_device
 from services.worker.profile.ranges import named_parts
@@ -64,7 +64,7 @@ class ForwardProfile:
         return self.seconds / self.plain_seconds - 1
 
 
-def load(settings: Settings, model: str, directory: Path) -> tuple[TextModel, str, int]:
+def load(settings: Settings, model: str, directory: Path) -> tuple[PackedModel, str, int]:
     """The model as a worker with these settings would have it, the device's name, and the tokens of the largest batch.
 
     The calling thread computes with as many threads as such a worker's device thread. Raises ShoalError.
@@ -72,12 +72,12 @@ def load(settings: Settings, model: str, directory: Path) -> tuple[TextModel, st
     device = open_device(settings)
     loaded = device.load(directory, model)
     device.enter()
-    if not isinstance(loaded, TextModel):
+    if not isinstance(loaded, PackedModel):
         raise TaskNotSupported(f"{model} is no text model: only these can be profiled")
     return loaded, device.name, device.batch_tokens
 
 
-def fill(model: TextModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
+def fill(model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
     """As many of the texts, in order, as fit, but at least one; they are for the first task of the model."""
     taken: list[str] = []
     tokens = 0
@@ -91,13 +91,13 @@ def fill(model: TextModel, texts: Iterator[str], most_tokens: int, most_texts: i
     return Batch(taken, work, model.prepare(work).tokens)
 
 
-def work_of(model: TextModel, texts: list[str]) -> Work:
+def work_of(model: PackedModel, texts: list[str]) -> Work:
     """A job for the model's first task."""
     return next(works(model.card, texts))
 
 
 def profile_forward(
-    model: TextModel, batch: Batch, *, runs: int, device: str, threads: int, trace: Path | None = None
+    model: PackedModel, batch: Batch, *, runs: int, device: str, threads: int, trace: Path | None = None
 ) -> ForwardProfile:
     """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: the file to write the trace to."""
     prepared = model.prepare(batch.work)
@@ -117,7 +117,7 @@ def profile_forward(
     return ForwardProfile(
         model=model.card.model,
         device=device,
-        dtype=str(model.encoder.token_weight.dtype).removeprefix("torch."),
+        dtype=str(model.trunks[0].encoder.dtype).removeprefix("torch."),
         threads=threads,
         texts=len(batch.texts),
         tokens=batch.tokens,
@@ -141,7 +141,7 @@ def _timed(call: Callable[[], object], times: int) -> list[float]:
     return seconds
 
 
-def _traced(model: TextModel, forward: Callable[[], object], runs: int, path: Path | None) -> list[Forward]:
+def _traced(model: PackedModel, forward: Callable[[], object], runs: int, path: Path | None) -> list[Forward]:
     """The trace of each run but the first, in which the profiler sets itself up. `path`: the file to write the trace to."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with TemporaryDirectory() as directory:

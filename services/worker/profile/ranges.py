@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from libs.kernels.linear import PackedLinear
-from libs.models import TextModel
+from libs.models import PackedModel
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, Norm
 from libs.models.text.heads.linear import HeadLinear
@@ -36,12 +36,12 @@ _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
 
 
 @contextmanager
-def named_parts(model: TextModel) -> Iterator[None]:
+def named_parts(model: PackedModel) -> Iterator[None]:
     """Within this context the model's modules run in profiler ranges named `shoal.<part>`."""
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
     try:
-        for module in {each for root in (model.encoder, *heads) for each in root.modules()}:
+        for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):
                 setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
                 wrapped.append((module, method))

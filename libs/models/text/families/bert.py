@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -62,10 +62,10 @@ WEIGHTS = HEADS | EMBEDDINGS | BLOCKS | NORMS
 _NO_OFFSET = ("bert", "electra")
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = bert_spec(config)
-    return TextEncoder(spec, bert_embedding(config, spec))
+    return PackedEncoder(spec, bert_embedding(config, spec))
 
 
 def bert_spec(config: Config) -> EncoderSpec:
@@ -91,11 +91,13 @@ def bert_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
     """RoBERTa and its variants count positions from the padding token's id + 1."""
     plain = config.text("model_type") in _NO_OFFSET
     return TokenEmbedding(
-        config.size("vocab_size"),
-        config.size("embedding_size", spec.hidden),
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        offset=0 if plain else config.integer("pad_token_id", 1) + 1,
-        segments=config.integer("type_vocab_size", 2),
-        hidden=spec.hidden,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            config.size("embedding_size", spec.hidden),
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            offset=0 if plain else config.integer("pad_token_id", 1) + 1,
+            segments=config.integer("type_vocab_size", 2),
+            hidden=spec.hidden,
+        )
     )

@@ -23,12 +23,12 @@ from libs.models.layers.encoder import (
     Attention,
     AttentionType,
     Norm,
+    PackedEncoder,
     PositionBias,
     PostNormLayer,
     Shared,
-    TextEncoder,
 )
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.lora import BoundConstants, Shape
 from libs.models.packed import Packed
 from libs.models.weights import Rule, Spare
@@ -322,7 +322,7 @@ class ConvolvedLayer(PostNormLayer):
         return self.forward(x, batch, shared).index_select(0, rows)
 
 
-class DebertaEncoder(TextEncoder):
+class DebertaEncoder(PackedEncoder):
     """An encoder with distances projected for each layer, and in some models a convolution beside the first layer."""
 
     def __init__(
@@ -367,7 +367,7 @@ class DebertaEncoder(TextEncoder):
         return [(at, attention) for at, attention in attentions if isinstance(attention, DisentangledAttention)]
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
@@ -401,14 +401,16 @@ def build(config: Config) -> TextEncoder:
 def _embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
     table = config.flag("position_biased_input", True)
     return TokenEmbedding(
-        config.size("vocab_size"),
-        config.size("embedding_size", spec.hidden),
-        positions=config.size("max_position_embeddings", _POSITIONS) if table else _ANY_LENGTH,
-        norm_eps=spec.norm_eps,
-        table=table,
-        segments=config.integer("type_vocab_size", 0),
-        hidden=spec.hidden,
-        norm_last=True,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            config.size("embedding_size", spec.hidden),
+            positions=config.size("max_position_embeddings", _POSITIONS) if table else _ANY_LENGTH,
+            norm_eps=spec.norm_eps,
+            table=table,
+            segments=config.integer("type_vocab_size", 0),
+            hidden=spec.hidden,
+            norm_last=True,
+        )
     )
 
 

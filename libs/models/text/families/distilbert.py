@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("distilbert",)
@@ -34,7 +34,7 @@ WEIGHTS: dict[str, Rule] = {
 _NORM_EPS = 1e-12  # fixed in the reference; config.json has no key for it
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     hidden = config.size("dim")
     heads = config.head_count("n_heads", hidden)
@@ -48,5 +48,7 @@ def build(config: Config) -> TextEncoder:
         norm_eps=_NORM_EPS,
         activation=config.activation("activation"),
     )
-    embed = TokenEmbedding(config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=_NORM_EPS)
-    return TextEncoder(spec, embed)
+    embed = TokenEmbedding(
+        EmbeddingSpec(config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=_NORM_EPS)
+    )
+    return PackedEncoder(spec, embed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("eurobert",)
@@ -29,7 +29,7 @@ WEIGHTS: dict[str, Rule] = {
 }
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     size = config.size("head_dim", hidden // heads)
@@ -51,6 +51,8 @@ def build(config: Config) -> TextEncoder:
         down_bias=config.flag("mlp_bias", False),
     )
     embed = TokenEmbedding(
-        config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=None, table=False
+        EmbeddingSpec(
+            config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=None, table=False
+        )
     )
-    return TextEncoder(spec, embed)
+    return PackedEncoder(spec, embed)

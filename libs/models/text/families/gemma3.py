@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, LayerSpec
 from libs.models.text.families.llama import BLOCKS, HEADS, decoder_spec, sliding_layers, window_of
 from libs.models.weights import Rule
 
@@ -48,7 +48,7 @@ class GemmaEmbedding(TokenEmbedding):
         self._scale = float(torch.tensor(self._scale, dtype=self.token.weight.dtype, device="cpu"))
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     if config.has("attn_logit_softcapping"):
         raise config.unsupported("attn_logit_softcapping", "only null is supported")
@@ -71,11 +71,13 @@ def build(config: Config) -> TextEncoder:
         scale=config.number("query_pre_attn_scalar", _SCALAR) ** -0.5,
     )
     embed = GemmaEmbedding(
-        config.size("vocab_size"),
-        spec.hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=None,
-        table=False,
-        scale=spec.hidden**0.5,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=None,
+            table=False,
+            scale=spec.hidden**0.5,
+        )
     )
-    return TextEncoder(spec, embed)
+    return PackedEncoder(spec, embed)

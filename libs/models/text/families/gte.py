@@ -6,9 +6,9 @@ transformers and snowflake-arctic-embed-m-v2.0 call it "gte".
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("new", "gte")
@@ -45,7 +45,7 @@ MODULES: dict[str, Rule] = {
 _THETA = {"new": 10_000.0, "gte": 160_000.0}  # where config.json gives none
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     config.require("position_embedding_type", "rope")
     config.require("layer_norm_type", "layer_norm")
@@ -68,11 +68,13 @@ def build(config: Config) -> TextEncoder:
         up_bias=False,
     )
     embed = TokenEmbedding(
-        config.size("vocab_size"),
-        hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        segments=config.integer("type_vocab_size", 1),
-        table=False,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            segments=config.integer("type_vocab_size", 1),
+            table=False,
+        )
     )
-    return TextEncoder(spec, embed)
+    return PackedEncoder(spec, embed)

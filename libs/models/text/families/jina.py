@@ -10,8 +10,8 @@ from torch import Tensor
 
 from libs.errors import ModelBroken
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import PositionBias, TextEncoder
-from libs.models.layers.spec import Activation, Config, EncoderSpec, LayerSpec
+from libs.models.layers.encoder import PackedEncoder, PositionBias
+from libs.models.layers.spec import Activation, Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.text.families.bert import HEADS
 from libs.models.weights import Rule
 
@@ -55,11 +55,11 @@ def norms_queries(config: Config) -> bool:
     return any("jina-bert-v2-qk-post-norm" in source for source in sources)
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = jina_spec(config)
     embed = jina_embedding(config, spec)
-    return TextEncoder(spec, embed, relative=alibi(spec, embed))
+    return PackedEncoder(spec, embed, relative=alibi(spec, embed))
 
 
 def jina_spec(config: Config, *, gate_last: bool = False) -> EncoderSpec:
@@ -85,12 +85,14 @@ def jina_spec(config: Config, *, gate_last: bool = False) -> EncoderSpec:
 
 def jina_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
     return TokenEmbedding(
-        config.size("vocab_size"),
-        spec.hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        segments=config.integer("type_vocab_size", 2),
-        table=False,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            segments=config.integer("type_vocab_size", 2),
+            table=False,
+        )
     )
 
 

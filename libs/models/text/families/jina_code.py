@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from libs.models.layers.encoder import Attention, AttentionType, Norm, PostNormLayer, Shared, TextEncoder
+from libs.models.layers.encoder import Attention, AttentionType, Norm, PackedEncoder, PostNormLayer, Shared
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.families import jina
 from libs.models.text.families.jina import COMMON, alibi, jina_embedding, jina_spec, norms_queries, uses_alibi
@@ -27,11 +27,11 @@ def claims(config: Config) -> bool:
     return uses_alibi(config) and norms_queries(config)
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = jina_spec(config, gate_last=True)
     embed = jina_embedding(config, spec)
-    return TextEncoder(spec, embed, relative=alibi(spec, embed), attention=WideNormAttention, layer=TwiceAddedLayer)
+    return PackedEncoder(spec, embed, relative=alibi(spec, embed), attention=WideNormAttention, layer=TwiceAddedLayer)
 
 
 class WideNormAttention(Attention):

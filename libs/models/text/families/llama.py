@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("llama", "llama_bidirec", "mistral")
@@ -42,7 +42,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MISTRALS_WINDOW = 4096  # where config.json has no key for it; null: none
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     kind = config.text("model_type")
     causal = config.flag("is_causal", kind != "llama_bidirec")
@@ -52,7 +52,7 @@ def build(config: Config) -> TextEncoder:
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = (window,) * config.layers("num_hidden_layers")
     spec = decoder_spec(config, causal=causal, windows=windows, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
-    return TextEncoder(spec, token_embedding(config))
+    return PackedEncoder(spec, token_embedding(config))
 
 
 def decoder_spec(
@@ -96,7 +96,9 @@ def decoder_spec(
 def token_embedding(config: Config) -> TokenEmbedding:
     """Token embeddings alone: positions are rotary, and there is no norm."""
     positions = config.size("max_position_embeddings")
-    return TokenEmbedding(config.size("vocab_size"), config.size("hidden_size"), positions=positions, norm_eps=None, table=False)
+    return TokenEmbedding(
+        EmbeddingSpec(config.size("vocab_size"), config.size("hidden_size"), positions=positions, norm_eps=None, table=False)
+    )
 
 
 def key_heads(config: Config, heads: int) -> int:

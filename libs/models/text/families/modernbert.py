@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("modernbert",)
@@ -32,7 +32,7 @@ WEIGHTS: dict[str, Rule] = {
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
@@ -62,14 +62,16 @@ def build(config: Config) -> TextEncoder:
         down_bias=config.flag("mlp_bias", False),
     )
     embed = TokenEmbedding(
-        config.size("vocab_size"),
-        hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        norm_bias=spec.norm_bias,
-        table=False,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            norm_bias=spec.norm_bias,
+            table=False,
+        )
     )
-    return TextEncoder(spec, embed)
+    return PackedEncoder(spec, embed)
 
 
 def _layer_types(config: Config) -> tuple[str, ...]:

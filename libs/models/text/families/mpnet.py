@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
-from libs.models.layers.spec import Config
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EmbeddingSpec
 from libs.models.text.families.bert import bert_spec
 from libs.models.weights import Rule
 
@@ -40,14 +40,16 @@ WEIGHTS: dict[str, Rule] = {
 _OFFSET = 2  # the reference counts positions from 2, whatever the padding token
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = bert_spec(config)
     embed = TokenEmbedding(
-        config.size("vocab_size"),
-        spec.hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        offset=_OFFSET,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            offset=_OFFSET,
+        )
     )
-    return TextEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1))
+    return PackedEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1))

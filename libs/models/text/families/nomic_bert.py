@@ -6,9 +6,9 @@ Its config.json has GPT-2's keys where Nomic wrote it, and BERT's where transfor
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Activation, Config, EncoderSpec, LayerSpec
+from libs.models.layers.spec import Activation, Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("nomic_bert",)
@@ -49,7 +49,7 @@ MODULES: dict[str, Rule] = {
 _GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     if not config.has("n_embd"):
         return _transformers(config)
@@ -57,7 +57,7 @@ def build(config: Config) -> TextEncoder:
     if name not in _GATED:
         raise config.unsupported("activation_function", f"supported are {', '.join(_GATED)}")
     spec = nomic_spec(config, _GATED[name], gated=True)
-    return TextEncoder(spec, nomic_embedding(config, spec))
+    return PackedEncoder(spec, nomic_embedding(config, spec))
 
 
 def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> EncoderSpec:
@@ -96,7 +96,7 @@ def _positions(config: Config) -> int:
     return min(positions, config.size("max_trained_positions", 2048)) if config.has("rotary_scaling_factor") else positions
 
 
-def _transformers(config: Config) -> TextEncoder:
+def _transformers(config: Config) -> PackedEncoder:
     hidden = config.size("hidden_size")
     heads = config.heads("num_attention_heads")
     head_size = config.size("head_dim", hidden // heads)
@@ -115,15 +115,17 @@ def _transformers(config: Config) -> TextEncoder:
         up_bias=False,
         down_bias=False,
     )
-    return TextEncoder(spec, _embedding(config, spec, config.size("max_position_embeddings")))
+    return PackedEncoder(spec, _embedding(config, spec, config.size("max_position_embeddings")))
 
 
 def _embedding(config: Config, spec: EncoderSpec, positions: int) -> TokenEmbedding:
     return TokenEmbedding(
-        config.size("vocab_size"),
-        spec.hidden,
-        positions=positions,
-        norm_eps=spec.norm_eps,
-        segments=config.integer("type_vocab_size", 2),
-        table=False,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=positions,
+            norm_eps=spec.norm_eps,
+            segments=config.integer("type_vocab_size", 2),
+            table=False,
+        )
     )

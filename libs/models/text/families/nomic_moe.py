@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families import nomic_bert
 from libs.models.text.families.nomic_bert import COMMON, nomic_embedding, nomic_spec
@@ -25,11 +25,11 @@ def claims(config: Config) -> bool:
     return config.integer("num_experts", 0) > 0
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     config.require("moe_normalize_expert_weights", False)
     spec = nomic_spec(config, config.activation("activation_function"), gated=False)
     experts, every = config.size("num_experts"), config.size("moe_every_n_layers")
     layers = tuple(replace(layer, experts=experts) if i % every == 1 else layer for i, layer in enumerate(spec.layers))
     spec = replace(spec, layers=layers, experts_used=config.size("moe_top_k"))
-    return TextEncoder(spec, nomic_embedding(config, spec))
+    return PackedEncoder(spec, nomic_embedding(config, spec))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.bert import BLOCKS, EMBEDDINGS, HEADS, bert_embedding, bert_spec
 from libs.models.weights import Rule
@@ -21,7 +21,7 @@ NORMS: dict[str, Rule] = {
 WEIGHTS = HEADS | EMBEDDINGS | BLOCKS | NORMS
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = replace(bert_spec(config), norm="pre")
-    return TextEncoder(spec, bert_embedding(config, spec))
+    return PackedEncoder(spec, bert_embedding(config, spec))

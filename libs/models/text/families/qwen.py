@@ -5,7 +5,7 @@ Causal, unless the config says otherwise (gte-Qwen2). With `use_sliding_window`,
 
 from __future__ import annotations
 
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families import llama
 from libs.models.text.families.llama import decoder_spec, sliding_layers, token_embedding, window_of
@@ -25,15 +25,15 @@ _WINDOW = 4096
 _FIRST_SLIDING_LAYER = 28
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     causal = config.flag("is_causal", True)
     windows = _windows(config, causal)
     if config.text("model_type") == "qwen2":
-        return TextEncoder(decoder_spec(config, causal=causal, windows=windows, qkv_bias=True), token_embedding(config))
+        return PackedEncoder(decoder_spec(config, causal=causal, windows=windows, qkv_bias=True), token_embedding(config))
     bias, size = config.flag("attention_bias", False), config.size("head_dim", _HEAD_SIZE)
     spec = decoder_spec(config, causal=causal, windows=windows, head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias)
-    return TextEncoder(spec, token_embedding(config))
+    return PackedEncoder(spec, token_embedding(config))
 
 
 def _windows(config: Config, causal: bool) -> tuple[int | None, ...]:

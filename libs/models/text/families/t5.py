@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
-from libs.models.layers.spec import Activation, Config, EncoderSpec, LayerSpec
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Activation, Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("t5", "mt5")
@@ -68,7 +68,7 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
 _LONGEST = 1 << 15
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     heads = config.heads("num_heads")
     gated, activation = _feed_forward(config)
@@ -89,9 +89,9 @@ def build(config: Config) -> TextEncoder:
         up_bias=False,
         down_bias=False,
     )
-    embed = TokenEmbedding(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False)
+    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False))
     farthest = config.size("relative_attention_max_distance", 128)
-    return TextEncoder(spec, embed, relative=BucketBias.of(config, heads, reach=_LONGEST - 1, farthest=farthest))
+    return PackedEncoder(spec, embed, relative=BucketBias.of(config, heads, reach=_LONGEST - 1, farthest=farthest))
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:

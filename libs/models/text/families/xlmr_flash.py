@@ -6,9 +6,9 @@ It shares XLM-RoBERTa's model_type; transformers has its rotary variant as jina_
 from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec, Rope
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("xlm-roberta", "jina_embeddings_v3")
@@ -53,7 +53,7 @@ def claims(config: Config) -> bool:
     return flash or config.text("model_type") == _TRANSFORMERS
 
 
-def build(config: Config) -> TextEncoder:
+def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     if config.texts("lora_adaptations"):
         raise config.unsupported(
@@ -75,15 +75,17 @@ def build(config: Config) -> TextEncoder:
         activation=config.activation("hidden_act"),
     )
     embed = TokenEmbedding(
-        config.size("vocab_size"),
-        hidden,
-        positions=config.size("max_position_embeddings"),
-        norm_eps=spec.norm_eps,
-        offset=config.integer("pad_token_id", 1) + 1 if rope is None else 0,
-        segments=config.integer("type_vocab_size", 1),
-        table=rope is None,
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=spec.norm_eps,
+            offset=config.integer("pad_token_id", 1) + 1 if rope is None else 0,
+            segments=config.integer("type_vocab_size", 1),
+            table=rope is None,
+        )
     )
-    return TextEncoder(spec, embed)
+    return PackedEncoder(spec, embed)
 
 
 def _rope(config: Config, size: int) -> Rope | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from libs.models.head import Array, row_each
 from libs.models.packed import Packed, Rows
-from libs.models.text.heads.head import Array, row_each
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.work import InputSequence, Output
 

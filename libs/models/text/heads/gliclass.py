@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from libs.catalog.gliclass import Gliclass, Pooling, Scorer
 from libs.kernels.layout import cumulated, to_device
 from libs.kernels.pooling import cls, last, maximum, mean
+from libs.models.head import Array
 from libs.models.packed import Packed, Rows
-from libs.models.text.heads.head import Array
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.processing.gliclass import Places
 from libs.models.work import InputSequence, Output

@@ -16,11 +16,11 @@ from libs.catalog.card import Activation
 from libs.errors import ModelBroken
 from libs.kernels.norms import layer_norm
 from libs.kernels.pooling import mean
+from libs.models.head import Array, row_each
 from libs.models.layers import activations
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads import linear
-from libs.models.text.heads.head import Array, row_each
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import HeadRule
 from libs.models.work import InputSequence, Output

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from libs.models.head import Array, rows_each
 from libs.models.packed import Packed, Rows
-from libs.models.text.heads.head import Array, rows_each
 from libs.models.work import InputSequence, Output
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.models.text.heads.head import TextHead
+from libs.models.head import ModelHead
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
@@ -21,7 +21,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     card, text = parts.card, parts.text()
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
-    heads: dict[str, TextHead] = {}
+    heads: dict[str, ModelHead] = {}
     late = None
     if card.kind == "dense":
         heads["dense"] = PooledHead(card.pooling, layers)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.catalog.files import need_config
 from libs.catalog.gliclass import read_gliclass
 from libs.errors import ModelBroken
 from libs.models.layers.activations import FUNCTIONS
-from libs.models.layers.embeddings import Table
+from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
 from libs.models.text.heads.gliclass import GliclassHead
 from libs.models.text.heads.linear import check_shape
@@ -52,9 +52,8 @@ def _read(parts: Parts, name: str) -> Tensor:
 def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
     """Adds segment embeddings, which distinguish labels from text, to the token embeddings, as BERT does."""
     embed = parts.encoder.embed
-    if embed.segment is not None:
+    if not isinstance(embed, TokenEmbedding) or embed.segments:
         raise ModelBroken("config.json: `use_segment_embeddings`: not served for an encoder with segments of its own")
     size = embed.token.weight.shape[1]
     check_shape(state, _SEGMENTS, (_SEGMENT_COUNT, size), parts.file)
-    embed.segment = Table(_SEGMENT_COUNT, size)
-    embed.segment.weight = nn.Parameter(state.pop(_SEGMENTS).to(embed.token.weight.dtype), requires_grad=False)
+    embed.add_segments(state.pop(_SEGMENTS))

@@ -90,14 +90,14 @@ def _labels(
     parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
 ) -> tuple[LabelTokens, LabelVectors]:
     """The bi-encoder's encoder for labels, in the text encoder's data type."""
-    encoder, _ = build_encoder(config, own, dtype=parts.encoder.token_weight.dtype, device=parts.device, head_tables={})
+    encoder, _ = build_encoder(config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={})
     project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
     said = read_config(parts.directory, name) or Config(name, {})
     limit = min(said.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
     tokenizer = load_tokenizer(folder, lowercase=False)
-    if largest_id(tokenizer) >= encoder.token_weight.shape[0]:
+    if largest_id(tokenizer) >= encoder.embed.vocabulary:
         raise ModelBroken(f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")
     return LabelTokens(tokenizer, limit), LabelVectors(encoder, project)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from libs.catalog.card import Card
 from libs.catalog.hybrid import SPARSE_FILE, TOKENS_FILE
 from libs.errors import ModelBroken
-from libs.models.text.heads.head import TextHead
+from libs.models.head import ModelHead
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
@@ -26,7 +26,9 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 
 def build(parts: Parts) -> Built:
     card, text = parts.card, parts.text()
-    heads: dict[str, TextHead] = {"dense": PooledHead(card.pooling, dense_layers(card, parts.directory, parts.state, parts.device))}
+    heads: dict[str, ModelHead] = {
+        "dense": PooledHead(card.pooling, dense_layers(card, parts.directory, parts.state, parts.device))
+    }
     if card.sparse is not None:
         heads["sparse"] = LexicalHead(_layer(parts, SPARSE_FILE, 1, rectified=True), _unused(parts, text))
     late = None

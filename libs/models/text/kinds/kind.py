@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,35 +12,23 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.catalog.files import need_config
-from libs.models.layers.encoder import TextEncoder
+from libs.models.head import ModelHead
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.results import Result
-from libs.models.text.heads.head import TextHead
+from libs.models.processor import Processor
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.trunk import Trunk
 from libs.models.weights import HeadRule, TensorFile
-from libs.models.work import GoOn, Output, Prepared, Work
-
-
-class Processor(Protocol):
-    """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
-
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises.
-
-        `go_on` is called before each `cutting.SLICE` characters.
-        """
-
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        """`outputs`: one for each of `prepared.sequences`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`heads`: by the names that `Prepared.head` may have."""
+    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have. `trunks`: further encoders."""
 
-    heads: Mapping[str, TextHead]
+    heads: Mapping[str, ModelHead]
     processor: Processor
+    trunks: tuple[Trunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,7 @@ class Parts:
 
     card: Card
     directory: Path
-    encoder: TextEncoder
+    encoder: PackedEncoder
     state: Mapping[str, Tensor]
     rest: TensorFile
     device: torch.device
@@ -77,7 +65,7 @@ class Parts:
         return TextProcessor(
             load_tokenizer(self.root, lowercase=self.card.lowercase),
             limit=self.card.max_tokens,
-            segments=self.encoder.segments > 1,
+            segments=self.encoder.embed.segments > 1,
             unknown=special_token(self.root, "unk_token"),
         )
 

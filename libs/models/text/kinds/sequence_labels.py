@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
+from libs.models.processor import Processor
 from libs.models.text.heads.labels import Classifier, LabelsHead, pooling_of, table_of, text_layout
-from libs.models.text.kinds.kind import Built, Parts, Processor
+from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.labels import LabelsProcessor
 from libs.models.text.processing.nli import NliProcessor
 from libs.models.text.tokenising.chat import ChatPairs

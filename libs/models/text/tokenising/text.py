@@ -1,8 +1,8 @@
 """Texts -> token ids, with nothing but the `tokenizers` library and tokenizer.json.
 
-The first step of `TextModel.prepare`, in the worker's threads. One Tokenizer serves all threads, so its state (truncation, padding)
-is set once, to none: encodings are truncated here, to exactly the ids that the tokenizer's own truncation would leave. Of a long
-text no more is tokenised than that takes (`cutting.py`), and many texts are tokenised a slice at a time.
+The first step of `PackedModel.prepare`, in the worker's threads. One Tokenizer serves all threads, so its state (truncation,
+padding) is set once, to none: encodings are truncated here, to exactly the ids that the tokenizer's own truncation would leave.
+Of a long text no more is tokenised than that takes (`cutting.py`), and many texts are tokenised a slice at a time.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
+from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.spans import SpanScorer, TwoLayers
 from libs.models.text.heads.extraction.word_labels import WordScorer
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
-from libs.models.text.heads.head import Array
 from libs.models.work import InputSequence, Output
 
 

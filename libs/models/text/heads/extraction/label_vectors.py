@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.pooling import mean
-from libs.models.layers.encoder import TextEncoder
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
 from libs.models.text.heads.extraction.words import Ids, Label
 from libs.models.text.heads.linear import HeadLinear
@@ -22,7 +22,7 @@ _TOKENS: Final = 8192  # of one batch of the encoder for labels
 class LabelVectors(nn.Module):
     """The mean state of a label's tokens, projected to the head's size. Used by the device thread alone."""
 
-    def __init__(self, encoder: TextEncoder, project: HeadLinear | None) -> None:
+    def __init__(self, encoder: PackedEncoder, project: HeadLinear | None) -> None:
         super().__init__()
         self.encoder, self.project = encoder, project
         self._known: OrderedDict[str, Tensor] = OrderedDict()
@@ -39,7 +39,7 @@ class LabelVectors(nn.Module):
         return torch.stack([found[label.name] for label in labels])
 
     def _encode(self, ids: Sequence[Ids]) -> Tensor:
-        batch = Packed.of(ids, device=self.encoder.token_weight.device)
+        batch = Packed.of(ids, device=self.encoder.device)
         vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
         return vectors if self.project is None else self.project.forward(vectors)
 

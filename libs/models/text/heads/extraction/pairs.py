@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
+from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
-from libs.models.text.heads.head import Array
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.work import InputSequence, Output
 

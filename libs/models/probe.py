@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from libs.models.layers.encoder import TextEncoder
-from libs.models.packed import Packed
-from libs.models.text.heads.head import TextHead
-from libs.models.work import InputSequence
+from libs.models.layers.embeddings import InputLayer
+from libs.models.trunk import Trunk
+from libs.models.work import InputRows, InputSequence
 
 _SEQUENCES = 4
 _TOKENS = 16  # of each
@@ -71,23 +70,28 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def activation_bytes_per_token(
-    encoder: TextEncoder, heads: Sequence[TextHead], weights: Sequence[Tensor], device: torch.device
-) -> float:
-    """Measured with a few short sequences, through the encoder and each head. `weights`: existing tensors, not counted.
+def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float:
+    """Measured with a few short sequences, through the trunk's encoder and each head. `weights`: existing tensors, not counted.
 
-    Heads that need more input of a sequence than its tokens are left out. Raises what the encoder raises.
+    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its input is not of tokens. Raises
+    what the encoder raises.
     """
-    vocabulary = encoder.token_weight.shape[0]
-    length = min(_TOKENS, encoder.max_positions)
-    rows = [InputSequence(np.arange(number, number + length, dtype=np.int32) % vocabulary) for number in range(_SEQUENCES)]
+    length = min(_TOKENS, trunk.encoder.max_positions)
+    rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
     with _ALONE, live:
-        batch = Packed.of([row.ids for row in rows], device=device)
-        hidden = encoder.forward(batch)
-        for head in heads:
+        batch = trunk.pack(rows, [None] * _SEQUENCES)
+        hidden = trunk.encoder.forward(batch)
+        for head in trunk.heads.values():
             try:
                 head.forward(hidden, batch, rows)
             except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack
                 continue
     return live.peak / (length * _SEQUENCES)
+
+
+def _sequence(embed: InputLayer, number: int, length: int) -> InputSequence:
+    if embed.vocabulary:
+        return InputSequence(np.arange(number, number + length, dtype=np.int32) % embed.vocabulary)
+    rows = InputRows(np.arange(length, dtype=np.int32), np.zeros((length, embed.row_size), np.float32))
+    return InputSequence(np.zeros(length, np.int32), rows=rows)

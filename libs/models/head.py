@@ -1,4 +1,4 @@
-"""The interface of a TextModel's heads."""
+"""The interface of a model's heads: hidden states to outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libs.models.work import InputSequence, Output
 Array = NDArray[np.generic]
 
 
-class TextHead(Protocol):
+class ModelHead(Protocol):
     """Turns hidden states into an output for each sequence, in two steps with one copy from the device between them."""
 
     @property

@@ -1,0 +1,175 @@
+"""A model as it is served: `prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), calls that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from threading import RLock
+
+import torch
+from torch import nn
+
+from libs.catalog.card import Card
+from libs.models.head import Compacts, ModelHead
+from libs.models.layers.encoder import resident_bytes
+from libs.models.lora import Adapters, Names
+from libs.models.probe import activation_bytes_per_token
+from libs.models.processor import Processor
+from libs.models.results import Result
+from libs.models.tiers import Arena, ParkedModel, copying, tensors_of
+from libs.models.trunk import Trunk
+from libs.models.work import (
+    Between,
+    GoOn,
+    Head,
+    InputSequence,
+    Output,
+    Prepared,
+    Work,
+    go_on_anyway,
+    nothing_between,
+)
+
+
+class PackedModel:
+    """A model of one or several trunks, whose batches are packed: every `Model` that is served.
+
+    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest sequence.
+    """
+
+    def __init__(self, card: Card, trunks: Sequence[Trunk], processor: Processor, names: Names, device: torch.device) -> None:
+        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them."""
+        self.card = card
+        self.trunks = tuple(trunks)
+        self.bytes = max(sum(resident_bytes(module) for module in self.modules()), card.memory_bytes)
+        self.max_tokens = card.max_tokens
+        self._trunk_of = {name: trunk for trunk in self.trunks for name in trunk.heads}
+        self._processor, self._device = processor, device
+        main = self.trunks[0].encoder
+        self._adapters = Adapters(main, names, main.dtype, device)
+        # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
+        # thread and between two of its layers, binds its own.
+        self._computing = RLock()
+        self._arena: Arena | None = None
+        self.widen: Callable[[], PackedModel] | None = None
+        """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
+
+    @property
+    def heads(self) -> Mapping[str, ModelHead]:
+        """The heads, by the names that `Prepared.head` may have."""
+        return {name: trunk.heads[name] for name, trunk in self._trunk_of.items()}
+
+    def modules(self) -> list[nn.Module]:
+        """The modules that hold its weights: encoders, towers and heads."""
+        return [module for trunk in self.trunks for module in trunk.modules()]
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
+
+        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
+        """
+        prepared = self._processor.prepare(work, go_on)
+        self._trunk(prepared.head).refuse_outside(prepared.sequences)
+        return prepared
+
+    def _trunk(self, head: Head) -> Trunk:
+        return self._trunk_of[head.split("+", 1)[0]]
+
+    @torch.inference_mode()
+    def forward(self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between) -> list[Output]:
+        """Runs sequences of any number of jobs for the same head, packed in one batch: one output each, in their order.
+
+        `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
+        """
+        # Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU.
+        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            called = between if self._device.type == "cpu" else nothing_between
+            rows = self._run(head, [sequences[i] for i in order], called)
+        outputs = dict(zip(order, rows, strict=True))
+        return [outputs[i] for i in range(len(sequences))]
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""
+        return self._processor.finish(prepared, outputs)
+
+    def add_adapter(self, name: str, directory: Path) -> int:
+        """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.
+
+        Raises ModelBroken with the file and the key or tensor at fault.
+        """
+        return self._adapters.add(name, directory)
+
+    def remove_adapter(self, name: str) -> None:
+        """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
+        self._adapters.remove(name)
+
+    def _run(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> list[Output]:
+        shared = _shared(sequences)
+        packed = [*shared.values(), *sequences]
+        number = {key: place for place, key in enumerate(shared)}
+        places = [None if item.before is None else number[item.adapter, item.before.tobytes()] for item in packed]
+        trunk = self._trunk(head)
+        heads = [trunk.heads[name] for name in head.split("+")]
+        batch = trunk.pack(packed, places)
+        adapters = [item.adapter for item in packed]
+        with self._adapters.bound(adapters, batch.lengths) if trunk is self.trunks[0] else nullcontext():
+            hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+        # All heads are launched first: the first copy to the host synchronises with the device.
+        results = [each.forward(hidden, batch, packed) for each in heads]
+        outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
+        return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
+
+    @staticmethod
+    def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
+        result = head.compact(result) if isinstance(head, Compacts) else result
+        return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
+
+    def gather(self) -> None:
+        """Moves all tensors into one buffer, on the device and in host memory. Once, before the first forward."""
+        self._arena = Arena(self.modules(), self._device)
+        self._arena.stow()
+        self._arena.bring()
+        self.bytes = max(self._arena.bytes, self.card.memory_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the copy of its weights in host memory; 0: there is none."""
+        return 0 if self._arena is None else self._arena.host_bytes
+
+    def drop_host_copy(self) -> None:
+        """Frees the copy in host memory and keeps none from now on."""
+        if self._arena is not None:
+            self._arena.drop_host_copy()
+
+    def park(self) -> ParkedModel[PackedModel]:
+        """Moves the model to host memory and unloads its adapters. No forward may be in progress, or start before `resume`."""
+        for name in self._adapters.directories():
+            self._adapters.remove(name)
+        if self._arena is None:
+            return ParkedModel(self, self.bytes, None)
+        self._arena.stow()
+        return ParkedModel(self, self._arena.bytes, self._arena)
+
+    def probe(self) -> float:
+        """Bytes of activations per token of a batch on the device, measured with a tiny forward."""
+        with self._computing, copying(self._device):
+            weights = tensors_of(*self.modules())
+            return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
+
+    def widened(self) -> PackedModel | None:
+        """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""
+        if self.widen is None:
+            return None
+        wide = self.widen()
+        wide._adapters.follow(self._adapters)
+        return wide
+
+
+def _shared(sequences: Sequence[InputSequence]) -> dict[tuple[str, bytes], InputSequence]:
+    """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split request share a prefix."""
+    found = [(item.adapter, item.before) for item in sequences if item.before is not None]
+    return {(adapter, before.tobytes()): InputSequence(before, adapter=adapter) for adapter, before in found}

@@ -1,0 +1,22 @@
+"""The interface of a model's processor: the host's part of a job, before and after the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from libs.models.results import Result
+from libs.models.work import GoOn, Output, Prepared, Work
+
+
+class Processor(Protocol):
+    """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
+
+    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises.
+
+        `go_on` is called before each `cutting.SLICE` characters.
+        """
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        """`outputs`: one for each of `prepared.sequences`."""

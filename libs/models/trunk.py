@@ -1,0 +1,83 @@
+"""An encoder and the heads after it. A text model has one trunk; a model of texts and images (CLIP) one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.errors import InvalidInput
+from libs.models.head import ModelHead
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.packed import Packed
+from libs.models.work import InputSequence
+
+
+class Tower(Protocol):
+    """Makes rows of an encoder's input of something that is no text: an image encoder and its connector. An nn.Module."""
+
+    def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
+        """`inputs`: `InputRows.values` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """`heads`: by the names that `Prepared.head` may have, which no other trunk of the model has.
+
+    `tower`: makes the rows of `InputSequence.rows`; None: these are the rows themselves.
+    """
+
+    encoder: PackedEncoder
+    heads: Mapping[str, ModelHead]
+    tower: Tower | None = None
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The modules that hold its weights."""
+        for module in (self.encoder, self.tower, *self.heads.values()):
+            if isinstance(module, nn.Module):
+                yield module
+
+    def refuse_outside(self, sequences: Sequence[InputSequence]) -> None:
+        """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup would crash a CUDA process."""
+        if not sequences:
+            return
+        embed = self.encoder.embed
+        rest = [item.before for item in sequences if item.before is not None]
+        if embed.vocabulary:
+            _refuse_ids([*(item.ids for item in sequences), *rest], embed.vocabulary, "token")
+        _refuse_ids([item.type_ids for item in sequences if item.type_ids is not None], max(1, embed.segments), "segment")
+        longest = max(item.tokens + (0 if item.before is None else len(item.before)) for item in sequences)
+        if longest > self.encoder.max_positions:
+            limit = self.encoder.max_positions
+            raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
+
+    def pack(self, sequences: Sequence[InputSequence], before: Sequence[int | None]) -> Packed:
+        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`."""
+        rows = [item.rows for item in sequences if item.rows is not None]
+        return Packed.of(
+            [item.ids for item in sequences],
+            [item.type_ids for item in sequences],
+            self.encoder.device,
+            seen=[item.seen for item in sequences],
+            before=before,
+            places=[None if item.rows is None else item.rows.places for item in sequences],
+            values=self._values([each.values for each in rows]) if rows else None,
+        )
+
+    def _values(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
+        if self.tower is not None:
+            return self.tower.forward(inputs)
+        rows = torch.from_numpy(np.concatenate(inputs))
+        return rows.pin_memory().to(self.encoder.device, non_blocking=True) if self.encoder.device.type == "cuda" else rows
+
+
+def _refuse_ids(found: Sequence[NDArray[np.int32]], most: int, what: str) -> None:
+    ids = np.concatenate(found) if found else np.zeros(0, np.int32)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < most:
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise InvalidInput(f"the model's tokenizer makes the {what} {wrong} of a text, but its encoder has {most} {what}s")
