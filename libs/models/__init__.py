@@ -1,8 +1,8 @@
 """Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
 
-`model.py` is the interface of a model, `work.py` its requests, `results.py` its results; the rest of this folder is shared by all
-kinds of models, `layers/` is the packed encoder, `text/` holds the text models. Everything here depends only on torch,
-safetensors, tokenizers and numpy, and on no service.
+`model.py` is the interface of a model, `work.py` its requests, `results.py` its results; `packed_model.py` implements it with
+trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the packed encoder, are shared by all kinds of models;
+`text/` holds what only models of texts need. Everything depends on torch, safetensors, tokenizers and numpy only, on no service.
 """
 
 from libs.models.model import Model, Parked

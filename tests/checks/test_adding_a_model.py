@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.models.layers.spec import EncoderSpec, LayerSpec
+from libs.models.layers.spec import EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.text.registry import _FAMILIES
 from libs.models.weights import Spare
 
@@ -29,8 +29,8 @@ def codes(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-@pytest.mark.parametrize("spec", [EncoderSpec, LayerSpec])
-def test_every_field_of_a_spec_is_there_with_its_default(spec: type[EncoderSpec] | type[LayerSpec]) -> None:
+@pytest.mark.parametrize("spec", [EmbeddingSpec, EncoderSpec, LayerSpec])
+def test_every_field_of_a_spec_is_there_with_its_default(spec: type[EmbeddingSpec | EncoderSpec | LayerSpec]) -> None:
     shown: dict[str, str | None] = {}
     for names, defaults, _ in rows(f"Fields of `{spec.__name__}`"):
         found = codes(names)

@@ -1,1 +1,4 @@
-"""What reads text: `registry.py` and `families/` make a checkpoint's encoder, `kinds/` choose its `heads/` and `processing/`."""
+"""Models that read text: `loading.py` makes one of a checkpoint directory.
+
+`registry.py` and `families/` build the encoder, `kinds/` choose its `heads/` and `processing/`, `tokenising/` makes token ids.
+"""
