@@ -145,6 +145,8 @@ def _images(objects: tuple[Object, ...]) -> set[str]:
 
 def test_the_values_of_the_page_are_taken() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
-    (written,) = re.findall(r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## Probes and shutdown of pods")], re.DOTALL)
+    (written,) = re.findall(
+        r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## Probes and shutdown of pods")], re.DOTALL
+    )
     objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
     assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == ["worker", "worker-h100"]
