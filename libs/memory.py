@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 60.0
-"""How often freed memory is returned to the system, which takes milliseconds (docs/decisions.md)."""
+"""How often freed memory is returned to the system, which takes milliseconds (docs/decisions/0013-returning-memory.md)."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 _STATM: Final = Path("/proc/self/statm")
@@ -28,7 +28,7 @@ def freeze() -> None:
     """Excludes all present objects from garbage collection: modules, classes and functions live as long as the process.
 
     To be called once everything is imported. A full collection reads every object with all threads stopped; for the objects of our
-    imports alone that takes tens of milliseconds (docs/decisions.md).
+    imports alone that takes tens of milliseconds (docs/decisions/0013-returning-memory.md).
     """
     gc.collect()
     gc.freeze()

@@ -64,7 +64,7 @@ def _limit_heaps() -> None:
 def limit_compiled_products() -> None:
     """Must run before torch is imported. oneDNN compiles a matrix product for each new shape, and packed batches always have new
     ones. It and ideep, through which torch calls it, would each cache 1,024 of them: some 500 MB in a worker of small models, full
-    only after many minutes, and replacing entries fragments the heap (docs/decisions.md).
+    only after many minutes, and replacing entries fragments the heap (docs/decisions/0013-returning-memory.md).
     """
     for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(limit, _COMPILED_PRODUCTS)

@@ -70,7 +70,7 @@ def test_the_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str
 
 def test_the_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
-    (written,) = re.findall(r"```yaml\n(components:.*?)```", page[page.index("## The way in") :], re.DOTALL)
+    (written,) = re.findall(r"```yaml\n(components:.*?)```", page[page.index("## Access to the routers") :], re.DOTALL)
     document = yaml.safe_load(written)
     components = [one.removeprefix("../../") for one in document["components"]]
     objects = build(tmp_path, resources=["base"], components=components, patches=document["patches"])
@@ -145,6 +145,8 @@ def _images(objects: tuple[Object, ...]) -> set[str]:
 
 def test_the_values_of_the_page_are_taken() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
-    (written,) = re.findall(r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## How pods")], re.DOTALL)
+    (written,) = re.findall(
+        r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## Probes and shutdown of pods")], re.DOTALL
+    )
     objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
     assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == ["worker", "worker-h100"]

@@ -18,7 +18,7 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 
 def test_every_row_of_the_boundaries_names_one() -> None:
-    boundaries = PAGE.read_text().partition("## The boundaries")[2].partition("## What is not protected")[0]
+    boundaries = PAGE.read_text().partition("## Trust boundaries")[2].partition("## What is not protected")[0]
     rows = [line for line in boundaries.splitlines() if line.startswith("| ") and not line.startswith(("| somebody", "| ---"))]
     assert len(rows) > 20
     assert [row for row in rows if "tests/" not in row.split("|")[3]] == []
