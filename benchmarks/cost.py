@@ -14,6 +14,7 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -87,7 +88,14 @@ class Profiler:
     async def start(self) -> None:
         arguments = ["record", "--pid", str(self._pid), "--format", "raw", "--full-filenames", "--nonblocking", "--duration", "600"]
         self._process = await asyncio.create_subprocess_exec(
-            *("py-spy", *arguments, "--rate", str(_SAMPLES_A_SECOND), "--output", str(self._file)),
+            *(
+                str(Path(sys.executable).with_name("py-spy")),
+                *arguments,
+                "--rate",
+                str(_SAMPLES_A_SECOND),
+                "--output",
+                str(self._file),
+            ),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
