@@ -86,7 +86,7 @@ class Profiler:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        arguments = ["record", "--pid", str(self._pid), "--format", "raw", "--full-filenames", "--nonblocking", "--duration", "600"]
+        arguments = ["record", "--pid", str(self._pid), "--format", "raw", "--full-filenames", "--gil", "--duration", "600"]
         self._process = await asyncio.create_subprocess_exec(
             *(
                 str(Path(sys.executable).with_name("py-spy")),
