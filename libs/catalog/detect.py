@@ -7,24 +7,25 @@ Read by workers before a model is loaded, so that a mesh knows its cold models. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog import late
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, DenseModule, Kind
-from libs.catalog.chat import refuse_messages, takes_messages, template_files, with_template
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, digest, need_config, read_config, shortened, tensor_files, tensor_shape
-from libs.catalog.gliclass import gliclass_card, is_gliclass
-from libs.catalog.gliner import gliner_card, is_gliner
-from libs.catalog.glirel import glirel_card, is_glirel
-from libs.catalog.hybrid import hybrid, layer_files, pickled_layers
-from libs.catalog.labels import sequence_labels, token_labels
-from libs.catalog.modules import read_modules, sentence_settings
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.checkpoint.chat import refuse_messages, template_files
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
+from libs.catalog.checkpoint.modules import read_modules, sentence_settings
+from libs.catalog.kinds.dense import dense
+from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
+from libs.catalog.kinds.gliner import gliner_card, is_gliner
+from libs.catalog.kinds.glirel import glirel_card, is_glirel
+from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
+from libs.catalog.kinds.labels import sequence_labels, token_labels
+from libs.catalog.kinds.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
+from libs.catalog.kinds.sparse import is_sparse, sparse
 from libs.catalog.overrides import Overrides, apply
-from libs.catalog.reranker import need_answers, refuse_bare, yes_no
-from libs.catalog.sparse import is_sparse, sparse
 from libs.errors import ModelBroken
 from libs.text import control_character
 
@@ -33,10 +34,7 @@ _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camember
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _LONGEST = 1 << 15  # tokens, where positions have no end and no file names one: T5
-_HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
-_STANFORD = "HF_ColBERT"
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
-_MASKED = "ForMaskedLM"
 
 
 def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
@@ -104,8 +102,7 @@ def _read(directory: Path) -> Checkpoint:
 
 def _kind(files: Checkpoint) -> Kind:
     """What stands after the encoder. modules.json and sentence-transformers' model_type speak before the architecture."""
-    native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
-    if native or files.architecture == _STANFORD or (late.is_pylate(files.top) and not files.modules.pooling):
+    if is_multi_vector(files):
         return "multi_vector"
     if is_sparse(files):
         return "sparse"
@@ -189,97 +186,18 @@ def _positions(config: Config) -> int:
     return positions
 
 
-def _hidden_size(config: Config) -> int:
-    for key in _HIDDEN_KEYS:
-        if size := config.number(key):
-            return size
-    raise config.broken("hidden_size", "is missing")
-
-
-def _dimensions(modules: Sequence[DenseModule], size: int) -> int:
-    """The width after the dense layers, each of which must fit the one before."""
-    for module in modules:
-        if module.in_features != size:
-            raise ModelBroken(f"{module.folder}/config.json: `in_features` is {module.in_features}, but {size} numbers come in")
-        size = module.out_features
-    return size
-
-
 def _dense(files: Checkpoint, card: Card) -> Card:
-    if files.modules.listed and not files.modules.pooling:
-        raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
-    pooling = files.modules.pooling or ("mean",)
-    return replace(
-        card,
-        tasks=("encode", "score", "classify"),
-        representations=("dense",),
-        dimensions=_dimensions(files.modules.dense, _hidden_size(files.config) * len(pooling)),
-        pooling=pooling,
-        pool_prompt=files.modules.pool_prompt,
-        modules=files.modules.dense,
-        normalize=files.modules.normalize,
-        scoring="cosine",
-        notes=_left_out(files),
-    )
-
-
-def _left_out(files: Checkpoint) -> tuple[str, ...]:
-    """What a dense model's files hint at besides."""
-    if files.architecture.endswith(_MASKED) and not files.modules.listed:
-        return (
-            f"config.json: `architectures` is {files.architecture} and there is no modules.json: taken for dense vectors by the "
-            "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: sparse}` says so",
-        )
-    return pickled_layers(files)
-
-
-def _hybrid(files: Checkpoint, card: Card) -> Card:
-    return replace(hybrid(files, _dense(files, card)), notes=pickled_layers(files))
-
-
-def _multi_vector(files: Checkpoint, card: Card) -> Card:
-    """Token vectors are always normalised but in native checkpoints, which say it by a Normalize module."""
-    prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
-    if files.architecture == _STANFORD and not modules:
-        found, own = late.stanford(files.directory)
-        prompts, modules = own | prompts, (_stanford_projection(files),)
-    elif files.top.text("model_type") == "MultiVectorEncoder":
-        found, normalize = late.native(files.sentence, files.modules.mask), files.modules.normalize
-    else:
-        found, own = late.pylate(files.top)
-        prompts |= own
-    mean = files.top.text("similarity_fn_name") == "meanmaxsim"
-    return replace(
-        card,
-        tasks=("encode", "score"),
-        representations=("multi_vector",),
-        multi_vector_dimensions=_dimensions(modules, _hidden_size(files.config)),
-        prompts=prompts,
-        modules=modules,
-        normalize=normalize,
-        late=found,
-        scoring="mean_maxsim" if mean else "maxsim",
-    )
-
-
-def _stanford_projection(files: Checkpoint) -> DenseModule:
-    shape = tensor_shape(files.directory, files.tensors, "linear.weight")
-    if shape is None or len(shape) != 2:
-        raise ModelBroken(f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs")
-    return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
-
-
-def _sequence_labels(files: Checkpoint, card: Card) -> Card:
-    card = sequence_labels(files, card)
-    return with_template(files, card) if takes_messages(files) else card
+    """A card with dense vectors alone; its note says if a hybrid model's other layers are there as pickles only."""
+    card = dense(files, card)
+    return card if card.notes else replace(card, notes=pickled_layers(files))
 
 
 _READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {
     "dense": _dense,
     "sparse": sparse,
-    "hybrid": _hybrid,
-    "multi_vector": _multi_vector,
-    "sequence_labels": _sequence_labels,
+    "hybrid": hybrid,
+    "multi_vector": multi_vector,
+    "sequence_labels": sequence_labels,
     "token_labels": token_labels,
     "yes_no": yes_no,
 }

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.catalog.adapter import read_adapter
-from libs.catalog.patterns import Unsupported, compiled
+from libs.catalog.checkpoint.adapter import read_adapter
+from libs.catalog.checkpoint.patterns import Unsupported, compiled
 from libs.errors import ModelBroken
 from tests.fuzz import tiny
 from tests.fuzz.run import limited

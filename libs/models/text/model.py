@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from libs.catalog.card import Card
+from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
-from libs.catalog.files import need_config
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.layers.encoder import TextEncoder, resident_bytes

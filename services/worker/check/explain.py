@@ -14,10 +14,10 @@ from math import prod
 from pathlib import Path
 
 from libs.catalog.card import Card, LateInteraction
+from libs.catalog.checkpoint.files import tensor_entries
+from libs.catalog.checkpoint.trace import Read, recorded
 from libs.catalog.detect import read_card
-from libs.catalog.files import tensor_entries
 from libs.catalog.overrides import Overrides
-from libs.catalog.trace import Read, recorded
 from libs.errors import ModelBroken, ShoalError
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.files import Config, read_config
-from libs.catalog.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
+from libs.catalog.checkpoint.files import Config, read_config
+from libs.catalog.kinds.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
 from libs.errors import ModelBroken
 from libs.models.text.heads.entities import EntityHead
 from libs.models.text.heads.label_vectors import LabelVectors

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.card import StaticQueries
-from libs.catalog.files import Config, need_config, read_config
+from libs.catalog.checkpoint.files import Config, need_config, read_config
 
 STATIC = "SparseStaticEmbedding"
 _ROLES = ("query", "document")

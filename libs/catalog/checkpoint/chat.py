@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, read_config, read_file
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config, read_config, read_file
 from libs.errors import ModelBroken
 
 _DEFAULT = "default"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.catalog.card import Card, Sparse, SparsePooling, SpladeActivation, StaticQueries
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
 
 _IDF = "idf.json"  # opensearch's doc-only models of before sentence-transformers 5: a weight for each token of a query
 _POOLINGS: dict[str, SparsePooling] = {"max": "max", "sum": "sum"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.catalog.card import Card
-from libs.catalog.chat import takes_messages, with_template
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
-from libs.catalog.modules import activation
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 
 _LANGUAGE_MODEL = "ForCausalLM"

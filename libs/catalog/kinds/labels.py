@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, Activation, Card, Problem, Scoring, Task
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
-from libs.catalog.modules import activation
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.modules import activation
 
 _PROBLEMS: dict[str, Problem] = {
     "single_label_classification": "single_label",
@@ -35,6 +36,7 @@ def _classes(config: Config) -> tuple[str, ...]:
 
 
 def sequence_labels(files: Checkpoint, card: Card) -> Card:
+    """The card of a cross-encoder or classifier, with its chat template if pairs go through one."""
     classes, problem = _classes(files.config), _problem(files.config)
     positive, contradiction = _positive(classes), _contradiction(classes)
     tasks: list[Task] = []
@@ -44,7 +46,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
     if positive is not None:
         tasks.append("score")
     scoring: Scoring = "classifier" if positive is not None else ""
-    return replace(
+    card = replace(
         card,
         tasks=tuple(tasks),
         labels=classes if "classify" in tasks else (),
@@ -55,6 +57,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
         contradiction=contradiction,
         score_activation=_score_activation(files),
     )
+    return with_template(files, card) if takes_messages(files) else card
 
 
 def _problem(config: Config) -> Problem:

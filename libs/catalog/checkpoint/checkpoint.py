@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.catalog.files import Config
-from libs.catalog.modules import Modules
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.modules import Modules
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,16 @@ config_sentence_transformers.json, Stanford's ColBERT in artifact.metadata. Defa
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog.card import Expansion, LateInteraction
-from libs.catalog.files import Config, read_config
+from libs.catalog.card import Card, DenseModule, Expansion, LateInteraction
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config, read_config, tensor_shape
+from libs.catalog.kinds.dense import dimensions, hidden_size
+from libs.errors import ModelBroken
 
+_STANFORD = "HF_ColBERT"
 _PYLATE_KEYS = (
     "query_length",
     "document_length",
@@ -25,13 +30,45 @@ _DEFAULT_QUERY_TOKENS = 32
 _PUNCTUATION = tuple(string.punctuation)
 
 
-def is_pylate(top: Config) -> bool:
-    """Whether config_sentence_transformers.json is PyLate's, which did not always write its model_type."""
+def is_multi_vector(files: Checkpoint) -> bool:
+    """Whether the checkpoint is in one of the three formats."""
+    native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
+    return native or files.architecture == _STANFORD or (_is_pylate(files.top) and not files.modules.pooling)
+
+
+def multi_vector(files: Checkpoint, card: Card) -> Card:
+    """The card of a late-interaction model. Token vectors are always normalised in the formats of PyLate and Stanford; in that of
+    sentence-transformers 6 only if modules.json has a Normalize."""
+    prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
+    if files.architecture == _STANFORD and not modules:
+        found, own = _stanford(files.directory)
+        prompts, modules = own | prompts, (_stanford_projection(files),)
+    elif files.top.text("model_type") == "MultiVectorEncoder":
+        found, normalize = _native(files.sentence, files.modules.mask), files.modules.normalize
+    else:
+        found, own = _pylate(files.top)
+        prompts |= own
+    mean = files.top.text("similarity_fn_name") == "meanmaxsim"
+    return replace(
+        card,
+        tasks=("encode", "score"),
+        representations=("multi_vector",),
+        multi_vector_dimensions=dimensions(modules, hidden_size(files.config)),
+        prompts=prompts,
+        modules=modules,
+        normalize=normalize,
+        late=found,
+        scoring="mean_maxsim" if mean else "maxsim",
+    )
+
+
+def _is_pylate(top: Config) -> bool:
+    """Whether config_sentence_transformers.json is PyLate's; early versions of PyLate wrote no model_type."""
     return top.text("model_type") == "ColBERT" or any(key in top.values for key in _PYLATE_KEYS)
 
 
-def stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
-    """Settings and prompts of a checkpoint whose architecture is HF_ColBERT."""
+def _stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
+    """Settings and prompts of a checkpoint with the architecture HF_ColBERT."""
     found = read_config(directory, "artifact.metadata") or Config("artifact.metadata", {})
     prompts = {
         "query": f"{found.text('query_token_id') or '[unused0]'} ",
@@ -47,7 +84,14 @@ def stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
     return late, prompts
 
 
-def pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
+def _stanford_projection(files: Checkpoint) -> DenseModule:
+    shape = tensor_shape(files.directory, files.tensors, "linear.weight")
+    if shape is None or len(shape) != 2:
+        raise ModelBroken(f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs")
+    return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
+
+
+def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
     """Settings and prompts of a PyLate checkpoint: prefixes become the beginnings of the prompts."""
     prompts = {name: text for name, text in top.part("prompts").values.items() if isinstance(text, str)}
     markers = []
@@ -69,7 +113,7 @@ def pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
     return late, prompts
 
 
-def native(sentence: Config, mask: Config | None) -> LateInteraction:
+def _native(sentence: Config, mask: Config | None) -> LateInteraction:
     """Settings of a checkpoint that sentence-transformers 6 wrote."""
     if mask is not None and mask.values.get("keep_only_token_ids"):
         raise mask.broken("keep_only_token_ids", "is for pictures, which are not served")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries
-from libs.catalog.files import Config, need_config, read_config, read_json
-from libs.catalog.routes import read_routes
+from libs.catalog.checkpoint.files import Config, need_config, read_config, read_json
+from libs.catalog.checkpoint.routes import read_routes
 from libs.errors import ModelBroken
 
 # In the order in which sentence-transformers concatenates them.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from libs.catalog.files import Config, need_config
-from libs.catalog.patterns import Pattern, Unsupported, compiled
+from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.patterns import Pattern, Unsupported, compiled
 
 FILE: Final = "adapter_config.json"
 """It makes a directory an adapter."""

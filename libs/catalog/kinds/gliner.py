@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Task
-from libs.catalog.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 
 FILE: Final = "gliner_config.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Problem
-from libs.catalog.files import Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 
 LABEL_MARKER: Final = "<<LABEL>>"

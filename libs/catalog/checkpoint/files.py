@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Never
 
-from libs.catalog.trace import note
+from libs.catalog.checkpoint.trace import note
 from libs.errors import ModelBroken
 
 MAX_JSON_BYTES: Final = 16 << 20
