@@ -1,7 +1,7 @@
-"""A checkpoint directory -> its Card: family, what it can do, limits, prompts, and the layers after the encoder.
+"""Reads the Card of a checkpoint directory: family, kind, tasks, limits, prompts, and the layers after the encoder.
 
-Read by workers before a model is loaded, so that a mesh knows its cold models. Only JSON and tensor headers are read. Remote code
-(`auto_map`) is never run; it is only a hint for other libraries and is ignored.
+Workers read the cards of all models on their disk before they load any, so that the mesh knows its cold models. Only JSON and
+tensor headers are read. Code of the checkpoint (`auto_map`) is ignored and never run.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
 
-# Families whose position table begins with rows for padding (transformers: create_position_ids_from_input_ids).
+# Families with a position table that begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
-_LONGEST = 1 << 15  # tokens, where positions have no end and no file names one: T5
+_LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
 
 
-def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
+def read_card(directory: Path, model: str, overrides: Overrides | None = None) -> Card:
     """The card of the checkpoint in `directory`, under the id `model` (`org/name` or `org/name@revision`).
 
-    `said`: what the catalog says of the model over its files. Raises ModelBroken naming the file and the key at fault.
+    `overrides`: those of the catalog for the model. Raises ModelBroken naming the file and the key at fault.
     """
-    card = _card(directory, model, said)
+    card = _card(directory, model, overrides)
     _refuse_controls(card)
     _refuse_many_prompts(card.prompts)
     return card
 
 
-def _card(directory: Path, model: str, said: Overrides | None) -> Card:
+def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
     if is_gliner(directory):
-        return apply(gliner_card(directory, model), said)
+        return apply(gliner_card(directory, model), overrides)
     if is_glirel(directory):
-        return apply(glirel_card(directory, model), said)
+        return apply(glirel_card(directory, model), overrides)
     if is_gliclass(directory):
-        return apply(gliclass_card(directory, model), said)
-    files = _read(directory)
-    kind = (said.detect.kind if said is not None else None) or _kind(files)
+        return apply(gliclass_card(directory, model), overrides)
+    files = _read_checkpoint(directory)
+    kind = (overrides.detect.kind if overrides is not None else None) or _kind(files)
     if kind not in ("yes_no", "sequence_labels"):
         refuse_messages(files)
-    card = apply(_READERS[kind](files, _common(files, model, kind)), said)
+    card = apply(_READERS[kind](files, _common_card(files, model, kind)), overrides)
     return need_answers(card) if kind == "yes_no" else card
 
 
 def _refuse_controls(card: Card) -> None:
-    """Names are shown on terminals and stand in logs and metrics: none may steer those."""
+    """Names reach terminals, logs and metrics, where control characters could be interpreted."""
     places = {"model_type": (card.family,), "revision": (card.revision,), "id2label": (*card.labels, *card.classes)}
     for key, names in {**places, "prompts": (*card.prompts, card.default_prompt)}.items():
         for name in names:
@@ -75,14 +75,14 @@ def _refuse_controls(card: Card) -> None:
 
 
 def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
-    """One of them comes before each text, and their names are in each heartbeat: more than routers take would end the worker's."""
+    """The card is in each heartbeat, which routers refuse if its prompts are above their limits (libs/catalog/card.py)."""
     if len(prompts) > MOST_PROMPTS:
         raise ModelBroken(f"`prompts` has {len(prompts):,} entries; at most {MOST_PROMPTS:,} are served")
     if sum(len(name) + len(text) for name, text in prompts.items()) > MOST_PROMPT_CHARACTERS:
         raise ModelBroken(f"`prompts` has more than {MOST_PROMPT_CHARACTERS:,} characters, names included")
 
 
-def _read(directory: Path) -> Checkpoint:
+def _read_checkpoint(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise ModelBroken(f"{directory}: not a directory")
     modules = read_modules(directory)
@@ -101,7 +101,7 @@ def _read(directory: Path) -> Checkpoint:
 
 
 def _kind(files: Checkpoint) -> Kind:
-    """What stands after the encoder. modules.json and sentence-transformers' model_type speak before the architecture."""
+    """What follows the encoder. modules.json and sentence-transformers' model_type take precedence over the architecture."""
     if is_multi_vector(files):
         return "multi_vector"
     if is_sparse(files):
@@ -116,8 +116,8 @@ def _kind(files: Checkpoint) -> Kind:
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
-def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
-    """What every kind of card has."""
+def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
+    """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
     prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
     default = files.top.text("default_prompt_name")
     if default and default not in files.top.part("prompts").values:
@@ -177,11 +177,11 @@ def _max_tokens(files: Checkpoint) -> int:
 
 
 def _positions(config: Config) -> int:
-    """Positions that a text's tokens may have; 0: as many as they like."""
+    """The number of positions for a text's tokens; 0: unlimited."""
     positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
     if positions and config.text("model_type") in _OFFSET_POSITIONS:
         positions -= config.number("pad_token_id", 1) + 1
-    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT changes its rotation beyond the trained length.
+    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT rotates otherwise beyond the trained length.
         positions = min(positions, config.number("max_trained_positions", 2048))
     return positions
 

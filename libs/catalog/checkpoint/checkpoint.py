@@ -1,4 +1,4 @@
-"""The parsed files of a checkpoint directory, which every reader of a kind of model looks at."""
+"""The parsed files of a checkpoint in the layout of transformers and sentence-transformers, input of most readers in `kinds/`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from libs.catalog.checkpoint.modules import Modules
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The parsed files of a checkpoint."""
+    """The parsed files of a checkpoint; those that do not exist are empty."""
 
     directory: Path
     config: Config  # config.json beside the encoder
     top: Config  # config_sentence_transformers.json
     modules: Modules
     sentence: Config  # sentence_bert_config.json
-    tensors: list[str]  # the encoder's
+    tensors: list[str]  # the encoder's safetensors files, from the checkpoint's root
 
     @property
     def architecture(self) -> str:
+        """The first of config.json's `architectures`; empty if there is none."""
         return next(iter(self.config.texts("architectures")), "")
