@@ -45,7 +45,9 @@ def dimensions(modules: Sequence[DenseModule], size: int) -> int:
     """The width after the dense modules, the first of which takes `size` numbers. Raises ModelBroken where widths do not match."""
     for module in modules:
         if module.in_features != size:
-            raise ModelBroken(f"{module.folder}/config.json: `in_features` is {module.in_features}, but {size} numbers come in")
+            raise ModelBroken(
+                f"{module.folder}/config.json: `in_features` is {module.in_features}, but its input has {size} numbers"
+            )
         size = module.out_features
     return size
 

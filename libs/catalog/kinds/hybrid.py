@@ -1,7 +1,7 @@
-"""Models with dense, sparse and token vectors from one forward (BAAI/bge-m3): two linear layers beside the encoder's tensors.
+"""Models with dense, sparse and multi-vector embeddings from one forward pass (BAAI/bge-m3), by two linear layers in extra files.
 
 FlagEmbedding, which trains them, writes the layers as pickles (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and `bias` of a
-torch Linear), which are never opened; the same tensors in safetensors files of the same names are served. Called by `detect.py`.
+torch Linear), which are never opened; the same tensors in safetensors files of the same stems are served.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _REPRESENTATIONS: dict[str, Representation] = {SPARSE_FILE: "sparse", TOKENS_FIL
 
 
 def layer_files(files: Checkpoint) -> tuple[str, ...]:
-    """The layers that the checkpoint has as safetensors; a hybrid model has at least one."""
+    """The files of the extra layers that the checkpoint has as safetensors; a hybrid model has at least one."""
     return tuple(name for name in _REPRESENTATIONS if (files.directory / name).is_file())
 
 
 def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
-    """For a card's notes: which forms are missing because their layer is there as a pickle only."""
+    """Notes for the card: the representations that are missing because their layers are published as pickles only."""
     notes = []
     for name, representation in _REPRESENTATIONS.items():
         pickle = name.replace(".safetensors", ".pt")
@@ -42,7 +42,7 @@ def hybrid(files: Checkpoint, card: Card) -> Card:
     """A dense model's card with the other representations. The first token ([CLS], the dense vector) has no token vector."""
     card, names = dense(files, card), layer_files(files)
     if not names:
-        raise ModelBroken(f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid model has one of them")
+        raise ModelBroken(f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid model has one")
     if not card.pool_prompt:
         raise ModelBroken("1_Pooling/config.json: `include_prompt` is false, which is not served for hybrid models")
     representations: tuple[Representation, ...] = ("dense", *(_REPRESENTATIONS[name] for name in names))

@@ -1,6 +1,6 @@
-"""Late interaction (ColBERT): how queries and documents are framed, from the three formats in use.
+"""Late-interaction models (ColBERT): prompts, lengths, query expansion and skip lists, from the three formats in use.
 
-sentence-transformers 6 keeps it in sentence_bert_config.json and the MultiVectorMask module, PyLate at the top of
+sentence-transformers 6 stores them in sentence_bert_config.json and the MultiVectorMask module, PyLate at the top of
 config_sentence_transformers.json, Stanford's ColBERT in artifact.metadata. Defaults are those of each format's own loader.
 """
 
@@ -92,7 +92,7 @@ def _stanford_projection(files: Checkpoint) -> DenseModule:
 
 
 def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
-    """Settings and prompts of a PyLate checkpoint: prefixes become the beginnings of the prompts."""
+    """Settings and prompts of a PyLate checkpoint: prefixes are put before the prompts."""
     prompts = {name: text for name, text in top.part("prompts").values.items() if isinstance(text, str)}
     markers = []
     for key, name in (("query_prefix", "query"), ("document_prefix", "document")):
@@ -116,7 +116,7 @@ def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
 def _native(sentence: Config, mask: Config | None) -> LateInteraction:
     """Settings of a checkpoint that sentence-transformers 6 wrote."""
     if mask is not None and mask.values.get("keep_only_token_ids"):
-        raise mask.broken("keep_only_token_ids", "is for pictures, which are not served")
+        raise mask.broken("keep_only_token_ids", "is set, which is for pictures; these are not served")
     return LateInteraction(
         query_tokens=sentence.number("query_length"),
         document_tokens=sentence.number("document_length"),
@@ -132,7 +132,7 @@ def _native_expansion(sentence: Config) -> Expansion | None:
     found = sentence.part("query_expansion")
     strategy, length = found.text("strategy"), found.number("length")
     if strategy not in ("fixed", "min"):
-        raise found.broken("strategy", f"is {strategy!r}, not fixed or min")
+        raise found.broken("strategy", f"is {strategy!r}, which is not one of fixed, min")
     if length < 1:
         raise found.broken("length", "must be at least 1")
     return Expansion(length, attend=found.flag("attend"), fixed=strategy == "fixed", token=found.text("token"))
