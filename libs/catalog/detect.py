@@ -138,6 +138,7 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
 
 
 def _revision(files: Checkpoint) -> str:
+    """The revision of a checkpoint that neither its id nor its folder names: a digest of configurations and tensor headers."""
     parts = [module.folder for module in files.modules.dense]
     configs = [f"{folder}/config.json" for folder in parts]
     configs += [

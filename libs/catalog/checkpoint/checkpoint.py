@@ -14,7 +14,7 @@ class Checkpoint:
     """The parsed files of a checkpoint; those that do not exist are empty."""
 
     directory: Path
-    config: Config  # config.json beside the encoder
+    config: Config  # config.json in the encoder's folder
     top: Config  # config_sentence_transformers.json
     modules: Modules
     sentence: Config  # sentence_bert_config.json
