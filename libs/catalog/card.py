@@ -1,4 +1,4 @@
-"""What is known of a model from its files alone: the Card that workers report and that a PackedModel is built from."""
+"""The Card: a model's description from its files, which workers report and from which a PackedModel is built."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "s
 
 MOST_LABELS: Final = 10_000
 MOST_LABEL_CHARACTERS: Final = 1 << 19
-"""Of all of them. A card with all of them is in each heartbeat."""
+"""In all labels of a model together: each heartbeat carries the card with all its labels."""
 MOST_PROMPTS: Final = 1_000
 MOST_PROMPT_CHARACTERS: Final = 1 << 16
-"""Of all of them, their names included, which are in each heartbeat."""
+"""In all prompts of a model together, with their names, which each heartbeat carries."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer of modules.json: its folder in the checkpoint, and what is done to its answer.
+    """A linear layer of modules.json and the activation after it. `folder`: where its files are, from the checkpoint's root.
 
-    An empty folder is the `linear.weight` that Stanford's ColBERT keeps beside the encoder's tensors.
+    An empty folder means the `linear.weight` that Stanford's ColBERT keeps among the encoder's tensors.
     """
 
     folder: str
@@ -44,10 +44,10 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class StaticQueries:
-    """Queries without a forward: each token of a query has a fixed weight.
+    """Sparse query vectors without a forward pass: each vocabulary token has a fixed weight.
 
-    `folder`: where the tokenizer lies. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token.
-    `default`: also what is encoded in no role.
+    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token.
+    `default`: inputs without a role are encoded as queries.
     """
 
     folder: str
@@ -57,10 +57,10 @@ class StaticQueries:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """A weight for each of `columns` vocabulary entries, which may be more than the tokenizer has.
+    """Sparse vectors: a weight for each of `columns` vocabulary entries, which may be more than the tokenizer has.
 
-    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights. `strongest`: how many weights of a
-    text are kept, 0: all.
+    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights. `strongest`: how many of a text's
+    largest weights are kept; 0: all. `queries`: set if queries need no forward pass.
     """
 
     columns: int
@@ -72,9 +72,9 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """How a late-interaction query is lengthened: up to `length` tokens with `token` (empty: the mask token).
+    """Query expansion of late interaction: a query is filled up to `length` tokens with `token` (empty: the mask token).
 
-    `fixed`: longer queries are cut to `length`. `attend`: the other tokens see the added ones.
+    `fixed`: longer queries are truncated to `length`. `attend`: the query's own tokens attend to the added ones.
     """
 
     length: int
@@ -85,23 +85,26 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """What a model that gives one vector a token does to queries and documents. Lengths in tokens; 0: the model's own limit."""
+    """How a model with one vector per token encodes queries and documents. Lengths in tokens; 0: the model's own limit."""
 
     query_tokens: int = 0
     document_tokens: int = 0
     expansion: Expansion | None = None
-    skip_words: tuple[str, ...] = ()  # tokens whose vectors are dropped
-    skip_roles: tuple[str, ...] = ("document",)  # where they are dropped
-    markers: tuple[str, ...] = ()  # beginnings of prompts that must stay one token
-    leading: int = 0  # tokens at the beginning whose vectors are dropped
+    skip_words: tuple[str, ...] = ()  # the vectors of these tokens are dropped
+    skip_roles: tuple[str, ...] = ("document",)  # the roles in which they are dropped
+    markers: tuple[str, ...] = ()  # beginnings of prompts that must be tokenised as one token
+    leading: int = 0  # so many vectors at the beginning are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A model as its checkpoint describes it. `max_tokens` counts special tokens; dimensions are 0 for vectors it lacks."""
+    """A model as its checkpoint and the catalog describe it.
+
+    `max_tokens` includes special tokens; the dimensions of a representation that the model lacks are 0.
+    """
 
     model: str
-    revision: str  # the one asked for, else a digest of configuration and tensor headers
+    revision: str  # as the id or the folder names it, else a digest of configuration and tensor headers
     family: str  # config.json's model_type, such as "bert"
     kind: Kind
     tasks: tuple[Task, ...]
@@ -112,32 +115,32 @@ class Card:
     labels: tuple[str, ...] = ()  # of a model with a fixed label set; entity labels without B- and I-
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""  # a key of prompts, or empty
-    encoder_folder: str = ""  # where config.json, the tokenizer and the encoder's tensors lie, from the checkpoint's root
-    encoder_file: str = "config.json"  # there: what describes the encoder
-    encoder_keys: tuple[str, ...] = ()  # within that file: the keys that lead to it
-    encoder_prefix: str = ""  # of the encoder's tensors, before the family's own; all others are the head's
+    encoder_folder: str = ""  # of config.json, the tokenizer and the encoder's tensors, from the checkpoint's root
+    encoder_file: str = "config.json"  # the encoder's configuration, in that folder
+    encoder_keys: tuple[str, ...] = ()  # the path of keys to it within that file
+    encoder_prefix: str = ""  # of the encoder's tensors, before the family's own prefix; all other tensors are the head's
     lowercase: bool = False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
     pooling: tuple[PoolingMode, ...] = ()  # concatenated in this order
-    pool_prompt: bool = True  # False: the prompt's tokens are left out of pooling
+    pool_prompt: bool = True  # False: pooling excludes the prompt's tokens
     modules: tuple[DenseModule, ...] = ()
     normalize: bool = False
     late: LateInteraction | None = None
     sparse: Sparse | None = None
-    classes: tuple[str, ...] = ()  # config.json's id2label, one for each logit
+    classes: tuple[str, ...] = ()  # the name of each logit: config.json's id2label
     problem: Problem = "single_label"
     scoring: Scoring = ""
-    positive: int = 0  # the logit that says "relevant" or "entailed"
-    contradiction: int | None = None  # the logit that says so, of a model that classifies by hypotheses
-    score_activation: Activation = "identity"  # of a classifier's own scale
-    answers: tuple[int | str, ...] = ()  # of a reranker: the token that says yes and, for most, the one that says no; id or text
-    tied: bool = False  # its language model's head is the token table
-    template: str = ""  # Jinja, by which a query and a document become one text
-    template_values: Mapping[str, object] = field(default_factory=dict)  # that the template sees besides messages
-    message_parts: bool = False  # the template takes a message's content as a list of typed parts, not as a text
-    given_entities: bool = False  # relations are looked for between entities that the request names
-    notes: tuple[str, ...] = ()  # what the checkpoint could do and does not here, and what to do about it
-    # What no file of a checkpoint says, only the catalog.
-    dtype: Dtype = "auto"  # of the encoder; auto: as the worker is set
-    pools: tuple[str, ...] = ()  # where it should run, best first; empty: anywhere
+    positive: int = 0  # index of the logit for "relevant" or "entailment"
+    contradiction: int | None = None  # index of the logit for "contradiction", of a model that classifies by entailment
+    score_activation: Activation = "identity"  # applied to a logit where scores on the model's own scale are wanted
+    answers: tuple[int | str, ...] = ()  # of a yes/no reranker: the tokens for yes and, for most, no; id or text
+    tied: bool = False  # the language model's head shares its weights with the token table
+    template: str = ""  # chat template in Jinja that renders a query and a document as one text
+    template_values: Mapping[str, object] = field(default_factory=dict)  # variables of the template besides the messages
+    message_parts: bool = False  # the template expects a message's content as a list of typed parts, not as a text
+    given_entities: bool = False  # relations are extracted between entities that the request gives
+    notes: tuple[str, ...] = ()  # what the checkpoint holds and is not served, and how to change that
+    # Set by the catalog only; no file of a checkpoint has these.
+    dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting
+    pools: tuple[str, ...] = ()  # pools that should run it, best first; empty: any
     pinned: bool = False  # never evicted once loaded
-    memory_bytes: int = 0  # set aside for it if its weights take less
+    memory_bytes: int = 0  # reserved for it if its weights take less

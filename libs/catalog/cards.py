@@ -1,8 +1,8 @@
-"""Cards in YAML -> the Catalog: those that Shoal ships (`models/*.yaml`), and over them the folders of SHOAL_CATALOG.
+"""Reads cards in YAML into the Catalog: those shipped with Shoal (`models/*.yaml`), overridden by those of SHOAL_CATALOG's folders.
 
-Read once when a worker starts, and by `shoal models check`. A card only overrides: a model without one is served as its files say.
-A file holds one card or several, apart by `---`. `CARD` is the only definition of what may stand there; `schema.py`
-makes the JSON schema of it.
+Workers and `shoal models check` read them once, at start; routers again when a file changes. A card only overrides: a model
+without one is served as its files say. A file holds one card or several, separated by `---`. `CARD` is the only definition of a
+card's keys; `schema.py` generates the JSON schema from it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """For docs/models.md, without effect: the family (config.json's model_type) and kind that the model's files are known to give.
+    """Documentation for docs/models.md, without effect: the family (config.json's model_type) and kind that detection finds.
 
-    `ran`: here with the published weights, not only its architecture with random ones. `convert`: its weights are published as
-    pickle only.
+    `ran`: the published weights were run with Shoal, not only the architecture with random ones. `convert`: the weights are
+    published as pickle only.
     """
 
     family: str
@@ -43,22 +43,22 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A card as it stands in a file."""
+    """A card of a YAML file: the models that it is for, their overrides and documentation."""
 
     models: tuple[str, ...]
-    says: Overrides
+    overrides: Overrides
     about: About | None
 
 
-def _entry(model: tuple[str, ...], source: str, about: About | None = None, **says: object) -> Entry:
-    return Entry(model, Overrides(source, **says), about)  # type: ignore[arg-type]  # checked by CARD
+def _entry(model: tuple[str, ...], source: str, about: About | None = None, **values: object) -> Entry:
+    return Entry(model, Overrides(source, **values), about)  # type: ignore[arg-type]  # checked by CARD
 
 
 _ABOUT = Record(
     About,
     {
         "family": Key(Text(), "model_type in its config.json", needed=True),
-        "kind": Key(Text(), "what stands after the encoder", needed=True),
+        "kind": Key(Text(), "what follows the encoder", needed=True),
         "note": Key(Text(), "what a reader of docs/models.md should know"),
         "ran": Key(Flag(), "the published weights were run with Shoal, default false"),
         "convert": Key(Flag(), "the weights are published as pickle only, default false"),
@@ -67,13 +67,13 @@ _ABOUT = Record(
 _DETECT = Record(
     Hints,
     {
-        "kind": Key(Choice(get_args(Kind)), "what stands after the encoder"),
+        "kind": Key(Choice(get_args(Kind)), "what follows the encoder"),
         "pooling": Key(Choice(get_args(PoolingMode)), "how token states become the vector of a text"),
         "normalize": Key(Flag(), "whether vectors are scaled to length 1"),
         "lowercase": Key(Flag(), "whether texts are lowercased before they are tokenised"),
-        "score_activation": Key(Choice(get_args(Activation)), "what a classifier's logit goes through on its own scale"),
-        "answers": Key(List(Text()), "of a reranker that is a language model: the token that says yes and, for most, that for no"),
-        "template": Key(Text(), "of such a reranker: its chat template, in Jinja; it may name query, document and instruction"),
+        "score_activation": Key(Choice(get_args(Activation)), "the activation of a classifier's logit on its own scale"),
+        "answers": Key(List(Text()), "of a reranker that is a language model: the tokens for yes and, for most of them, no"),
+        "template": Key(Text(), "of such a reranker: its chat template, in Jinja; it may use query, document and instruction"),
     },
 )
 CARD = Record(
@@ -81,24 +81,28 @@ CARD = Record(
     {
         "model": Key(OneOrMore(_MODEL), "the model's id, or the ids of several that the card is for", needed=True),
         "prompts": Key(
-            Texts(), 'texts put before inputs, by name ("query" and "document" by role); over those of the files, "" takes one away'
+            Texts(),
+            'texts put before inputs, by name ("query" and "document" by role); they override the files\', and "" removes one',
         ),
         "default_prompt": Key(Text(), 'name of the prompt for inputs without a role; "" for none'),
-        "pools": Key(List(_POOL), "pools of workers that should run the model, best first; later ones take what overflows"),
-        "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: as the worker is set"),
+        "pools": Key(List(_POOL), "pools of workers that should run the model, best first; later ones take the overflow"),
+        "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: the worker's setting"),
         "revision": Key(Text(_PART, "a revision"), "commit, tag or branch to fetch where an id names none"),
         "pinned": Key(Flag(), "whether the model is never evicted once it is loaded, default false"),
         "max_tokens": Key(Count(), "longest sequence in tokens, special tokens included; positions limit it further"),
-        "memory_bytes": Key(Count(), "bytes to set aside for the model if its weights take less"),
-        "detect": Key(_DETECT, "what the files alone cannot tell"),
+        "memory_bytes": Key(Count(), "bytes to reserve for the model if its weights take less"),
+        "detect": Key(_DETECT, "what the files alone do not determine"),
         "about": Key(_ABOUT, "for the table in docs/models.md; without effect"),
     },
-    place=True,
+    with_source=True,
 )
 
 
 def parse_folders(text: str) -> tuple[Path, ...]:
-    """SHOAL_CATALOG: folders of cards, separated by colons, the first before the others. Raises InvalidInput for one not there."""
+    """The value of SHOAL_CATALOG: folders of cards separated by colons; earlier ones override later ones.
+
+    Raises InvalidInput for a folder that does not exist.
+    """
     folders = tuple(Path(entry) for entry in text.split(":") if entry)
     for folder in folders:
         if not folder.is_dir():
@@ -107,30 +111,31 @@ def parse_folders(text: str) -> tuple[Path, ...]:
 
 
 def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
-    """The shipped cards with those of `folders` over them. Raises InvalidInput naming file, line and key."""
+    """The shipped cards, overridden by those of `folders`. Raises InvalidInput naming file, line and key."""
     merged: dict[str, Overrides] = {}
     for folder in (SHIPPED, *reversed(folders)):
-        for model, says in _folder(folder).items():
-            merged[model] = says.over(merged[model]) if model in merged else says
+        for model, overrides in _read_folder(folder).items():
+            merged[model] = overrides.over(merged[model]) if model in merged else overrides
     return Catalog(merged)
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The cards of a folder, by file and line."""
-    return [entry for path in sorted(folder.glob("*.yaml")) for entry in _file(path)]
+    """The cards of a folder's YAML files, in the order of file names and lines. Raises InvalidInput."""
+    return [entry for path in sorted(folder.glob("*.yaml")) for entry in _read_file(path)]
 
 
-def _folder(folder: Path) -> dict[str, Overrides]:
+def _read_folder(folder: Path) -> dict[str, Overrides]:
     found: dict[str, Overrides] = {}
     for entry in entries(folder):
         for model in entry.models:
             if model in found:
-                raise InvalidInput(f"{entry.says.source}: `model` {model} has a card at {found[model].source} already: keep one")
-            found[model] = entry.says
+                source = entry.overrides.source
+                raise InvalidInput(f"{source}: `model` {model} has a card at {found[model].source} already: keep one")
+            found[model] = entry.overrides
     return found
 
 
-def _file(path: Path) -> Iterator[Entry]:
+def _read_file(path: Path) -> Iterator[Entry]:
     try:
         documents = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:

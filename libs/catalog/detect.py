@@ -1,72 +1,70 @@
-"""A checkpoint directory -> its Card: family, what it can do, limits, prompts, and the layers after the encoder.
+"""Reads the Card of a checkpoint directory: family, kind, tasks, limits, prompts, and the layers after the encoder.
 
-Read by workers before a model is loaded, so that a mesh knows its cold models. Only JSON and tensor headers are read. Remote code
-(`auto_map`) is never run; it is only a hint for other libraries and is ignored.
+Workers read the cards of all models on their disk before they load any, so that the mesh knows its cold models. Only JSON and
+tensor headers are read. Code of the checkpoint (`auto_map`) is ignored and never run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog import late
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, DenseModule, Kind
-from libs.catalog.chat import refuse_messages, takes_messages, template_files, with_template
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, digest, need_config, read_config, shortened, tensor_files, tensor_shape
-from libs.catalog.gliclass import gliclass_card, is_gliclass
-from libs.catalog.gliner import gliner_card, is_gliner
-from libs.catalog.glirel import glirel_card, is_glirel
-from libs.catalog.hybrid import hybrid, layer_files, pickled_layers
-from libs.catalog.labels import sequence_labels, token_labels
-from libs.catalog.modules import read_modules, sentence_settings
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.checkpoint.chat import refuse_messages, template_files
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
+from libs.catalog.checkpoint.modules import read_modules, sentence_settings
+from libs.catalog.kinds.dense import dense
+from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
+from libs.catalog.kinds.gliner import gliner_card, is_gliner
+from libs.catalog.kinds.glirel import glirel_card, is_glirel
+from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
+from libs.catalog.kinds.labels import sequence_labels, token_labels
+from libs.catalog.kinds.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
+from libs.catalog.kinds.sparse import is_sparse, sparse
 from libs.catalog.overrides import Overrides, apply
-from libs.catalog.reranker import need_answers, refuse_bare, yes_no
-from libs.catalog.sparse import is_sparse, sparse
 from libs.errors import ModelBroken
 from libs.text import control_character
 
-# Families whose position table begins with rows for padding (transformers: create_position_ids_from_input_ids).
+# Families with a position table that begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
-_LONGEST = 1 << 15  # tokens, where positions have no end and no file names one: T5
-_HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
-_STANFORD = "HF_ColBERT"
+_LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
-_MASKED = "ForMaskedLM"
 
 
-def read_card(directory: Path, model: str, said: Overrides | None = None) -> Card:
+def read_card(directory: Path, model: str, overrides: Overrides | None = None) -> Card:
     """The card of the checkpoint in `directory`, under the id `model` (`org/name` or `org/name@revision`).
 
-    `said`: what the catalog says of the model over its files. Raises ModelBroken naming the file and the key at fault.
+    `overrides`: those of the catalog for the model. Raises ModelBroken naming the file and the key at fault.
     """
-    card = _card(directory, model, said)
+    card = _card(directory, model, overrides)
     _refuse_controls(card)
     _refuse_many_prompts(card.prompts)
     return card
 
 
-def _card(directory: Path, model: str, said: Overrides | None) -> Card:
+def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
     if is_gliner(directory):
-        return apply(gliner_card(directory, model), said)
+        return apply(gliner_card(directory, model), overrides)
     if is_glirel(directory):
-        return apply(glirel_card(directory, model), said)
+        return apply(glirel_card(directory, model), overrides)
     if is_gliclass(directory):
-        return apply(gliclass_card(directory, model), said)
-    files = _read(directory)
-    kind = (said.detect.kind if said is not None else None) or _kind(files)
+        return apply(gliclass_card(directory, model), overrides)
+    files = _read_checkpoint(directory)
+    kind = (overrides.detect.kind if overrides is not None else None) or _kind(files)
     if kind not in ("yes_no", "sequence_labels"):
         refuse_messages(files)
-    card = apply(_READERS[kind](files, _common(files, model, kind)), said)
+    card = apply(_READERS[kind](files, _common_card(files, model, kind)), overrides)
     return need_answers(card) if kind == "yes_no" else card
 
 
 def _refuse_controls(card: Card) -> None:
-    """Names are shown on terminals and stand in logs and metrics: none may steer those."""
+    """Names reach terminals, logs and metrics, where control characters could be interpreted."""
     places = {"model_type": (card.family,), "revision": (card.revision,), "id2label": (*card.labels, *card.classes)}
     for key, names in {**places, "prompts": (*card.prompts, card.default_prompt)}.items():
         for name in names:
@@ -77,14 +75,14 @@ def _refuse_controls(card: Card) -> None:
 
 
 def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
-    """One of them comes before each text, and their names are in each heartbeat: more than routers take would end the worker's."""
+    """The card is in each heartbeat, which routers refuse if its prompts are above their limits (libs/catalog/card.py)."""
     if len(prompts) > MOST_PROMPTS:
         raise ModelBroken(f"`prompts` has {len(prompts):,} entries; at most {MOST_PROMPTS:,} are served")
     if sum(len(name) + len(text) for name, text in prompts.items()) > MOST_PROMPT_CHARACTERS:
         raise ModelBroken(f"`prompts` has more than {MOST_PROMPT_CHARACTERS:,} characters, names included")
 
 
-def _read(directory: Path) -> Checkpoint:
+def _read_checkpoint(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise ModelBroken(f"{directory}: not a directory")
     modules = read_modules(directory)
@@ -103,9 +101,8 @@ def _read(directory: Path) -> Checkpoint:
 
 
 def _kind(files: Checkpoint) -> Kind:
-    """What stands after the encoder. modules.json and sentence-transformers' model_type speak before the architecture."""
-    native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
-    if native or files.architecture == _STANFORD or (late.is_pylate(files.top) and not files.modules.pooling):
+    """What follows the encoder. modules.json and sentence-transformers' model_type take precedence over the architecture."""
+    if is_multi_vector(files):
         return "multi_vector"
     if is_sparse(files):
         return "sparse"
@@ -119,8 +116,8 @@ def _kind(files: Checkpoint) -> Kind:
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
-def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
-    """What every kind of card has."""
+def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
+    """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
     prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
     default = files.top.text("default_prompt_name")
     if default and default not in files.top.part("prompts").values:
@@ -141,6 +138,7 @@ def _common(files: Checkpoint, model: str, kind: Kind) -> Card:
 
 
 def _revision(files: Checkpoint) -> str:
+    """The revision of a checkpoint that neither its id nor its folder names: a digest of configurations and tensor headers."""
     parts = [module.folder for module in files.modules.dense]
     configs = [f"{folder}/config.json" for folder in parts]
     configs += [
@@ -180,106 +178,27 @@ def _max_tokens(files: Checkpoint) -> int:
 
 
 def _positions(config: Config) -> int:
-    """Positions that a text's tokens may have; 0: as many as they like."""
+    """The number of positions for a text's tokens; 0: unlimited."""
     positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
     if positions and config.text("model_type") in _OFFSET_POSITIONS:
         positions -= config.number("pad_token_id", 1) + 1
-    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT changes its rotation beyond the trained length.
+    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT rotates otherwise beyond the trained length.
         positions = min(positions, config.number("max_trained_positions", 2048))
     return positions
 
 
-def _hidden_size(config: Config) -> int:
-    for key in _HIDDEN_KEYS:
-        if size := config.number(key):
-            return size
-    raise config.broken("hidden_size", "is missing")
-
-
-def _dimensions(modules: Sequence[DenseModule], size: int) -> int:
-    """The width after the dense layers, each of which must fit the one before."""
-    for module in modules:
-        if module.in_features != size:
-            raise ModelBroken(f"{module.folder}/config.json: `in_features` is {module.in_features}, but {size} numbers come in")
-        size = module.out_features
-    return size
-
-
 def _dense(files: Checkpoint, card: Card) -> Card:
-    if files.modules.listed and not files.modules.pooling:
-        raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
-    pooling = files.modules.pooling or ("mean",)
-    return replace(
-        card,
-        tasks=("encode", "score", "classify"),
-        representations=("dense",),
-        dimensions=_dimensions(files.modules.dense, _hidden_size(files.config) * len(pooling)),
-        pooling=pooling,
-        pool_prompt=files.modules.pool_prompt,
-        modules=files.modules.dense,
-        normalize=files.modules.normalize,
-        scoring="cosine",
-        notes=_left_out(files),
-    )
-
-
-def _left_out(files: Checkpoint) -> tuple[str, ...]:
-    """What a dense model's files hint at besides."""
-    if files.architecture.endswith(_MASKED) and not files.modules.listed:
-        return (
-            f"config.json: `architectures` is {files.architecture} and there is no modules.json: taken for dense vectors by the "
-            "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: sparse}` says so",
-        )
-    return pickled_layers(files)
-
-
-def _hybrid(files: Checkpoint, card: Card) -> Card:
-    return replace(hybrid(files, _dense(files, card)), notes=pickled_layers(files))
-
-
-def _multi_vector(files: Checkpoint, card: Card) -> Card:
-    """Token vectors are always normalised but in native checkpoints, which say it by a Normalize module."""
-    prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
-    if files.architecture == _STANFORD and not modules:
-        found, own = late.stanford(files.directory)
-        prompts, modules = own | prompts, (_stanford_projection(files),)
-    elif files.top.text("model_type") == "MultiVectorEncoder":
-        found, normalize = late.native(files.sentence, files.modules.mask), files.modules.normalize
-    else:
-        found, own = late.pylate(files.top)
-        prompts |= own
-    mean = files.top.text("similarity_fn_name") == "meanmaxsim"
-    return replace(
-        card,
-        tasks=("encode", "score"),
-        representations=("multi_vector",),
-        multi_vector_dimensions=_dimensions(modules, _hidden_size(files.config)),
-        prompts=prompts,
-        modules=modules,
-        normalize=normalize,
-        late=found,
-        scoring="mean_maxsim" if mean else "maxsim",
-    )
-
-
-def _stanford_projection(files: Checkpoint) -> DenseModule:
-    shape = tensor_shape(files.directory, files.tensors, "linear.weight")
-    if shape is None or len(shape) != 2:
-        raise ModelBroken(f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs")
-    return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
-
-
-def _sequence_labels(files: Checkpoint, card: Card) -> Card:
-    card = sequence_labels(files, card)
-    return with_template(files, card) if takes_messages(files) else card
+    """A card with dense vectors alone; its note says if a hybrid model's other layers are there as pickles only."""
+    card = dense(files, card)
+    return card if card.notes else replace(card, notes=pickled_layers(files))
 
 
 _READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {
     "dense": _dense,
     "sparse": sparse,
-    "hybrid": _hybrid,
-    "multi_vector": _multi_vector,
-    "sequence_labels": _sequence_labels,
+    "hybrid": hybrid,
+    "multi_vector": multi_vector,
+    "sequence_labels": sequence_labels,
     "token_labels": token_labels,
     "yes_no": yes_no,
 }

@@ -1,6 +1,6 @@
-"""What the catalog says of models over what their files say. No YAML here: models run where PyYAML is not installed.
+"""The catalog's overrides of what models' files say. No YAML here: models run where PyYAML is not installed.
 
-`cards.py` reads the files; `detect.read_card` applies what they say when a worker looks at a checkpoint or loads it.
+`cards.py` reads them from files; `detect.read_card` applies them when a worker reads the card of a checkpoint or loads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from libs.errors import ModelBroken
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What files alone cannot tell, in the Card's own words; None: they tell."""
+    """Fields of the Card that files alone may not determine; None: as detected."""
 
     kind: Kind | None = None
     pooling: PoolingMode | None = None
@@ -27,13 +27,13 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Of one model; None or empty: as its files say.
+    """The overrides of one model; None or empty: as its files say.
 
-    `prompts` go over those of the checkpoint, an empty text taking one away. `revision` is fetched where an id names none.
-    `memory_bytes` is set aside for the model if its weights take less.
+    `prompts` override those of the checkpoint by name; an empty text removes one. `revision` is fetched where an id names none.
+    `memory_bytes` is reserved for the model if its weights take less.
     """
 
-    source: str  # the card's file and line, and those of cards it goes over
+    source: str  # the card's file and line, then those of the cards that it overrides
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     pools: tuple[str, ...] | None = None
@@ -45,15 +45,15 @@ class Overrides:
     detect: Hints = field(default_factory=Hints)
 
     def over(self, base: Overrides) -> Overrides:
-        """This card where it says something, else `base`."""
-        merged = replace(base, **_set(self))  # type: ignore[arg-type]  # its own fields
-        detect = replace(base.detect, **_set(self.detect))  # type: ignore[arg-type]  # its own fields
+        """This card where it sets a field, else `base`; prompts are merged by name."""
+        merged = replace(base, **_given(self))  # type: ignore[arg-type]  # its own fields
+        detect = replace(base.detect, **_given(self.detect))  # type: ignore[arg-type]  # its own fields
         prompts = {**base.prompts, **self.prompts}
         return replace(merged, prompts=prompts, detect=detect, source=f"{self.source}, {base.source}")
 
 
 class Catalog:
-    """Cards by model id; one of `org/name@revision` goes over that of `org/name`, which counts for all revisions."""
+    """Overrides by model id; those of `org/name@revision` override those of `org/name`, which apply to all revisions."""
 
     def __init__(self, cards: Mapping[str, Overrides] | None = None) -> None:
         self._cards = dict(cards or {})
@@ -62,7 +62,7 @@ class Catalog:
         return f"{len(self._cards)} cards"
 
     def of(self, model: str) -> Overrides | None:
-        """What is said of a model; None if nothing is."""
+        """The overrides of a model; None if it has no card in YAML."""
         general, special = self._cards.get(model.partition("@")[0]), self._cards.get(model)
         if general is None or special is None or special is general:
             return special or general
@@ -73,32 +73,37 @@ class Catalog:
         return self._cards.values()
 
     def pinned_id(self, model: str) -> str:
-        """`org/name@revision` for a model whose card names the revision and whose id does not; else the id itself."""
+        """The id with the revision of the model's card, `org/name@revision`; the id itself if it names one or the card does not."""
         card = self.of(model)
         return model if "@" in model or card is None or not card.revision else f"{model}@{card.revision}"
 
 
-def apply(card: Card, said: Overrides | None) -> Card:
-    """The card with what the catalog says of it. Raises ModelBroken naming the catalog's file and line."""
-    if said is None:
+def apply(card: Card, overrides: Overrides | None) -> Card:
+    """The card with the catalog's overrides. Raises ModelBroken naming the catalog's file and line if they do not fit the card."""
+    if overrides is None:
         return card
-    prompts = {name: text for name, text in {**card.prompts, **said.prompts}.items() if text}
-    default = card.default_prompt if said.default_prompt is None else said.default_prompt
-    if said.default_prompt and default not in prompts:
+    prompts = {name: text for name, text in {**card.prompts, **overrides.prompts}.items() if text}
+    default = card.default_prompt if overrides.default_prompt is None else overrides.default_prompt
+    if overrides.default_prompt and default not in prompts:
         names = ", ".join(prompts) or "none"
-        raise ModelBroken(f"{said.source}: `default_prompt` is {default!r}; the prompts of {card.model} are {names}")
-    changed = {**_set(said), **_set(said.detect), "prompts": prompts, "default_prompt": default if default in prompts else ""}
-    if said.detect.pooling is not None:
+        raise ModelBroken(
+            f"{overrides.source}: `default_prompt` is {default!r}, which is not a prompt of {card.model}; its prompts are: {names}"
+        )
+    changed = {**_given(overrides), **_given(overrides.detect), "prompts": prompts}
+    changed["default_prompt"] = default if default in prompts else ""
+    if overrides.detect.pooling is not None:
         if len(card.pooling) != 1:
             found = ", ".join(card.pooling) or "none"
-            raise ModelBroken(f"{said.source}: `detect.pooling` can stand for one mode of the checkpoint's only; it has {found}")
-        changed["pooling"] = (said.detect.pooling,)
-    # The kind chose the reader of the files before, and a revision is known only of a directory that was fetched for it.
+            raise ModelBroken(
+                f"{overrides.source}: `detect.pooling` can only replace a single pooling mode; the checkpoint's are: {found}"
+            )
+        changed["pooling"] = (overrides.detect.pooling,)
+    # The kind has chosen the reader already; the revision is that of the directory, whatever a card would have fetched.
     own = {name: value for name, value in changed.items() if name not in ("kind", "revision")}
     return replace(card, **own)  # type: ignore[arg-type]  # fields of the Card by their names
 
 
-def _set(said: Overrides | Hints) -> dict[str, object]:
-    """What is not None, without the parts that are merged by themselves."""
-    apart = ("source", "prompts", "detect")
-    return {one.name: value for one in fields(said) if one.name not in apart and (value := getattr(said, one.name)) is not None}
+def _given(overrides: Overrides | Hints) -> dict[str, object]:
+    """The fields that are not None, without those that callers merge in their own way."""
+    values = {one.name: getattr(overrides, one.name) for one in fields(overrides)}
+    return {name: value for name, value in values.items() if value is not None and name not in ("source", "prompts", "detect")}

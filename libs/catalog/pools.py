@@ -1,8 +1,8 @@
-"""pools.yaml (SHOAL_POOLS) -> the mesh's pools: of what hardware each is, how far and how fast it is scaled, what it costs.
+"""Reads the mesh's pools from pools.yaml (SHOAL_POOLS): the hardware of each, the bounds and times of its scaling, its cost.
 
-Read when a router or a scheduler starts, and anew when the file changes (`libs/serving/watched.py`). `POOLS` is the only
-definition of what may stand in the file; `schema.py` makes the JSON schema of it. Without a file every pool that a worker names is
-one, with the defaults of `PoolSpec`.
+Read when a router or a scheduler starts, and again when the file changes (`libs/serving/watched.py`). `POOLS` is the only
+definition of the file's keys; `schema.py` generates the JSON schema from it. Without a file, every name that a worker gives as its
+pool is a pool with the defaults of `PoolSpec`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class PoolSpec:
     """A pool: workers of one kind of hardware, scaled as one.
 
     memory_bytes: of a worker's device, for models; 0: as its workers report. spot: machines may be taken away at short notice.
-    cold_start_seconds: from asking for a worker until it serves, on a machine that is there; node_seconds: more, where a machine
-    must come first. drain_seconds: in which a backlog should be worked off. keep_warm_seconds: for how long the last worker stays
-    without work; None: as long as a new one would take to come. target_utilization: share of its time that a worker should be
-    busy. cost_per_hour: of one worker, in any currency.
+    cold_start_seconds: from asking for a worker until it serves, on a machine that is up; node_seconds: in addition, where a
+    machine has to be provisioned first. drain_seconds: in which a backlog should be worked off. keep_warm_seconds: for how long the
+    last worker stays without work; None: as long as a new one takes to start. target_utilization: share of its time that a worker
+    should be busy. cost_per_hour: of one worker, in any currency. fallback_for: the pool that this one replaces when that one's
+    workers do not come.
     """
 
     name: str
@@ -53,7 +54,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """All pools. `default`: where models are served for which the catalog names no pool. `by_name` is empty without a file."""
+    """The mesh's pools. `default`: the pool of models for which the catalog names none. `by_name` is empty without a file."""
 
     default: str = DEFAULT
     by_name: Mapping[str, PoolSpec] = field(default_factory=lambda: MappingProxyType({}))
@@ -63,20 +64,20 @@ class Pools:
 
     @property
     def is_configured(self) -> bool:
-        """There is a file, so that only the pools in it are known."""
+        """Whether there is a file; with one, only its pools exist."""
         return bool(self.by_name)
 
     def of(self, name: str) -> PoolSpec:
-        """The pool of that name; one that no file describes has the defaults."""
+        """The pool of that name, with the defaults of PoolSpec if no file describes it."""
         return self.by_name.get(name) or PoolSpec(name)
 
     def of_model(self, model: str, catalog: Catalog, reported: Sequence[str] = ()) -> tuple[str, ...]:
-        """The model's pools, best first: as this process' catalog says, else as a worker's (`reported`).
+        """The model's pools, best first: those of this process' catalog, else those of a worker's card (`reported`).
 
-        Empty: nobody says, or none of them is in the file.
+        Empty if neither names one, or if the file has none of them.
         """
-        said = catalog.of(model)
-        named = tuple(reported) if said is None or said.pools is None else said.pools
+        overrides = catalog.of(model)
+        named = tuple(reported) if overrides is None or overrides.pools is None else overrides.pools
         return tuple(name for name in named if not self.is_configured or name in self.by_name)
 
 
@@ -133,7 +134,7 @@ def read_pools(path: Path) -> Pools:
         if spec.fallback_for and (primary is None or primary is spec or primary.fallback_for):
             where = _value(node, "pools", name, "fallback_for")
             raise at.key(f"pools.{name}.fallback_for").wrong(
-                where, f"is {spec.fallback_for!r}, which is no other pool without a fallback_for"
+                where, f"is {spec.fallback_for!r}: it must name another pool, and one that has no fallback_for itself"
             )
     default = found.get("default", next(iter(by_name)))
     if default not in by_name:
@@ -143,14 +144,15 @@ def read_pools(path: Path) -> Pools:
 
 def check_cards(pools: Pools, catalog: Catalog) -> None:
     """Raises InvalidInput, naming file and line, for a card with a pool that is not in the file."""
-    for said in catalog.cards():
-        for name in said.pools or ():
+    for overrides in catalog.cards():
+        for name in overrides.pools or ():
             if pools.is_configured and name not in pools.by_name:
-                raise InvalidInput(f"{said.source}: `pools` names {name!r}; pools.yaml has {pools}", field="SHOAL_CATALOG")
+                problem = f"`pools` names {name!r}, which is not a pool of pools.yaml; its pools are: {pools}"
+                raise InvalidInput(f"{overrides.source}: {problem}", field="SHOAL_CATALOG")
 
 
 def _value(node: yaml.Node, *keys: str) -> yaml.Node:
-    """What stands at the keys of a file that was read already."""
+    """The node at a path of keys, which must exist."""
     for key in keys:
         node = next(value for name, value in node.value if name.value == key)
     return node

@@ -1,6 +1,6 @@
-"""The JSON schemas of a card and of pools.yaml for editors, generated from `cards.CARD` and `pools.POOLS` by `coverage.py`.
+"""The JSON schemas of a card and of pools.yaml for editors, from `cards.CARD` and `pools.POOLS`; `coverage.py` writes them.
 
-An editor uses one with a line `# yaml-language-server: $schema=.../card.schema.json` at the top of a file.
+An editor uses one if a file begins with a line such as `# yaml-language-server: $schema=.../card.schema.json`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ POOLS_FILE = Path(__file__).parent / "pools.schema.json"
 
 
 def text() -> str:
-    """Of a card; draft 7, which editors' YAML extensions know."""
+    """The JSON schema of a card, in draft 7, which editors' YAML extensions support."""
     return _print("A card of Shoal's catalog", CARD.schema())
 
 
 def pools_text() -> str:
-    """Of pools.yaml."""
+    """The JSON schema of pools.yaml, in draft 7."""
     return _print("The pools of a Shoal mesh", POOLS.schema())
 
 

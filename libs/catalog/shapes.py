@@ -1,7 +1,7 @@
-"""Shapes of YAML values: one definition both reads a value, complaining with file and line, and describes itself as JSON schema.
+"""Validators of YAML values: one definition parses a value, with errors that name file and line, and gives its JSON schema.
 
-Beside the way of a request: `cards.py` and `pools.py` put shapes together to the definitions of a card and of the mesh's pools,
-`schema.py` prints them for editors.
+Not on the request path: `cards.py`, `pools.py` and other configuration files are defined by composing shapes; `schema.py` prints
+the schemas for editors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libs.errors import InvalidInput
 Value = TypeVar("Value", covariant=True)
 Schema = dict[str, object]
 _TAG = "tag:yaml.org,2002:"
-_WORDS = {
+_TYPE_NAMES = {
     "str": "a text",
     "int": "a whole number",
     "float": "a number",
@@ -34,7 +34,7 @@ _SIZE = r"(\d+(\.\d+)?) ?(k|[KMGT]i|[MGT])?B?"
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A place in a file: its path, the keys that lead to the value, and what the whole is called."""
+    """A place in a file, for error messages: its path, the path of keys to the value, and what the top-level value is called."""
 
     file: str
     keys: str = ""
@@ -47,24 +47,24 @@ class At:
         return At(self.file, f"{self.keys}[{number}]", self.whole)
 
     def wrong(self, node: yaml.Node, problem: str) -> InvalidInput:
-        """`file:line: key: problem`, with lines from 1; to be raised by the caller."""
+        """An error for the caller to raise: "file:line: `keys` problem", with lines counted from 1."""
         keys = f"`{self.keys}` " if self.keys else f"{self.whole} "
         return InvalidInput(f"{self.file}:{node.start_mark.line + 1}: {keys}{problem}")
 
 
 class Shape(Protocol[Value]):
-    """Of one kind of value."""
+    """A validator of one type of value."""
 
     def read(self, node: yaml.Node, at: At) -> Value:
-        """Raises InvalidInput naming file, line and key."""
+        """Parses a value. Raises InvalidInput naming file, line and key."""
 
     def schema(self) -> Schema:
-        """JSON schema, draft 7."""
+        """The JSON schema (draft 7) of such values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text; where `pattern` is given, one that it matches as a whole, `words` saying so to people."""
+    """A text; if `pattern` is given, it must match the whole text. `words`: the pattern in words, for error messages."""
 
     pattern: str = ""
     words: str = ""
@@ -81,14 +81,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words."""
+    """One of the texts in `choices`."""
 
     choices: tuple[str, ...]
 
     def read(self, node: yaml.Node, at: At) -> str:
         word = _scalar(node, at, "str")
         if word not in self.choices:
-            raise at.wrong(node, f"is {word!r}, which is not one of {', '.join(self.choices)}{_meant(word, self.choices)}")
+            raise at.wrong(node, f"is {word!r}, which is not one of {', '.join(self.choices)}{_suggestion(word, self.choices)}")
         return word
 
     def schema(self) -> Schema:
@@ -135,7 +135,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes: a whole number, or one with a unit such as `24GB` or `22.5GiB`."""
+    """A number of bytes: a whole number, or a text with a unit such as `24GB` or `22.5GiB`."""
 
     def read(self, node: yaml.Node, at: At) -> int:
         text = _scalar(node, at, "str", "int")
@@ -164,7 +164,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class List(Generic[Value]):
-    """At least one value, none of them twice."""
+    """A list of at least one value, without duplicates."""
 
     of: Shape[Value]
 
@@ -176,7 +176,7 @@ class List(Generic[Value]):
             raise at.wrong(node, "is an empty list: leave the key out")
         for number, value in enumerate(found):
             if value in found[:number]:
-                raise at.entry(number).wrong(node.value[number], f"is {value!r}, which is there twice")
+                raise at.entry(number).wrong(node.value[number], f"is {value!r}, which is listed twice: keep one")
         return found
 
     def schema(self) -> Schema:
@@ -185,7 +185,7 @@ class List(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class OneOrMore:
-    """A text, or a list of texts."""
+    """A text, or a list of texts; both are read as a tuple."""
 
     of: Text
 
@@ -198,7 +198,7 @@ class OneOrMore:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts by names of the reader's own choice."""
+    """A mapping of any names to texts."""
 
     def read(self, node: yaml.Node, at: At) -> dict[str, str]:
         return {name.value: Text().read(value, at.key(name.value)) for name, value in pairs(node, at)}
@@ -209,7 +209,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Named(Generic[Value]):
-    """Values by names that match `names`; at least one, in the order of the file."""
+    """A mapping of names that match `names` to values: at least one, in the order of the file."""
 
     names: Text
     of: Shape[Value]
@@ -227,52 +227,55 @@ class Named(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a Record: what stands there, and what it means."""
+    """A key of a Record: the shape of its value, and its description in the JSON schema."""
 
     shape: Shape[object]
-    words: str
+    description: str
     needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Record(Generic[Value]):
-    """Keys that are known beforehand; `make` is called with those that are there, `source` (file:line) where `place` is set."""
+    """A mapping with fixed keys. `make` is called with the values of those that are present, by name.
+
+    `with_source`: `make` also gets `source`, the mapping's `file:line`.
+    """
 
     make: Callable[..., Value]
     keys: Mapping[str, Key]
-    place: bool = False
+    with_source: bool = False
 
     def read(self, node: yaml.Node, at: At) -> Value:
         values: dict[str, object] = {}
         for name, value in pairs(node, at):
             key = self.keys.get(name.value)
             if key is None:
-                advice = _meant(name.value, self.keys) or f": it may have {', '.join(self.keys)}"
+                advice = _suggestion(name.value, self.keys) or f": it may have {', '.join(self.keys)}"
                 raise at.wrong(name, f"has no key {name.value!r}{advice}")
             values[name.value] = key.shape.read(value, at.key(name.value))
-        for word, key in self.keys.items():
-            if key.needed and word not in values:
-                raise at.wrong(node, f"has no key {word!r}, which it needs: {key.words}")
-        return self.make(**values, **({"source": f"{at.file}:{node.start_mark.line + 1}"} if self.place else {}))
+        for required, key in self.keys.items():
+            if key.needed and required not in values:
+                raise at.wrong(node, f"has no key {required!r}, which it needs: {key.description}")
+        return self.make(**values, **({"source": f"{at.file}:{node.start_mark.line + 1}"} if self.with_source else {}))
 
     def schema(self) -> Schema:
         return {
             "type": "object",
-            "properties": {name: key.shape.schema() | {"description": key.words} for name, key in self.keys.items()},
+            "properties": {name: key.shape.schema() | {"description": key.description} for name, key in self.keys.items()},
             "required": [name for name, key in self.keys.items() if key.needed],
             "additionalProperties": False,
         }
 
 
 def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Keys and values, none of them twice."""
+    """The keys and values of a mapping. Raises InvalidInput for keys that are no texts, and for a key that is there twice."""
     if not isinstance(node, yaml.MappingNode):
         raise _mistyped(node, at, "map")
     seen: dict[str, int] = {}
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode) or name.tag != f"{_TAG}str":
             raise at.wrong(name, "has a key that is not a text: put it in quotes")
-        _refuse_halves(name, at)
+        _refuse_surrogates(name, at)
         if name.value in seen:
             raise at.wrong(name, f"has the key {name.value!r} twice, first in line {seen[name.value]}")
         seen[name.value] = name.start_mark.line + 1
@@ -282,13 +285,13 @@ def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 def _scalar(node: yaml.Node, at: At, *kinds: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag not in [f"{_TAG}{kind}" for kind in kinds]:
         raise _mistyped(node, at, kinds[-1])
-    _refuse_halves(node, at)
+    _refuse_surrogates(node, at)
     value: str = node.value
     return value
 
 
-def _refuse_halves(node: yaml.ScalarNode, at: At) -> None:
-    """YAML can name half of a surrogate pair (`"\\ud800"`), which no message can carry."""
+def _refuse_surrogates(node: yaml.ScalarNode, at: At) -> None:
+    """YAML can express half of a surrogate pair (`"\\ud800"`), which UTF-8, and so a protobuf message, cannot encode."""
     try:
         node.value.encode("utf-8")
     except UnicodeEncodeError:
@@ -299,10 +302,10 @@ def _mistyped(node: yaml.Node, at: At, kind: str) -> InvalidInput:
     found = node.tag.removeprefix(_TAG)
     if isinstance(node, yaml.ScalarNode):
         advice = ": put it in quotes" if kind == "str" and node.value else ""
-        return at.wrong(node, f"must be {_WORDS[kind]}, not {node.value or 'nothing'}{advice}")
-    return at.wrong(node, f"must be {_WORDS[kind]}, not {_WORDS.get(found, found)}")
+        return at.wrong(node, f"must be {_TYPE_NAMES[kind]}, not {node.value or 'nothing'}{advice}")
+    return at.wrong(node, f"must be {_TYPE_NAMES[kind]}, not {_TYPE_NAMES.get(found, found)}")
 
 
-def _meant(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+def _suggestion(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     near = get_close_matches(word, known, n=1)
     return f": did you mean {near[0]!r}?" if near else ""

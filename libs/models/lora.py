@@ -19,8 +19,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from libs.catalog.adapter import FILE, WEIGHTS, Adapter, read_adapter
-from libs.catalog.files import shortened
+from libs.catalog.checkpoint.adapter import FILE, WEIGHTS, Adapter, read_adapter
+from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear, must_widen
 from libs.kernels.lora import Delta, LowRank, Rows

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from libs.catalog.files import locate, need_config, shard_names, tensor_entries
+from libs.catalog.checkpoint.files import locate, need_config, shard_names, tensor_entries
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from libs.catalog.files import tensor_entries, tensor_header
+from libs.catalog.checkpoint.files import tensor_entries, tensor_header
 from libs.errors import ModelBroken, NoCapacity
 from libs.store.source import OutOfReach, Progress, Remote, RemoteFile
 

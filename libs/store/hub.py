@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # not in its __all__
 
-from libs.catalog.files import tensor_files
+from libs.catalog.checkpoint.files import tensor_files
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.names import split_revision
 from libs.store.source import OutOfReach, RemoteFile

@@ -8,7 +8,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-from libs.catalog import adapter, gliner, glirel
+from libs.catalog.checkpoint import adapter
+from libs.catalog.kinds import gliner, glirel
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 

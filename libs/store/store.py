@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from libs.catalog import adapter as lora
+from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
 from libs.names import is_model_id
 from libs.store.cache import Cache, Listing, Lock

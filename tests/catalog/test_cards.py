@@ -42,7 +42,7 @@ def catalog(folder: Path, text: str, file: str = "cards.yaml") -> Catalog:
     return read_catalog([folder])
 
 
-def said(folder: Path, text: str) -> Overrides:
+def overrides(folder: Path, text: str) -> Overrides:
     found = catalog(folder, text).of("org/name")
     assert found is not None
     return found
@@ -55,7 +55,7 @@ def test_a_card_goes_over_what_the_files_say(tmp_path: Path) -> None:
         "config_sentence_transformers.json": {"prompts": {"query": "old: ", "other": "o: "}, "default_prompt_name": "other"},
     }
     directory = write(tmp_path / "model", files)
-    plain, card = read_card(directory, "org/name"), read_card(directory, "org/name", said(tmp_path / "cards", FULL))
+    plain, card = read_card(directory, "org/name"), read_card(directory, "org/name", overrides(tmp_path / "cards", FULL))
     assert (plain.prompts, plain.max_tokens, plain.pooling, plain.dtype) == (
         {"query": "old: ", "other": "o: "},
         512,
@@ -75,30 +75,33 @@ def test_a_prompt_can_be_taken_away(tmp_path: Path) -> None:
         "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
     }
     directory = write(tmp_path / "model", files)
-    card = read_card(directory, "org/name", said(tmp_path / "cards", 'model: org/name\nprompts: {query: ""}\n'))
+    card = read_card(directory, "org/name", overrides(tmp_path / "cards", 'model: org/name\nprompts: {query: ""}\n'))
     assert (card.prompts, card.default_prompt) == ({}, "")
 
 
 def test_a_kind_can_be_told(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", {})
-    card = read_card(directory, "org/name", said(tmp_path / "cards", "model: org/name\ndetect: {kind: token_labels}\n"))
+    card = read_card(directory, "org/name", overrides(tmp_path / "cards", "model: org/name\ndetect: {kind: token_labels}\n"))
     assert (card.kind, card.tasks) == ("token_labels", ("entities",))
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("model: org/name\ndefault_prompt: query\n", "`default_prompt` is 'query'; the prompts of org/name are none"),
+        (
+            "model: org/name\ndefault_prompt: query\n",
+            "`default_prompt` is 'query', which is not a prompt of org/name; its prompts are: none",
+        ),
         (
             "model: org/name\ndetect: {kind: sequence_labels, pooling: cls}\n",
-            "`detect.pooling` can stand for one mode of the checkpoint's only; it has none",
+            "`detect.pooling` can only replace a single pooling mode; the checkpoint's are: none",
         ),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_when_it_is_read(tmp_path: Path, text: str, problem: str) -> None:
     directory = write(tmp_path / "model", {})
     with pytest.raises(ModelBroken) as caught:
-        read_card(directory, "org/name", said(tmp_path / "cards", text))
+        read_card(directory, "org/name", overrides(tmp_path / "cards", text))
     assert caught.value.message == f"{tmp_path}/cards/cards.yaml:1: {problem}"
 
 
@@ -140,7 +143,7 @@ def test_one_card_for_several_models(tmp_path: Path) -> None:
         ("max_tokens: 1\n", "1: the card has no key 'model', which it needs"),
         ("model: org/name\nmodel: org/other\n", "2: the card has the key 'model' twice, first in line 1"),
         ("model: name\n", "1: `model` is 'name', which is not a model id"),
-        ("model: [org/name, org/name]\n", "1: `model[1]` is 'org/name', which is there twice"),
+        ("model: [org/name, org/name]\n", "1: `model[1]` is 'org/name', which is listed twice: keep one"),
         ("model: org/name\nprompts: {query: no}\n", "2: `prompts.query` must be a text, not no: put it in quotes"),
         ("model: org/name\nprompts:\n", "2: `prompts` must be keys with values, not nothing"),
         ("model: org/name\nprompts: {1: x}\n", "2: `prompts` has a key that is not a text"),

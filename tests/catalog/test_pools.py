@@ -123,7 +123,10 @@ def test_a_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None
     check_cards(Pools(), cards)
     with pytest.raises(InvalidInput) as caught:
         check_cards(pools(tmp_path, TWO), cards)
-    assert caught.value.message == f"{tmp_path}/cards.yaml:4: `pools` names 'l4'; pools.yaml has cpu, l4-spot"
+    assert (
+        caught.value.message
+        == f"{tmp_path}/cards.yaml:4: `pools` names 'l4', which is not a pool of pools.yaml; its pools are: cpu, l4-spot"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,5 +170,5 @@ def test_a_fallback_stands_in_for_another_pool_of_the_file(tmp_path: Path) -> No
         with pytest.raises(InvalidInput, match=r"pools\.yaml:1: `pools\.safe\.fallback_for`"):
             pools(tmp_path, two % wrong)
     chain = "pools: {a: {device: cpu}, b: {device: cpu, fallback_for: a}, c: {device: cpu, fallback_for: b}}\n"
-    with pytest.raises(InvalidInput, match="is 'b', which is no other pool without a fallback_for"):
+    with pytest.raises(InvalidInput, match="is 'b': it must name another pool, and one that has no fallback_for itself"):
         pools(tmp_path, chain)

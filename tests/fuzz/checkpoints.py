@@ -17,8 +17,8 @@ import torch
 from safetensors.numpy import save
 
 from libs.catalog import read_card
-from libs.catalog.adapter import read_adapter
-from libs.catalog.files import parse_json, tensor_entries
+from libs.catalog.checkpoint.adapter import read_adapter
+from libs.catalog.checkpoint.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.layers.spec import Config

@@ -74,8 +74,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(directory: Path, said: Overrides | None = None) -> PackedModel:
-    return load_model(directory, "test/model", torch.device("cpu"), torch.float32, said)
+def load(directory: Path, overrides: Overrides | None = None) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), torch.float32, overrides)
 
 
 def run(model: PackedModel, work: Work) -> Result:
@@ -471,7 +471,7 @@ def test_a_template_by_its_name(tmp_path: Path) -> None:
     assert_close(scores(load(saved), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
     settings["processing_kwargs"]["chat_template"]["chat_template"] = "rank"
     (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelBroken, match=r"`chat_template` is 'rank'; the checkpoint has default, rerank"):
+    with pytest.raises(ModelBroken, match=r"`chat_template` is 'rank', which is not a template .* templates are: default, rerank"):
         load(saved)
 
 

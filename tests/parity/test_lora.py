@@ -20,7 +20,7 @@ import transformers
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from libs.catalog import adapter as lora
+from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import InputSequence, PackedModel, load_model
 from tests.parity.adapters import write_adapter, write_random_adapter

@@ -47,8 +47,8 @@ def masked(directory: Path) -> Transformer:
     return Transformer(str(directory), transformer_task="fill-mask")
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, said: Overrides | None = None) -> PackedModel:
-    return load_model(directory, "test/model", torch.device("cpu"), dtype, said)
+def load(directory: Path, dtype: torch.dtype = torch.float32, overrides: Overrides | None = None) -> PackedModel:
+    return load_model(directory, "test/model", torch.device("cpu"), dtype, overrides)
 
 
 def answer(model: PackedModel, work: Work) -> Result:
@@ -185,7 +185,7 @@ def test_a_masked_language_model_without_modules(tmp_path: Path) -> None:
     assert (plain.kind, plain.representations) == ("dense", ("dense",))
     assert "kind: sparse" in plain.notes[0]
     expected = SparseEncoder(str(tmp_path), device="cpu").encode(TEXTS)
-    assert_same(sparse(load(tmp_path, said=Overrides("cards.yaml:1", detect=Hints(kind="sparse"))), TEXTS), expected)
+    assert_same(sparse(load(tmp_path, overrides=Overrides("cards.yaml:1", detect=Hints(kind="sparse"))), TEXTS), expected)
     write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
     assert_same(sparse(load(tmp_path), TEXTS), expected)
 

@@ -29,7 +29,7 @@ CHECK = EntryPoint("models.check", "services.worker.check.command:check", plugin
 
 
 class Ran:
-    """What the command said and how it ended."""
+    """The command's output and exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -268,11 +268,11 @@ def test_a_model_too_large_for_this_memory_is_not_loaded(check: Check, embedder:
 def test_the_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text("model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n")
-    said = read_catalog([tmp_path / "cards"]).of("org/embedder")
+    overrides = read_catalog([tmp_path / "cards"]).of("org/embedder")
     whole = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32)
-    half = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32, said)
+    half = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32, overrides)
     assert half.bytes == 123_456_789 > whole.bytes
     assert half.card.dtype == "bfloat16"
     assert {
-        test.detail.partition(" bytes")[0] for test in selftest.run(embedder, "org/embedder", said) if "loads" in test.name
+        test.detail.partition(" bytes")[0] for test in selftest.run(embedder, "org/embedder", overrides) if "loads" in test.name
     } == {"123,456,789"}

@@ -117,8 +117,8 @@ WORK = EncodeWork(["a text that is embedded", "another"])
 
 
 def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
-    said = Overrides(source="test.yaml:1", dtype="float16")
-    half = load_model(loud, "test/loud", CPU, torch.float32, said)
+    overrides = Overrides(source="test.yaml:1", dtype="float16")
+    half = load_model(loud, "test/loud", CPU, torch.float32, overrides)
     prepared = half.prepare(WORK)
     assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
     twin = half.widened()

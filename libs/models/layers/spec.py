@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from libs.catalog.files import shortened
+from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]

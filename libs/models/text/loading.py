@@ -11,7 +11,7 @@ import torch
 
 from libs.catalog.card import Card
 from libs.catalog.detect import read_card
-from libs.catalog.files import need_config
+from libs.catalog.checkpoint.files import need_config
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.lora import Names

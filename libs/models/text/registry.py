@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from libs.catalog.files import shortened
+from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import has_bfloat16
 from libs.models import weights

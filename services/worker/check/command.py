@@ -58,24 +58,24 @@ def check(
 
 
 def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Report:
-    with _telling(target) as tell:
+    with _progress(target) as tell:
         try:
             model, copy = found(settings, target, name, tell)
         except ShoalError as error:
             return Report(target, None, refused=error.message, skipped="there is nothing to test")
         try:
-            said = settings.catalog.of(model)
+            overrides = settings.catalog.of(model)
             tell(f"{model}: reading its files")
-            report = inspect(copy.directory, model, said)
-            skipped = _not_tested(report, copy.directory, test)
+            report = inspect(copy.directory, model, overrides)
+            skipped = _skipped(report, copy.directory, test)
             if skipped:
                 return replace(report, skipped=skipped)
-            return _tested(report, copy.directory, said, tell)
+            return _tested(report, copy.directory, overrides, tell)
         finally:
             copy.close()
 
 
-def _not_tested(report: Report, directory: Path, wanted: bool) -> str:
+def _skipped(report: Report, directory: Path, wanted: bool) -> str:
     """Why there is no self-test; empty if there is one."""
     if report.refused:
         return "the model is refused"
@@ -93,13 +93,13 @@ def _free_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _tested(report: Report, directory: Path, said: Overrides | None, tell: Tell) -> Report:
+def _tested(report: Report, directory: Path, overrides: Overrides | None, tell: Tell) -> Report:
     tell(f"{report.model}: importing torch")
     from services.worker.check import selftest
 
     done: list[Test] = []
     try:
-        for test in selftest.run(directory, report.model, said):
+        for test in selftest.run(directory, report.model, overrides):
             done.append(test)
             tell(f"{report.model}: {test.name}")
     except ShoalError as error:
@@ -108,7 +108,7 @@ def _tested(report: Report, directory: Path, said: Overrides | None, tell: Tell)
 
 
 @contextmanager
-def _telling(target: str) -> Iterator[Tell]:
+def _progress(target: str) -> Iterator[Tell]:
     """Shows progress on stderr, if it is a terminal."""
     console = Console(stderr=True)
     with console.status(Text(target)) as status:

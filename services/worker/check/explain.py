@@ -14,10 +14,10 @@ from math import prod
 from pathlib import Path
 
 from libs.catalog.card import Card, LateInteraction
+from libs.catalog.checkpoint.files import tensor_entries
+from libs.catalog.checkpoint.trace import Read, recorded
 from libs.catalog.detect import read_card
-from libs.catalog.files import tensor_entries
 from libs.catalog.overrides import Overrides
-from libs.catalog.trace import Read, recorded
 from libs.errors import ModelBroken, ShoalError
 
 
@@ -78,14 +78,14 @@ class _Evidence:
     """How a fact is reported.
 
     `value`: read from the card; `keys`: patterns of `file:key`, or `file:key=value`, that determine it; `overrides`: names of the
-    catalog's overrides of it; `words`: the reason where neither applies.
+    catalog's overrides of it; `reason`: where it comes from if neither applies.
     """
 
     what: str
     value: Callable[[Card], object]
     keys: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    words: str = ""
+    reason: str = ""
 
 
 _EVIDENCE = (
@@ -105,8 +105,8 @@ _EVIDENCE = (
         ),
         ("kind",),
     ),
-    _Evidence("tasks", lambda card: ", ".join(card.tasks), words="follow from the kind"),
-    _Evidence("representations", lambda card: ", ".join(card.representations), words="follow from the kind"),
+    _Evidence("tasks", lambda card: ", ".join(card.tasks), reason="follow from the kind"),
+    _Evidence("representations", lambda card: ", ".join(card.representations), reason="follow from the kind"),
     _Evidence(
         "max tokens",
         lambda card: card.max_tokens,
@@ -164,12 +164,12 @@ _EVIDENCE = (
     ),
     _Evidence("answers", lambda card: ", ".join(map(str, card.answers)), ("*:true_token_id", "*:false_token_id"), ("answers",)),
     _Evidence("chat template", lambda card: _short(card.template) if card.template else "", ("*:chat_template",), ("template",)),
-    _Evidence("left out", lambda card: "\n".join(card.notes), words="what the files hold and is not served as it is"),
+    _Evidence("left out", lambda card: "\n".join(card.notes), reason="what the files hold and is not served as it is"),
     _Evidence("number format", lambda card: "" if card.dtype == "auto" else card.dtype, overrides=("dtype",)),
     _Evidence("pools", lambda card: ", ".join(card.pools), overrides=("pools",)),
     _Evidence("pinned", lambda card: "yes" if card.pinned else "", overrides=("pinned",)),
     _Evidence("set aside", lambda card: f"{card.memory_bytes:,} bytes" if card.memory_bytes else "", overrides=("memory_bytes",)),
-    _Evidence("revision", lambda card: card.revision, words="of the id or the folder, else a digest of the files"),
+    _Evidence("revision", lambda card: card.revision, reason="of the id or the folder, else a digest of the files"),
 )
 
 
@@ -178,50 +178,52 @@ def _lengths(late: LateInteraction) -> str:
     return f"query {query or 'any'} tokens{', expanded' if late.expansion else ''}; document {late.document_tokens or 'any'} tokens"
 
 
-def inspect(directory: Path, model: str, said: Overrides | None) -> Report:
+def inspect(directory: Path, model: str, overrides: Overrides | None) -> Report:
     """What a worker would read of a directory; a refusal is part of the report."""
     card, refused = None, ""
     files: tuple[TensorsOf, ...] = ()
     with recorded() as reads:
         try:
-            card = read_card(directory, model, said)
+            card = read_card(directory, model, overrides)
         except ShoalError as error:
             refused = error.message
     try:
         files = tuple(_tensors(directory, path) for path in sorted(directory.glob("**/*.safetensors")))
     except ModelBroken as error:
         refused = refused or error.message
-    facts = tuple(_facts(card, reads, said)) if card is not None else tuple(_seen(reads))
+    facts = tuple(_facts(card, reads, overrides)) if card is not None else tuple(_seen(reads))
     return Report(model, directory, card, facts, files, tuple(_ignored(directory)), refused)
 
 
-def _facts(card: Card, reads: Sequence[Read], said: Overrides | None) -> Iterator[Fact]:
+def _facts(card: Card, reads: Sequence[Read], overrides: Overrides | None) -> Iterator[Fact]:
     for evidence in _EVIDENCE:
         value = evidence.value(card)
         if value:
-            why = _overriding(evidence, said) + _told(reads, evidence.keys)
-            yield Fact(evidence.what, str(value), tuple(why) or (evidence.words,))
+            why = _overriding(evidence, overrides) + _determining(reads, evidence.keys)
+            yield Fact(evidence.what, str(value), tuple(why) or (evidence.reason,))
 
 
 def _seen(reads: Sequence[Read]) -> Iterator[Fact]:
     """The facts of a refused model: family and kind as far as they were read."""
     for evidence in _EVIDENCE[:2]:
-        if why := _told(reads, evidence.keys):
+        if why := _determining(reads, evidence.keys):
             yield Fact(evidence.what, "", tuple(why))
 
 
-def _overriding(evidence: _Evidence, said: Overrides | None) -> list[str]:
-    if said is None:
+def _overriding(evidence: _Evidence, overrides: Overrides | None) -> list[str]:
+    """The catalog's card, if it sets the fact."""
+    if overrides is None:
         return []
-    set_here = [name for name in evidence.overrides if getattr(said, name, None) or getattr(said.detect, name, None) is not None]
-    return [f"card {said.source}"] if set_here else []
+    detect = overrides.detect
+    is_set = any(getattr(overrides, name, None) or getattr(detect, name, None) is not None for name in evidence.overrides)
+    return [f"card {overrides.source}"] if is_set else []
 
 
-def _told(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
-    """Each key that matches the patterns, once, in the order in which it was read."""
+def _determining(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
+    """The keys that match the patterns and are set, each once, in the order in which they were read."""
     found = [read for read in reads if read.value is not None and read.value is not False]
-    speak = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
-    return list(dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in speak))
+    matching = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
+    return list(dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in matching))
 
 
 def _matches(read: Read, pattern: str) -> bool:
@@ -229,6 +231,7 @@ def _matches(read: Read, pattern: str) -> bool:
 
 
 def _short(value: object, most: int = 80) -> str:
+    """The value as JSON, truncated to `most` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= most else text[: most - 1] + "…"
 

@@ -53,18 +53,18 @@ _TEXTS = [
 _LABELS = ("person", "place")
 
 
-def run(directory: Path, model: str, said: Overrides | None) -> Iterator[Test]:
+def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Test]:
     """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded."""
-    said = None if said is None else replace(said, dtype=None)
+    overrides = None if overrides is None else replace(overrides, dtype=None)
     runs: list[_Run] = []
-    loaded = _load(directory, model, said, torch.float32)
+    loaded = _load(directory, model, overrides, torch.float32)
     yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
     for work in works(loaded.card, _TEXTS):
         done = _run(loaded, work)
         runs.append(done)
         yield from _checks(loaded, done)
     del loaded
-    low = _load(directory, model, said, torch.bfloat16)
+    low = _load(directory, model, overrides, torch.bfloat16)
     for done in runs:
         nearest = min(map(_cosine, low.forward(done.prepared.head, done.prepared.sequences), done.outputs))
         yield Test(f"{done.task}: bfloat16 near float32", nearest >= BFLOAT16_COSINE, f"lowest cosine {nearest:.5f}")
@@ -79,8 +79,8 @@ class _Run:
     outputs: list[Output]
 
 
-def _load(directory: Path, model: str, said: Overrides | None, dtype: torch.dtype) -> PackedModel:
-    return load_model(directory, model, torch.device("cpu"), dtype, said)
+def _load(directory: Path, model: str, overrides: Overrides | None, dtype: torch.dtype) -> PackedModel:
+    return load_model(directory, model, torch.device("cpu"), dtype, overrides)
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:

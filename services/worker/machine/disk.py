@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.catalog import adapter as lora
-from libs.catalog.files import tensor_entries
+from libs.catalog.checkpoint import adapter as lora
+from libs.catalog.checkpoint.files import tensor_entries
 from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
 from libs.store.select import CONFIGS, MODEL_WEIGHTS

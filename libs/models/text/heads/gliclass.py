@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.catalog.gliclass import Gliclass, Pooling, Scorer
+from libs.catalog.kinds.gliclass import Gliclass, Pooling, Scorer
 from libs.kernels.layout import cumulated, to_device
 from libs.kernels.pooling import cls, last, maximum, mean
 from libs.models.head import Array

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.files import Config, read_config
-from libs.catalog.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
+from libs.catalog.checkpoint.files import Config, read_config
+from libs.catalog.kinds.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
 from libs.errors import ModelBroken
 from libs.models.text.heads.extraction.entities import EntityHead
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
@@ -94,8 +94,8 @@ def _labels(
     project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
-    said = read_config(parts.directory, name) or Config(name, {})
-    limit = min(said.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
+    settings = read_config(parts.directory, name) or Config(name, {})
+    limit = min(settings.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
     tokenizer = load_tokenizer(folder, lowercase=False)
     if largest_id(tokenizer) >= encoder.embed.vocabulary:
         raise ModelBroken(f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from libs.catalog.card import Card
-from libs.catalog.files import need_config
+from libs.catalog.checkpoint.files import need_config
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card, Sparse
-from libs.catalog.files import need_config
+from libs.catalog.checkpoint.files import need_config
 from libs.errors import ModelBroken
 from libs.models.layers.spec import Config
 from libs.models.text.heads.mlm import MlmTransform, decoder_bias, decoder_weight, mlm_table

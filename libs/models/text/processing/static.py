@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, processors
 
 from libs.catalog.card import StaticQueries
-from libs.catalog.files import need_config, read_config
+from libs.catalog.checkpoint.files import need_config, read_config
 from libs.errors import ModelBroken
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.tokenising.tokenizer import largest_id, load_tokenizer

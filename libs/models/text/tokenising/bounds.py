@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Final
 
-from libs.catalog.files import Config, shortened
+from libs.catalog.checkpoint.files import Config, shortened
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 
 MOST_SPECIAL: Final = 64

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from libs.catalog.files import read_config
+from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.tokenising.cutting import Cutter, Part
 from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway

@@ -14,7 +14,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, normalizers
 
-from libs.catalog.files import Config, once, read_file, shortened
+from libs.catalog.checkpoint.files import Config, once, read_file, shortened
 from libs.errors import ModelBroken, ShoalError
 from libs.models.text.tokenising.bounds import refuse_bombs
 

@@ -1,6 +1,6 @@
-"""sentence-transformers' Router (Asym): modules by role, for models whose queries need no forward. Called by `modules.py`.
+"""Parses sentence-transformers' Router (Asym): modules by role, for models with static queries. Called by `modules.py`.
 
-Format: `types` names each module's class by its folder, `structure` lists the folders of each role, `parameters` has the rest.
+Format: `types` maps each module's folder to its class, `structure` each role to folders, `parameters` has the options.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.card import StaticQueries
-from libs.catalog.files import Config, need_config, read_config
+from libs.catalog.checkpoint.files import Config, need_config, read_config
 
 STATIC = "SparseStaticEmbedding"
 _ROLES = ("query", "document")
@@ -18,14 +18,14 @@ _ROLES = ("query", "document")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """`modules`: entries as modules.json would have them, of documents, and of queries too unless these are static."""
+    """`modules`: entries in the format of modules.json for documents, and for queries too unless `static` encodes these."""
 
     modules: tuple[Config, ...]
     static: StaticQueries | None
 
 
 def read_routes(directory: Path, folder: str) -> Routes:
-    """The router in a folder of the checkpoint. Raises ModelBroken for all but one way for both roles, or static queries."""
+    """The router in a folder of the checkpoint. Raises ModelBroken unless both roles share all modules, or queries are static."""
     config = read_config(directory, inside(folder, "router_config.json")) or need_config(directory, inside(folder, "config.json"))
     structure, parameters = config.part("structure"), config.part("parameters")
     if sorted(structure.values) != sorted(_ROLES) or parameters.part("route_mappings").values:
@@ -36,7 +36,7 @@ def read_routes(directory: Path, folder: str) -> Routes:
     if query == document:
         return Routes(entries, None)
     if [class_of(_entry(config, types, name, folder)) for name in query] != [STATIC]:
-        raise config.broken("structure", f"gives queries modules of their own, which is served for {STATIC} alone")
+        raise config.broken("structure", f"gives queries modules of their own, which is only served for {STATIC}")
     first = next(iter(structure.values)) if parameters.flag("allow_empty_key", True) else "document"
     default = parameters.text("default_route", first) == "query"
     return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
@@ -48,12 +48,12 @@ def class_of(entry: Config) -> str:
 
 
 def inside(folder: str, name: str) -> str:
-    """A path from the checkpoint's root; both may be empty."""
+    """The path of `name` in `folder`, from the checkpoint's root; either may be empty."""
     return "/".join(filter(None, (folder, name)))
 
 
 def static_queries(directory: Path, folder: str, *, default: bool) -> StaticQueries:
-    """A SparseStaticEmbedding: its `path` may name a JSON file of the checkpoint, else the weights are its model.safetensors."""
+    """A SparseStaticEmbedding's weights: the JSON file that its `path` names, or without one its model.safetensors."""
     config = need_config(directory, inside(folder, "config.json"))
     path = config.text("path")
     if not path:

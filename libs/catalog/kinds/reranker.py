@@ -1,7 +1,7 @@
-"""Rerankers that are language models: the tokens that say yes and no, and the chat template that a pair goes through.
+"""Rerankers that are causal language models: the tokens for yes and no, and the chat template that renders a pair.
 
-The format is that of sentence-transformers 5.4 and later (a LogitScore in modules.json). Older checkpoints do not say what they
-are; a card of the catalog does, by `kind: yes_no`, `answers` and `template`.
+The format is that of sentence-transformers 5.4 and later (a LogitScore in modules.json). Older checkpoints do not name their use; a
+card of the catalog does, by `kind: yes_no`, `answers` and `template`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.catalog.card import Card
-from libs.catalog.chat import takes_messages, with_template
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
-from libs.catalog.modules import activation
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 
 _LANGUAGE_MODEL = "ForCausalLM"
@@ -20,18 +20,18 @@ _TIED = ("gemma3_text",)  # families whose `tie_word_embeddings` is true where i
 
 
 def refuse_bare(files: Checkpoint) -> None:
-    """Raises ModelBroken for a language model of which no file says what it is for."""
+    """Raises ModelBroken for a causal language model if no file names its use."""
     if not files.modules.listed and files.architecture.endswith(_LANGUAGE_MODEL):
         raise files.config.broken(
             "architectures",
-            f"is {files.architecture}, a language model, and no file says what it is used for. A card can, by `detect`: "
+            f"is {files.architecture}, a language model, and no file names its use. A card of the catalog can, by `detect`: "
             "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: ['yes', 'no']` and `template` for a "
             "reranker",
         )
 
 
 def yes_no(files: Checkpoint, card: Card) -> Card:
-    """`answers` and `template` may still be missing, for a card of the catalog to give them: `need_answers`."""
+    """The card of a reranker. The catalog may give its `answers` and `template`, so that they may be empty until `need_answers`."""
     if files.config.values.get("final_logit_softcapping") is not None:
         raise files.config.broken("final_logit_softcapping", "is not served for rerankers: only null is")
     score = files.modules.answers
@@ -48,9 +48,9 @@ def yes_no(files: Checkpoint, card: Card) -> Card:
 
 
 def need_answers(card: Card) -> Card:
-    """The card itself. Raises ModelBroken where neither the checkpoint nor the catalog says how pairs are scored."""
+    """The card itself. Raises ModelBroken if neither the checkpoint nor the catalog gives its answers and template."""
     if not card.answers:
-        raise ModelBroken(f"modules.json: has no LogitScore, which names the tokens that say yes and no; {_ADVICE} `answers`")
+        raise ModelBroken(f"modules.json: has no LogitScore, which names the tokens for yes and no; {_ADVICE} `answers`")
     if not card.template:
         raise ModelBroken(f"sentence_bert_config.json: `modality_config` names no chat template for pairs; {_ADVICE} `template`")
     return card
@@ -61,6 +61,6 @@ _ADVICE = "a card of the catalog can do so, by `detect` with"
 
 def _answers(score: Config) -> tuple[int, ...]:
     if score.values.get("true_token_id") is None:
-        raise score.broken("true_token_id", "is missing: the token that says yes")
+        raise score.broken("true_token_id", "is missing: it must be the id of the token for yes")
     yes = score.number("true_token_id")
     return (yes,) if score.values.get("false_token_id") is None else (yes, score.number("false_token_id"))

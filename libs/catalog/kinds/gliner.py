@@ -1,7 +1,7 @@
-"""Zero-shot entity and relation models of the gliner package (GLiNER, arXiv 2311.08526): gliner_config.json to a Card.
+"""Zero-shot entity and relation models of the gliner package (GLiNER, arXiv 2311.08526): gliner_config.json, and a Card from it.
 
-The whole model lies in one directory: gliner_config.json with the encoder's configuration within it, model.safetensors with the
-encoder's tensors behind a prefix, tokenizer.json, and for models with a second encoder, for labels, a folder with its tokenizer.
+The whole model is in one directory: gliner_config.json with the encoder's configuration in it, model.safetensors with a prefix
+before the encoder's tensors, tokenizer.json, and for models with a second encoder, for labels, a folder with its tokenizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Task
-from libs.catalog.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 
 FILE: Final = "gliner_config.json"
@@ -29,7 +29,7 @@ SpanMode = Literal["markerV0", "markerV1", "token_level"]
 Pooling = Literal["first", "last", "mean", "max"]
 Adjacency = Literal["", "none", "dot", "mlp", "bilinear", "gcn"]
 
-# What a model can ask for beyond what is served, and the values that ask for nothing.
+# Options that are not served, each with the values that switch it off.
 _OFF: dict[str, tuple[object, ...]] = {
     "fuse_layers": (None, False),
     "post_fusion_schema": (None, ""),
@@ -39,11 +39,11 @@ _OFF: dict[str, tuple[object, ...]] = {
     "triples_layer": (None,),
     "words_splitter_type": (None, "whitespace"),
 }
-# An encoder whose positions are relative reads texts of any length; more than 384 words with 256 labels need.
+# Tokens, for encoders with relative positions, which have no limit: more than 384 words and 256 labels need.
 _ANY_LENGTH: Final = 4096
-# A tokenizer's way to say that it has no limit is a number beyond all texts.
+# Tokens; tokenizers write a huge number for "no limit".
 _NO_LIMIT: Final = 1_000_000
-_MOST_WIDTH: Final = 256  # words x width spans are listed for each text
+_MOST_WIDTH: Final = 256  # words; for each text, words x width spans are enumerated
 MOST_WORDS: Final = 1 << 16
 
 
@@ -51,11 +51,11 @@ MOST_WORDS: Final = 1 << 16
 class Gliner:
     """How words and labels become scores.
 
-    `hidden`: size of words and labels. `max_width`: words of the longest span, of no meaning at token level. `max_words` of a text.
-    `pooling` of a word's tokens. `recurrent`: LSTM layers over the words; 0: none. `*_index`: the markers' ids, -1: not said.
-    `marks_*`: the marker's own state stands for the label, else that of the token behind it. `labels`: the configuration of the
-    encoder for labels; None: labels stand before the text. `adjacency`: which pairs of entities are scored for relations; "": the
-    model has no relations, "none": all pairs.
+    `hidden`: width of the states of words and labels. `max_width`: words of the longest span; unused with `token_level`.
+    `max_words`: of a text. `pooling`: of a word's tokens. `recurrent`: LSTM layers over the words; 0: none. `*_index`: the markers'
+    ids; -1: not given. `marks_*`: a label is the state of its marker, else that of the token after it. `labels`: the configuration
+    of the encoder for labels; None: one encoder reads labels and text. `adjacency`: which pairs of entities are scored for
+    relations; "": the model has no relations, "none": all pairs.
     """
 
     span_mode: SpanMode
@@ -76,6 +76,7 @@ class Gliner:
 
 
 def is_gliner(directory: Path) -> bool:
+    """Whether the directory has the gliner package's configuration."""
     return (directory / FILE).is_file()
 
 
@@ -101,7 +102,7 @@ def gliner_card(directory: Path, model: str) -> Card:
 
 
 def read_gliner(directory: Path) -> Gliner:
-    """gliner_config.json, and a look at the files beside it. Raises ModelBroken for what is missing or not served."""
+    """The settings in gliner_config.json. Raises ModelBroken for values that are not served, and for missing keys and files."""
     config = need_config(directory, FILE)
     _need_files(directory, config)
     for key, values in _OFF.items():
@@ -119,7 +120,7 @@ def read_gliner(directory: Path) -> Gliner:
         max_width=count(config, "max_width", 12, most=_MOST_WIDTH),
         max_words=count(config, "max_len", 384, most=MOST_WORDS),
         pooling=_pooling(config),
-        # Models with an encoder for labels carry the LSTM's tensors, but the package never runs it.
+        # Models with an encoder for labels have the LSTM's tensors, but the package never runs it.
         recurrent=0 if labels else config.number("num_rnn_layers", 1),
         ent_token=config.text("ent_token", "<<ENT>>"),
         sep_token=config.text("sep_token", "<<SEP>>"),
@@ -184,7 +185,7 @@ def _labels(directory: Path, config: Config) -> Mapping[str, object]:
 
 
 def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> int:
-    """Raises ModelBroken for 0, and for more than `most`."""
+    """A whole number of 1 to `most`. Raises ModelBroken for others."""
     value = config.number(key, default, most=most)
     if value < 1:
         raise config.broken(key, "must be at least 1")
@@ -192,12 +193,12 @@ def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> i
 
 
 def _index(config: Config, key: str) -> int:
-    """A token's id; -1 where it is not said."""
+    """A token's id; -1 if the file does not give it."""
     return -1 if config.values.get(key) == -1 else config.number(key, -1)
 
 
 def longest_sequence(directory: Path, encoder: Config) -> int:
-    """The tokenizer's limit, and no more than there are positions."""
+    """The most tokens of a sequence: the tokenizer's limit, and at most the number of positions."""
     tokenizer = read_config(directory, "tokenizer_config.json") or Config("tokenizer_config.json", {})
     limits = [tokenizer.number("model_max_length", _NO_LIMIT, most=math.inf)]
     if encoder.flag("position_biased_input", True):

@@ -1,13 +1,14 @@
-"""Models with a fixed set of labels: cross-encoders, classifiers and token classifiers, from config.json's id2label and its kin."""
+"""Models with a fixed label set: cross-encoders, sequence classifiers and token classifiers, by the labels of config.json."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, Activation, Card, Problem, Scoring, Task
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
-from libs.catalog.modules import activation
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.modules import activation
 
 _PROBLEMS: dict[str, Problem] = {
     "single_label_classification": "single_label",
@@ -19,7 +20,7 @@ _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
 def _classes(config: Config) -> tuple[str, ...]:
-    """id2label in the order of the logits; as transformers does, LABEL_0 ... where the names are missing."""
+    """The names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ..., as in transformers."""
     names = config.part("id2label").values
     if not names:
         return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=MOST_LABELS)))
@@ -35,16 +36,17 @@ def _classes(config: Config) -> tuple[str, ...]:
 
 
 def sequence_labels(files: Checkpoint, card: Card) -> Card:
+    """The card of a cross-encoder or classifier, with its chat template if pairs go through one."""
     classes, problem = _classes(files.config), _problem(files.config)
     positive, contradiction = _positive(classes), _contradiction(classes)
     tasks: list[Task] = []
-    # A regression's answer is no share of 0..1, and one class without a name of its own is a reranker's.
+    # A regression has no probabilities, and a single class without a name is a reranker's.
     if problem != "regression" and classes != ("LABEL_0",):
         tasks.append("classify")
     if positive is not None:
         tasks.append("score")
     scoring: Scoring = "classifier" if positive is not None else ""
-    return replace(
+    card = replace(
         card,
         tasks=tuple(tasks),
         labels=classes if "classify" in tasks else (),
@@ -55,6 +57,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
         contradiction=contradiction,
         score_activation=_score_activation(files),
     )
+    return with_template(files, card) if takes_messages(files) else card
 
 
 def _problem(config: Config) -> Problem:
@@ -65,7 +68,7 @@ def _problem(config: Config) -> Problem:
 
 
 def _positive(classes: tuple[str, ...]) -> int | None:
-    """The class that says a document answers: the only one, "entailment", one named like "positive", else the second of two."""
+    """The class for "relevant": the only one, "entailment", one with a name such as "positive", else the second of two."""
     lower = [name.lower() for name in classes]
     if len(lower) == 1:
         return 0
@@ -77,7 +80,7 @@ def _positive(classes: tuple[str, ...]) -> int | None:
 
 
 def _contradiction(classes: tuple[str, ...]) -> int | None:
-    """The class against "entailment": the first, else the last, as transformers' ZeroShotClassificationPipeline has it."""
+    """The class opposite to "entailment", the first or else the last, as in transformers' ZeroShotClassificationPipeline."""
     entailed = next((number for number, name in enumerate(classes) if name.lower().startswith(_ENTAILED)), None)
     if entailed is None or len(classes) < 2:
         return None
@@ -85,7 +88,7 @@ def _contradiction(classes: tuple[str, ...]) -> int | None:
 
 
 def _score_activation(files: Checkpoint) -> Activation:
-    """Where sentence-transformers 6, 4 and 3 keep a cross-encoder's activation, in that order. Nowhere: the logit itself."""
+    """A cross-encoder's activation from where sentence-transformers 6, 4 and 3 store it, in that order; else the identity."""
     if files.top.text("activation_fn"):
         return activation(files.top, "activation_fn", "identity")
     if files.config.part("sentence_transformers").text("activation_fn"):
@@ -94,11 +97,12 @@ def _score_activation(files: Checkpoint) -> Activation:
 
 
 def token_labels(files: Checkpoint, card: Card) -> Card:
+    """The card of a token classifier; its labels are the kinds of entities."""
     classes = _classes(files.config)
     kinds = dict.fromkeys(entity_kind(name) for name in classes if name != "O")
     return replace(card, tasks=("entities",), labels=tuple(kinds), classes=classes)
 
 
 def entity_kind(name: str) -> str:
-    """The entity that a token's class speaks of, as transformers cuts it: `B-PER` and `I-PER` are PER."""
+    """The kind of entity of a token's class, by the rule of transformers: `B-PER` and `I-PER` are PER."""
     return name.split("-", 1)[-1]

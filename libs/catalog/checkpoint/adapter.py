@@ -1,6 +1,6 @@
-"""A LoRA adapter's directory as PEFT writes it: adapter_config.json -> what the adapter asks for, or why it is not served.
+"""Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are not served, with the reason.
 
-Read by workers before the adapter's tensors (`libs/models/lora.py`). With nothing but the standard library.
+Workers read it before the adapter's tensors (`libs/models/lora.py`). Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from libs.catalog.files import Config, need_config
-from libs.catalog.patterns import Pattern, Unsupported, compiled
+from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.patterns import Pattern, Unsupported, compiled
 
 FILE: Final = "adapter_config.json"
-"""It makes a directory an adapter."""
+"""A directory with this file is an adapter."""
 
 WEIGHTS: Final = "adapter_model.safetensors"
 
@@ -24,36 +24,36 @@ ALL_LINEAR: Final = "all-linear"
 REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "DoRA also scales the model's own weights; only plain LoRA is served",
     "modules_to_save": (
-        "whole layers trained beside the low-rank ones (a new classifier, say) are not served; save the adapter without them, or "
+        "layers trained in full (a new classifier, say) are not served; save the adapter without them, or "
         "merge it into a model of its own with merge_and_unload"
     ),
     "trainable_token_indices": "trained token vectors are not served",
     "target_parameters": "adapters of bare parameters (the experts of a mixture) are not served, only those of linear layers",
     "lora_bias": "a bias of the low-rank part is not served",
-    "layer_replication": "layers that are there several times are not served",
+    "layer_replication": "repeated layers are not served",
     "alora_invocation_tokens": "an adapter that only some tokens activate (aLoRA) is not served",
     "use_qalora": "QALoRA is not served",
     "use_bdlora": "block-diagonal LoRA is not served",
-    "arrow_config": "a choice among several adapters by token (Arrow) is not served",
+    "arrow_config": "routing of tokens among several adapters (Arrow) is not served",
     "kasa_config": "KaSA is not served",
     "monteclora_config": "MonteCLoRA is not served",
     "velora_config": "VeLoRA is not served",
 }
-"""Keys that change what is computed, and why they are refused where they are set."""
+"""Keys that would change the computation if they are set, and the reason for refusing them."""
 
 IGNORED: Final = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type", "peft_version", "lora_dropout",
         # PEFT itself resets it for linear layers, and no model served here has others.
         "fan_in_fan_out",
-        # Which modules have an adapter is told by the file's tensors.
+        # The file's tensors determine which modules have an adapter.
         "exclude_modules", "layers_to_transform", "layers_pattern",
-        # Of training and of how a model is spread over devices.
+        # Training, and sharding over devices.
         "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
         "runtime_config", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Keys that change nothing in what is computed with the tensors of the file."""
+"""Keys that do not change what is computed with the file's tensors."""
 
 READ: Final = frozenset(
     {
@@ -63,19 +63,19 @@ READ: Final = frozenset(
 )  # fmt: skip
 
 _INITIAL: Final = ("gaussian", "eva", "orthogonal")
-"""Ways to begin a training that leave the model's own weights alone. Others (PiSSA, OLoRA, CorDA, LoftQ) change them."""
+"""Initialisations that do not change the model's own weights. Others (PiSSA, OLoRA, CorDA, LoftQ) do."""
 
 _MOST_TARGETS: Final = 10_000
 _MOST_PATTERNS: Final = 32_768
-"""Characters of all patterns of a key: some adapters have one for each of their modules."""
+"""Characters of all patterns of a key together: some adapters have a pattern for each of their modules."""
 
 Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
-"""What modules have whose names a pattern matches; the first that does counts."""
+"""Values for modules by patterns of their names; the first pattern that matches counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What adapter_config.json says. `targets`: the last parts of the names of adapted modules; None: whichever have tensors."""
+    """An adapter's configuration. `targets`: the last components of the adapted modules' names; None: those that have tensors."""
 
     base: str
     rank: int
@@ -93,20 +93,21 @@ class Adapter:
         return any(".".join(parts[number:]) in self.targets for number in range(len(parts)))
 
     def rank_of(self, module: str) -> int:
+        """The rank r of the module's A and B."""
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What B A is multiplied by: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)."""
+        """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """Raises ModelBroken naming the key of adapter_config.json that cannot be served."""
+    """The configuration of the adapter in `directory`. Raises ModelBroken naming the key that is not served."""
     config = need_config(directory, FILE)
     kind = config.text("peft_type")
     if kind != "LORA":
-        raise config.broken("peft_type", f"is {kind!r}; only LORA is served" if kind else "is missing; LORA is needed")
+        raise config.broken("peft_type", f"is {kind!r}; only LORA is served" if kind else "is missing; it must be LORA")
     _refuse(config)
     return Adapter(
         base=config.text("base_model_name_or_path"),
@@ -126,7 +127,7 @@ def _refuse(config: Config) -> None:
             raise config.broken(key, f"is {_short(value)}: {reason}")
     for key, value in config.values.items():
         if value and key not in REFUSED and key not in IGNORED and key not in READ:
-            raise config.broken(key, f"is {_short(value)}, which is not known here and could change what is computed")
+            raise config.broken(key, f"is {_short(value)}, which is unknown and could change what is computed")
     bias = config.text("bias", "none")
     if bias != "none":
         raise config.broken("bias", f"is {bias!r}: trained biases are not served, only `none` is")
@@ -134,13 +135,13 @@ def _refuse(config: Config) -> None:
     if not (isinstance(initial, bool) or initial is None or initial in _INITIAL):
         raise config.broken(
             "init_lora_weights",
-            f"is {_short(initial)}: such adapters belong to changed weights of the model. PEFT's save_pretrained converts them, "
-            "with path_initial_model_for_weight_conversion",
+            f"is {_short(initial)}: such an adapter fits only weights that this initialisation has changed. PEFT's save_pretrained "
+            "converts it, with path_initial_model_for_weight_conversion",
         )
 
 
 def _targets(config: Config) -> frozenset[str] | None:
-    """A single string is `all-linear` or a pattern. It is not tried: the file's tensors tell what it matched."""
+    """The list of `target_modules`; None for a single string (`all-linear` or a pattern), as the tensors show what it matched."""
     value = config.values.get("target_modules")
     if value is None or isinstance(value, str):
         return None
@@ -151,7 +152,7 @@ def _targets(config: Config) -> frozenset[str] | None:
 
 
 def _numbers(config: Config, key: str, read: Callable[[Config, str, object], float]) -> Numbers:
-    """By patterns of module names. They are others' regular expressions, so none is tried in a way that may take long."""
+    """Values by patterns of module names. The patterns are untrusted, so they are matched in linear time (`patterns.py`)."""
     values = config.part(key).values
     total = sum(map(len, values))
     if total > _MOST_PATTERNS:
@@ -163,12 +164,12 @@ def _pattern(config: Config, key: str, text: str) -> Pattern:
     try:
         return compiled(text)
     except Unsupported as problem:
-        advice = "which is not served: name the modules, with `.*` or `[0-9]+` where they differ"
+        advice = "which is not supported: name the modules, with `.*` or `[0-9]+` where they differ"
         raise config.broken(key, f"has the pattern {_short(text)}, {advice}. It {problem}") from None
 
 
 def _matching(values: Numbers, module: str, default: float) -> float:
-    """That of the first pattern which the end of the module's name matches (PEFT: get_pattern_key)."""
+    """The value of the first pattern that matches the end of the module's name (PEFT: get_pattern_key), else the default."""
     return next((value for pattern, value in values if pattern.matches_end(module)), default)
 
 

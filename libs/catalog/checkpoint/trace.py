@@ -1,6 +1,6 @@
-"""What was read of a checkpoint, for `shoal models check`: a Config notes each key that is looked at while `recorded` lasts.
+"""A record of the keys read from a checkpoint, for `shoal models check`: within `recorded`, a Config notes each key that is read.
 
-Readers know nothing of it. Where nobody records, a note costs one look at a context variable.
+The parsers themselves are unaware of it. Outside `recorded`, a note costs the lookup of one context variable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A key of a file of the checkpoint and its value; `value` None: the key is missing or null, so that a default counts."""
+    """A key of a file of the checkpoint and its value; `value` None: the key is missing or null, so the default applies."""
 
     file: str
     key: str
@@ -25,7 +25,7 @@ _READS: ContextVar[list[Read] | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def recorded() -> Iterator[list[Read]]:
-    """Collects what this thread reads, in order."""
+    """Collects the keys that this thread reads, in order."""
     reads: list[Read] = []
     token = _READS.set(reads)
     try:
@@ -35,6 +35,7 @@ def recorded() -> Iterator[list[Read]]:
 
 
 def note(file: str, key: str, value: object) -> None:
+    """Adds a key to the record, if there is one."""
     reads = _READS.get()
     if reads is not None:
         reads.append(Read(file, key, value))

@@ -1,7 +1,7 @@
-"""Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json to a Card.
+"""Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json, and a Card from it.
 
-The package's own checkpoints are a pickle and a configuration that only names the encoder. What is served is one directory with the
-same tensors as safetensors, the encoder's configuration within glirel_config.json, and tokenizer.json (docs/api.md says how).
+The package's own checkpoints are a pickle and a configuration that only names the encoder. Served is a converted directory with the
+same tensors as safetensors, the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.files import Config, digest, need_config, tensor_files
-from libs.catalog.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
+from libs.catalog.checkpoint.files import Config, digest, need_config, tensor_files
+from libs.catalog.kinds.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
 from libs.errors import ModelBroken
 
 FILE: Final = "glirel_config.json"
@@ -28,8 +28,8 @@ ADVICE: Final = (
 LabelStates = Literal["ent_token", "label", "both"]
 Scorer = Literal["dot", "concat_proj"]
 
-_POOLINGS: Final[tuple[Pooling, ...]] = ("first", "last")  # what the package does for "mean" is a sum
-# What a model can ask for beyond what is served, and the values that ask for nothing.
+_POOLINGS: Final[tuple[Pooling, ...]] = ("first", "last")  # the package's "mean" computes a sum
+# Options that are not served, each with the values that switch it off.
 _OFF: dict[str, tuple[object, ...]] = {
     "rel_mode": (None, "marker"),
     "span_marker_mode": (None, "markerv1"),
@@ -43,9 +43,9 @@ _OFF: dict[str, tuple[object, ...]] = {
 class Glirel:
     """How words, entities and labels become scores.
 
-    `hidden`: size of words and labels. `max_words` of a text. `pooling` of a word's tokens. `label_states`: what stands for a
-    label, its marker's state, that of its first token, or the mean of both. `farthest`: so many words apart may be an entity and an
-    earlier one for a relation back to it; None: any. `has_coreference`: there are tensors that scores do not need.
+    `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a word's tokens. `label_states`: a
+    label is its marker's state, that of its first token, or the mean of both. `farthest`: the largest distance in words from a head
+    back to a tail before it; None: unlimited. `has_coreference`: there are tensors for coreference, which scores do not need.
     """
 
     hidden: int
@@ -58,6 +58,7 @@ class Glirel:
 
 
 def is_glirel(directory: Path) -> bool:
+    """Whether the directory has a converted glirel model's configuration."""
     return (directory / FILE).is_file()
 
 
@@ -82,7 +83,7 @@ def glirel_card(directory: Path, model: str) -> Card:
 
 
 def read_glirel(directory: Path) -> Glirel:
-    """glirel_config.json, and a look at the files beside it. Raises ModelBroken for what is missing or not served."""
+    """The settings in glirel_config.json. Raises ModelBroken for values that are not served, and for missing keys and files."""
     config = need_config(directory, FILE)
     _need_files(directory, config)
     for key, values in _OFF.items():
@@ -90,7 +91,7 @@ def read_glirel(directory: Path) -> Glirel:
             raise config.broken(key, f"is {config.values[key]!r}, which is not served")
     pooling, label_states = _pooling(config), _label_states(config)
     if pooling != "first" and label_states != "ent_token":
-        raise config.broken("subtoken_pooling", f"is {pooling!r}, which is served for the label_embed_strategy ent_token alone")
+        raise config.broken("subtoken_pooling", f"is {pooling!r}, which is only served with the label_embed_strategy ent_token")
     farthest = config.values.get("max_entity_pair_distance")
     return Glirel(
         hidden=count(config, "hidden_size", 512),

@@ -1,8 +1,8 @@
-"""Chat templates of a checkpoint: where they lie, which one counts, and what it is given besides messages.
+"""Finds a checkpoint's chat template, its variables, and whether texts are rendered with it.
 
-Files are transformers' (chat_template.jinja, additional_chat_templates, `chat_template` of tokenizer_config.json); which inputs go
-through a template is said by sentence-transformers 5.4 and later (`modality_config` and `processing_kwargs` of
-sentence_bert_config.json). Templates are only read here; the worker renders them.
+The files are transformers' (chat_template.jinja, additional_chat_templates, `chat_template` of tokenizer_config.json); which inputs
+are rendered is in `modality_config` and `processing_kwargs` of sentence_bert_config.json (sentence-transformers 5.4 and later).
+Templates are only read here; `libs/models/text/processing/chat.py` renders them.
 """
 
 from __future__ import annotations
@@ -11,56 +11,59 @@ from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config, read_config, read_file
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config, read_config, read_file
 from libs.errors import ModelBroken
 
 _DEFAULT = "default"
 MAX_TEMPLATE_BYTES = 1 << 20
-# Of `processing_kwargs.chat_template`: what sentence-transformers and transformers take for themselves.
+# Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and transformers, not template variables.
 _NOT_VALUES = (
     "chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length",
 )  # fmt: skip
-# By these sentence-transformers tells that a template takes a message's content as a list of parts.
+# Substrings by which sentence-transformers recognises templates that take a message's content as a list of typed parts.
 _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 
 
 def takes_messages(files: Checkpoint) -> bool:
-    """Whether texts go through the chat template: as saved; without a modules.json, where there is a template."""
+    """Whether inputs are rendered with the chat template: as configured; without modules.json, if there is a template."""
     if not files.modules.listed:
         return bool(_templates(files))
     return "message" in files.sentence.part("modality_config").values
 
 
 def refuse_messages(files: Checkpoint) -> None:
-    """Raises ModelBroken for texts alone that are to go through the chat template, as only pairs do here."""
+    """For kinds that read single texts. Raises ModelBroken if inputs are rendered with a chat template, as only pairs can be."""
     if files.modules.listed and takes_messages(files):
         raise files.sentence.broken(
-            "modality_config", "has `message`: texts go through a chat template, which only rerankers do here"
+            "modality_config", "has `message`: texts go through a chat template, which is only served for rerankers"
         )
 
 
 def with_template(files: Checkpoint, card: Card) -> Card:
-    """The card with the checkpoint's chat template, if it has one. Raises ModelBroken for one that is named and not there."""
+    """The card with the checkpoint's chat template, if it has one. Raises ModelBroken if a template is named that it lacks."""
     given = files.sentence.part("processing_kwargs").part("chat_template")
     templates = _templates(files)
     wanted = given.text("chat_template") or _DEFAULT
     source = templates.get(wanted, "")
     if not source and wanted != _DEFAULT:
         if "{" not in wanted:
-            raise given.broken("chat_template", f"is {wanted!r}; the checkpoint has {', '.join(templates) or 'no templates'}")
+            raise given.broken(
+                "chat_template",
+                f"is {wanted!r}, which is not a template of the checkpoint; its templates are: {', '.join(templates) or 'none'}",
+            )
         source = wanted
     values = {name: value for name, value in given.values.items() if name not in _NOT_VALUES}
     for name, value in values.items():
         if value is not None and not isinstance(value, str | int | float):
             raise given.broken(name, f"is {value!r}; only texts, numbers, true and false are served")
-    told = files.sentence.part("modality_config").part("message").text("format")
-    parts = told == "structured" or (told != "flat" and any(sign in source for sign in _PARTS))
+    form = files.sentence.part("modality_config").part("message").text("format")
+    parts = form == "structured" or (form != "flat" and any(sign in source for sign in _PARTS))
     return replace(card, template=source, template_values=values, message_parts=parts)
 
 
 def template_files(files: Checkpoint) -> list[str]:
-    """Paths from the checkpoint's root."""
+    """The checkpoint's files of chat templates, as paths from its root."""
     folder = Path(files.modules.encoder_folder)
     root = files.directory / folder
     found = [root / "chat_template.jinja", *sorted((root / "additional_chat_templates").glob("*.jinja"))]
@@ -68,7 +71,7 @@ def template_files(files: Checkpoint) -> list[str]:
 
 
 def _templates(files: Checkpoint) -> dict[str, str]:
-    """By name; files before tokenizer_config.json, as in transformers."""
+    """The templates by name; files override tokenizer_config.json, as in transformers."""
     name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
     found = _configured(read_config(files.directory, name) or Config(name, {}))
     for file in template_files(files):
@@ -82,7 +85,7 @@ def _templates(files: Checkpoint) -> dict[str, str]:
 
 
 def _configured(config: Config) -> dict[str, str]:
-    """One template, or a list of them with names."""
+    """The templates of tokenizer_config.json, which holds one, or a list of them with names."""
     value = config.values.get("chat_template")
     if not isinstance(value, list):
         text = config.text("chat_template")

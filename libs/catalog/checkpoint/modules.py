@@ -1,4 +1,4 @@
-"""modules.json of sentence-transformers (and PyLate): which layers follow the encoder, in which order.
+"""Parses modules.json of sentence-transformers and PyLate: the layers that follow the encoder, in order.
 
 Keys are those of sentence-transformers 2 to 6: Pooling has `pooling_mode_*` flags up to version 5 and one `pooling_mode` since.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries
-from libs.catalog.files import Config, need_config, read_config, read_json
-from libs.catalog.routes import read_routes
+from libs.catalog.checkpoint.files import Config, need_config, read_config, read_json
+from libs.catalog.checkpoint.routes import read_routes
 from libs.errors import ModelBroken
 
 # In the order in which sentence-transformers concatenates them.
@@ -33,7 +33,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
-# Whose modules are known here by their names. None of them is imported.
+# Packages with modules that are recognised by class name; none of them is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
 _SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "MultiVectorMask", "SpladePooling", "Router", "LogitScore")
 _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
@@ -41,29 +41,29 @@ _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """The layers of a checkpoint. Without modules.json: the encoder and mean pooling, as sentence-transformers assumes."""
+    """The modules of a checkpoint. The defaults, without modules.json, mean the encoder alone; `kinds/` choose what follows it."""
 
-    listed: bool = False  # there is a modules.json
+    listed: bool = False  # whether there is a modules.json
     encoder_folder: str = ""
     pooling: tuple[PoolingMode, ...] = ()
     pool_prompt: bool = True
     dense: tuple[DenseModule, ...] = ()
-    token_level: bool = False  # the dense layers work on tokens: late interaction
+    token_level: bool = False  # the dense layers apply to token states, not to a pooled vector: late interaction
     normalize: bool = False
     mask: Config | None = None  # MultiVectorMask's settings
     splade: Config | None = None  # SpladePooling's settings
-    static: StaticQueries | None = None  # a Router's, for queries
-    answers: Config | None = None  # LogitScore's settings: a reranker by its language model
+    static: StaticQueries | None = None  # of a Router, for queries
+    answers: Config | None = None  # LogitScore's settings: a yes/no reranker
 
 
 def read_modules(directory: Path) -> Modules:
-    """The modules of a checkpoint. Raises ModelBroken for a module that is not known."""
+    """The modules of a checkpoint. Raises ModelBroken for a module that is not served."""
     listed = read_json(directory, "modules.json")
     if listed is None:
         return Modules()
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ModelBroken("modules.json: must hold a list of objects")
-    found = _Found()
+    found = _Builder()
     for entry in listed:
         found.add(directory, Config("modules.json", entry))
     if not found.encoder:
@@ -72,7 +72,7 @@ def read_modules(directory: Path) -> Modules:
 
 
 def activation(config: Config, key: str, default: Activation) -> Activation:
-    """The activation that a dotted class path names. Only known ones of torch: a path is never imported."""
+    """The activation that the key's dotted class path names: a known one of torch, as the path is never imported."""
     path = config.text(key)
     if not path:
         return default
@@ -82,8 +82,8 @@ def activation(config: Config, key: str, default: Activation) -> Activation:
     return _ACTIVATIONS[name]
 
 
-class _Found:
-    """What has been read of modules.json so far; modules must come in the one order that is served."""
+class _Builder:
+    """Collects modules in the order of modules.json. Raises ModelBroken for those, and for orders, that are not served."""
 
     def __init__(self) -> None:
         self.encoder: list[str] = []
@@ -92,7 +92,7 @@ class _Found:
         self.dense: list[DenseModule] = []
         self.token_level = False
         self.normalize = False
-        self.settings: dict[str, Config] = {}  # of modules that have no more than settings
+        self.settings: dict[str, Config] = {}  # by class, of modules without weights
         self.static: StaticQueries | None = None
 
     def add(self, directory: Path, entry: Config) -> None:
@@ -142,10 +142,10 @@ class _Found:
 
 
 def _class_of(entry: Config) -> str:
-    """The class of a module, which must be of a package that is known; its folder must lie in the checkpoint."""
+    """The class name of a module. Raises ModelBroken for classes of other packages, and for folders outside the checkpoint."""
     package, _, kind = entry.text("type").rpartition(".")
     if package.partition(".")[0] not in _PACKAGES:
-        raise entry.broken("type", f"is {entry.text('type')!r}: code of the checkpoint's own, which is never run")
+        raise entry.broken("type", f"is {entry.text('type')!r}: a class of the checkpoint's own code, which is never run")
     path = Path(entry.text("path"))
     if path.is_absolute() or ".." in path.parts:
         raise entry.broken("path", f"is {entry.text('path')!r}, which leads out of the checkpoint")
@@ -183,6 +183,6 @@ def _dense(config: Config, folder: str) -> DenseModule:
 
 
 def sentence_settings(directory: Path, encoder_folder: str) -> Config:
-    """sentence_bert_config.json beside the encoder; empty if there is none."""
+    """sentence_bert_config.json in the encoder's folder; empty if there is none."""
     name = str(Path(encoder_folder) / "sentence_bert_config.json")
     return read_config(directory, name) or Config(name, {})

@@ -1,7 +1,7 @@
-"""Zero-shot classifiers of the gliclass package (GLiClass, arXiv 2508.07662): config.json to a Card.
+"""Zero-shot classifiers of the gliclass package (GLiClass, arXiv 2508.07662): their config.json, and a Card from it.
 
-The labels stand in one prompt with the text, each behind a marker. config.json holds the encoder's configuration and says how the
-states of markers and text become scores; the encoder's tensors lie behind a prefix.
+The encoder reads the labels, each after a marker token, and the text as one sequence. config.json holds the encoder's configuration
+and how the states of markers and text become scores; the encoder's tensors have a prefix.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Problem
-from libs.catalog.files import Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 
 LABEL_MARKER: Final = "<<LABEL>>"
@@ -22,10 +22,10 @@ Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield"]
 Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg"]
 
 _MODEL_TYPE = "GLiClass"
-_TOKENS = 1024  # the package's pipeline cuts there, whatever the tokenizer says
+_TOKENS = 1024  # the package's pipeline truncates there, whatever the tokenizer's limit
 _PROBLEMS: dict[str, Problem] = {"single_label_classification": "single_label", "multi_label_classification": "multi_label"}
 
-# What a model can ask for beyond what is served, and the value that asks for nothing.
+# Options that are not served, each with the value that switches it off.
 _OFF: dict[str, object] = {
     "architecture_type": "uni-encoder",
     "use_lstm": False,
@@ -40,10 +40,11 @@ _OFF: dict[str, object] = {
 class Gliclass:
     """How the states of labels and text become scores.
 
-    `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels stand
-    before the text. `pooling`: of the text's states. `text_only`: of those from the text's marker on, in the place of all.
-    `averages`: a label is the mean of its tokens, not the state of its marker. `marks`: the marker counts; else the label's tokens
-    alone. `segments`: the encoder is told labels and text apart. `normalizes`: states have length 1 and scores a scale.
+    `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels come
+    before the text. `pooling`: of the text's states. `text_only`: pooling covers only the states from the text's marker on.
+    `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of its tokens' states, else the
+    first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have different token types.
+    `normalizes`: states are scaled to length 1, and scores by a learnt factor.
     """
 
     label_index: int
@@ -60,6 +61,7 @@ class Gliclass:
 
 
 def is_gliclass(directory: Path) -> bool:
+    """Whether config.json is the gliclass package's."""
     config = read_config(directory, "config.json")
     return config is not None and config.values.get("model_type") == _MODEL_TYPE
 
@@ -86,7 +88,7 @@ def gliclass_card(directory: Path, model: str) -> Card:
 
 
 def read_gliclass(directory: Path) -> Gliclass:
-    """Raises ModelBroken for what is missing or not served."""
+    """The settings in config.json. Raises ModelBroken for keys that are missing, and for values that are not served."""
     config = need_config(directory, "config.json")
     encoder = config.part("encoder_config")
     if not encoder.text("model_type"):
@@ -96,7 +98,7 @@ def read_gliclass(directory: Path) -> Gliclass:
             raise config.broken(key, f"is {config.values[key]!r}, which is not served; {value!r} is")
     pooling, text_only = _pooling(config), config.flag("extract_text_features")
     if pooling == "last" and text_only:
-        raise config.broken("pooling_strategy", "is 'last', which with `extract_text_features` takes what is no token of the text")
+        raise config.broken("pooling_strategy", "is 'last', which with `extract_text_features` selects a token outside the text")
     vocabulary = config.number("vocab_size") or encoder.number("vocab_size")
     return Gliclass(
         label_index=_index(config, "class_token_index", vocabulary),
@@ -114,9 +116,9 @@ def read_gliclass(directory: Path) -> Gliclass:
 
 
 def _max_tokens(encoder: Config) -> int:
-    """The package's limit, and no more than there are positions; DeBERTa's relative ones have no end."""
-    endless = encoder.text("model_type") == "deberta-v2" and not encoder.flag("position_biased_input", True)
-    positions = 0 if endless else encoder.number("max_position_embeddings")
+    """The package's limit, and at most the number of positions; DeBERTa's relative positions are unlimited."""
+    unlimited = encoder.text("model_type") == "deberta-v2" and not encoder.flag("position_biased_input", True)
+    positions = 0 if unlimited else encoder.number("max_position_embeddings")
     return min(_TOKENS, positions) if positions else _TOKENS
 
 
@@ -128,7 +130,7 @@ def _problem(config: Config) -> Problem:
 
 
 def _index(config: Config, key: str, default: int) -> int:
-    """A token's id; -1: the first beyond the encoder's own."""
+    """A token's id; -1 in the file means `default`, a token added after the encoder's vocabulary."""
     return default if config.values.get(key) == -1 else config.number(key, default)
 
 

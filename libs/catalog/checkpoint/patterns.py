@@ -1,9 +1,8 @@
-"""Regular expressions that come with a checkpoint, matched in linear time.
+"""Matches regular expressions of untrusted checkpoints without backtracking.
 
-Python's `re` goes back over what it has tried: `.?` forty times over takes for ever on a short name, and holds the interpreter all
-the while. Here all ways through a pattern are followed at once (K. Thompson, Regular Expression Search Algorithm, CACM 1968):
-at most pattern x name steps, whatever both are. The syntax is the part of `re` that names of modules are chosen with; the rest
-is refused.
+Python's `re` backtracks: forty times `.?` takes for ever on a short name, while holding the GIL. Here a pattern is compiled to a
+nondeterministic finite automaton (NFA) and simulated on all its states at once (K. Thompson, Regular Expression Search Algorithm,
+CACM 1968), in time proportional to pattern x name. The syntax is the subset of `re` used to select modules; the rest is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 MOST_CHARACTERS: Final = 200
-_MOST_STEPS: Final = 2000
+_MOST_STATES: Final = 2000
 _MOST_DEPTH: Final = 20
 
 Accepts: TypeAlias = Callable[[str], bool]
-"""Of one character."""
+"""Whether a character matches."""
 
 _CATEGORIES: Final[dict[str, Accepts]] = {
     "d": str.isdecimal,
@@ -31,95 +30,100 @@ _PUNCTUATION: Final = frozenset(".^$*+?{}[]()|\\/-_:, ")
 
 
 class Unsupported(Exception):
-    """A pattern that is none, or has what is not followed here; the message says what."""
+    """A pattern that is invalid or outside the subset; the message says why, as a predicate of the pattern."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class _Character:
     accepts: Accepts
 
 
 @dataclass(frozen=True, slots=True)
-class _Edge:
-    """The beginning or the end of the name."""
+class _Anchor:
+    """`^` or `$`: the beginning or the end of the name."""
 
     at_end: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _Concatenation:
     parts: Sequence[_Node]
 
 
 @dataclass(frozen=True, slots=True)
-class _Either:
+class _Alternation:
     branches: Sequence[_Node]
 
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """`most` None: without end."""
+    """From `least` to `most` repetitions; None: unlimited."""
 
     part: _Node
     least: int
     most: int | None
 
 
-_Node: TypeAlias = _Letter | _Edge | _Chain | _Either | _Repeat
+_Node: TypeAlias = _Character | _Anchor | _Concatenation | _Alternation | _Repeat
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A compiled pattern. Names are read from their end, where most of those that do not match already differ."""
+    """A compiled pattern. Names are read from their end, where most names that do not match differ already."""
 
-    _steps: Sequence[_Step]
+    _states: Sequence[_State]
     _first: int
+    """The state before any character is read."""
     _tail: str
-    """What every name that matches ends with: told by a comparison, which is enough for most."""
+    """A literal suffix of all names that match, compared first: it excludes most other names."""
 
     def matches_end(self, name: str) -> bool:
-        """Whether the pattern matches `name` from its beginning, or from behind one of its dots, to its end.
+        """Whether the pattern matches the whole of `name`, or all that follows one of its dots.
 
         For names without line breaks this is `re.match(rf"(.*\\.)?({pattern})$", name)`.
         """
         if not name.endswith(self._tail):
             return False
-        states = self._reached((self._first,), name, len(name))
+        current = self._closure((self._first,), name, len(name))
         for place in range(len(name), -1, -1):
-            if not states:
+            if not current:
                 return False
-            if (place == 0 or name[place - 1] == ".") and any(self._steps[state].is_last for state in states):
+            if (place == 0 or name[place - 1] == ".") and any(self._states[number].is_last for number in current):
                 return True
             letter = name[place - 1] if place else ""
-            states = self._reached((step.next[0] for step in self._after(states, letter)), name, place - 1)
+            current = self._closure((state.next[0] for state in self._accepting(current, letter)), name, place - 1)
         return False
 
-    def _after(self, states: Iterable[int], letter: str) -> list[_Step]:
-        found = (self._steps[state] for state in states)
-        return [step for step in found if step.accepts is not None and letter and step.accepts(letter)]
+    def _accepting(self, numbers: Iterable[int], letter: str) -> list[_State]:
+        """Those of the states that read the character."""
+        states = (self._states[number] for number in numbers)
+        return [state for state in states if state.accepts is not None and letter and state.accepts(letter)]
 
-    def _reached(self, states: Iterable[int], name: str, place: int) -> set[int]:
-        """What can be reached from the states without reading a character before `place`."""
+    def _closure(self, numbers: Iterable[int], name: str, place: int) -> set[int]:
+        """The epsilon closure: the states that can be reached without reading the character before `place`."""
         found: set[int] = set()
-        waiting = list(states)
+        waiting = list(numbers)
         while waiting:
-            state = waiting.pop()
-            if state in found:
+            number = waiting.pop()
+            if number in found:
                 continue
-            found.add(state)
-            step = self._steps[state]
-            if step.accepts is None and (step.edge is None or place == (len(name) if step.edge.at_end else 0)):
-                waiting += step.next
+            found.add(number)
+            state = self._states[number]
+            if state.accepts is None and (state.anchor is None or place == (len(name) if state.anchor.at_end else 0)):
+                waiting += state.next
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """Reads a character (`accepts`), needs an edge of the name, or does neither; then any of `next`, or is the last one."""
+class _State:
+    """A state of the automaton: it reads a character that `accepts`, or requires an anchor, or neither; then goes to any of `next`.
+
+    The state without `next` is the accepting one.
+    """
 
     next: Sequence[int] = ()
     accepts: Accepts | None = None
-    edge: _Edge | None = None
+    anchor: _Anchor | None = None
 
     @property
     def is_last(self) -> bool:
@@ -127,111 +131,116 @@ class _Step:
 
 
 def compiled(pattern: str) -> Pattern:
-    """Raises Unsupported for what is no pattern, or more than is followed here."""
+    """The pattern, compiled. Raises Unsupported for an invalid pattern, and for syntax outside the subset."""
     if len(pattern) > MOST_CHARACTERS:
         raise Unsupported(f"has {len(pattern):,} characters, more than {MOST_CHARACTERS}")
-    program = _Program()
-    first = program.add(_Reader(pattern).read(), program.put(_Step()))
+    compiler = _Compiler()
+    first = compiler.add(_Parser(pattern).read(), compiler.put(_State()))
     tail = _TAIL.search(pattern)
-    return Pattern(tuple(program.steps), first, tail[0] if tail is not None and "|" not in pattern else "")
+    return Pattern(tuple(compiler.states), first, tail[0] if tail is not None and "|" not in pattern else "")
 
 
 @dataclass(slots=True)
-class _Program:
-    """Steps are put in from the last to the first read one: each knows what follows it. Chains are read backwards, as names are."""
+class _Compiler:
+    """Builds the automaton from the accepting state backwards, as each state names its successors.
 
-    steps: list[_Step] = field(default_factory=list)
+    Since names are read from their end, the last part of a sequence is read first.
+    """
 
-    def put(self, step: _Step) -> int:
-        if len(self.steps) >= _MOST_STEPS:
-            raise Unsupported(f"repeats so much that it has more than {_MOST_STEPS:,} steps")
-        self.steps.append(step)
-        return len(self.steps) - 1
+    states: list[_State] = field(default_factory=list)
+
+    def put(self, state: _State) -> int:
+        """Adds a state and returns its number."""
+        if len(self.states) >= _MOST_STATES:
+            raise Unsupported(f"expands to more than {_MOST_STATES:,} states: repeat less")
+        self.states.append(state)
+        return len(self.states) - 1
 
     def add(self, node: _Node, after: int) -> int:
-        """The first step of a node that `after` follows."""
+        """Adds the states of a node that continues at the state `after`; returns the state that it starts in."""
         match node:
-            case _Letter(accepts):
-                return self.put(_Step((after,), accepts=accepts))
-            case _Edge():
-                return self.put(_Step((after,), edge=node))
-            case _Chain(parts):
+            case _Character(accepts):
+                return self.put(_State((after,), accepts=accepts))
+            case _Anchor():
+                return self.put(_State((after,), anchor=node))
+            case _Concatenation(parts):
                 for part in parts:
                     after = self.add(part, after)
                 return after
-            case _Either(branches):
-                return self.put(_Step([self.add(branch, after) for branch in branches]))
+            case _Alternation(branches):
+                return self.put(_State([self.add(branch, after) for branch in branches]))
             case _Repeat(part, least, most):
                 return self._repeated(part, least, most, after)
 
     def _repeated(self, part: _Node, least: int, most: int | None, after: int) -> int:
         if most is None:
-            loop = self.put(_Step((after,)))  # replaced, once it is known where the part begins
-            self.steps[loop] = _Step((after, self.add(part, loop)))
+            loop = self.put(_State((after,)))  # replaced below, when the part's first state is known
+            self.states[loop] = _State((after, self.add(part, loop)))
             after = loop
         else:
             skip = after
             for _ in range(most - least):
-                after = self.put(_Step((skip, self.add(part, after))))
+                after = self.put(_State((skip, self.add(part, after))))
         for _ in range(least):
             after = self.add(part, after)
         return after
 
 
-class _Reader:
-    """Of one pattern, from its beginning to its end."""
+class _Parser:
+    """A recursive-descent parser of one pattern."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._place, self._depth = pattern, 0, 0
 
     def read(self) -> _Node:
-        node = self._either()
+        node = self._alternation()
         if self._place < len(self._pattern):
-            raise Unsupported("closes a group that is not open")
+            raise Unsupported("closes a group that is not open: write \\) for the character")
         return node
 
     def _next(self) -> str:
-        """The character that is next; empty at the end."""
+        """The next character, without consuming it; empty at the end."""
         return self._pattern[self._place : self._place + 1]
 
-    def _take(self, what: str = "") -> str:
+    def _take(self, expected: str = "") -> str:
+        """Consumes a character, which must be `expected` if that is given."""
         found = self._next()
         if not found:
             raise Unsupported("ends too early")
-        if what and found != what:
-            raise Unsupported(f"has {found!r} where {what!r} is needed")
+        if expected and found != expected:
+            raise Unsupported(f"has {found!r} where {expected!r} is needed")
         self._place += 1
         return found
 
-    def _either(self) -> _Node:
-        branches = [self._chain()]
+    def _alternation(self) -> _Node:
+        branches = [self._concatenation()]
         while self._next() == "|":
             self._take()
-            branches.append(self._chain())
-        return branches[0] if len(branches) == 1 else _Either(branches)
+            branches.append(self._concatenation())
+        return branches[0] if len(branches) == 1 else _Alternation(branches)
 
-    def _chain(self) -> _Node:
+    def _concatenation(self) -> _Node:
         parts: list[_Node] = []
         while self._next() not in ("", "|", ")"):
-            parts.append(self._counted(self._one()))
-        return _Chain(parts)
+            parts.append(self._repetition(self._atom()))
+        return _Concatenation(parts)
 
-    def _one(self) -> _Node:
+    def _atom(self) -> _Node:
         match letter := self._take():
             case ".":
-                return _Letter(lambda other: other != "\n")
+                return _Character(lambda other: other != "\n")
             case "^" | "$":
-                return _Edge(letter == "$")
+                return _Anchor(letter == "$")
             case "(":
                 return self._group()
             case "[":
-                return _Letter(self._class())
+                return _Character(self._class())
             case "\\":
-                return _Letter(self._escaped())
+                return _Character(self._escape())
             case "*" | "+" | "?" | "{" | "}" | "]":
-                raise Unsupported(f"has {letter!r} where it means nothing: write \\{letter} for the character")
+                raise Unsupported(f"has {letter!r} where there is nothing to repeat or close: write \\{letter} for the character")
             case _:
-                return _Letter(letter.__eq__)
+                return _Character(letter.__eq__)
 
     def _group(self) -> _Node:
         if self._next() == "?":
@@ -241,19 +250,19 @@ class _Reader:
             self._take()
         self._depth += 1
         if self._depth > _MOST_DEPTH:
-            raise Unsupported(f"has groups in groups, more than {_MOST_DEPTH} deep")
-        node = self._either()
+            raise Unsupported(f"has groups nested more than {_MOST_DEPTH} deep")
+        node = self._alternation()
         self._take(")")
         self._depth -= 1
         return node
 
-    def _counted(self, node: _Node) -> _Node:
+    def _repetition(self, node: _Node) -> _Node:
         counts = self._counts()
         if counts is None:
             return node
-        if isinstance(node, _Edge):
+        if isinstance(node, _Anchor):
             raise Unsupported("repeats the beginning or the end of a name")
-        if self._next() == "?":  # as few as will do: whether the whole matches is the same
+        if self._next() == "?":  # lazy repetition, which does not change whether a whole name matches
             self._take()
         if self._next() in ("*", "+", "?", "{"):
             raise Unsupported("has one repetition on another")
@@ -267,7 +276,7 @@ class _Reader:
             return None
         found = _COUNT.match(self._pattern, self._place)
         if found is None:
-            raise Unsupported("has a '{' that is no repetition: write \\{ for the character")
+            raise Unsupported("has a '{' that begins no repetition: write \\{ for the character")
         self._place = found.end()
         least = int(found[1])
         most = None if found[2] and not found[3] else int(found[3] or least) if found[2] else least
@@ -277,7 +286,7 @@ class _Reader:
             raise Unsupported("repeats at least more often than at most")
         return least, most
 
-    def _escaped(self) -> Accepts:
+    def _escape(self) -> Accepts:
         letter = self._take()
         if letter in _CATEGORIES:
             return _CATEGORIES[letter]
@@ -285,7 +294,7 @@ class _Reader:
             within = _CATEGORIES[letter.lower()]
             return lambda other: not within(other)
         if letter not in _PUNCTUATION:
-            raise Unsupported(f"has \\{letter}, which is not followed here")
+            raise Unsupported(f"has \\{letter}, which is not supported")
         return letter.__eq__
 
     def _class(self) -> Accepts:
@@ -303,7 +312,7 @@ class _Reader:
         if letter == "[":
             raise Unsupported("has '[' in a class: write \\[ for the character")
         if letter == "\\":
-            one = self._escaped()
+            one = self._escape()
             if self._next() == "-":
                 raise Unsupported("has a range of characters that begins with an escaped one")
             return one

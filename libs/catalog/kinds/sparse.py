@@ -1,34 +1,36 @@
-"""Sparse models: SPLADE, as sentence-transformers and opensearch keep it. Called by `detect.py` for cards of the kind "sparse"."""
+"""Sparse models: SPLADE in the formats of sentence-transformers and opensearch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from libs.catalog.card import Card, Sparse, SparsePooling, SpladeActivation, StaticQueries
-from libs.catalog.checkpoint import Checkpoint
-from libs.catalog.files import Config
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
 
-_IDF = "idf.json"  # opensearch's doc-only models of before sentence-transformers 5: a weight for each token of a query
+_IDF = "idf.json"  # query token weights of opensearch's doc-only models older than sentence-transformers 5
 _POOLINGS: dict[str, SparsePooling] = {"max": "max", "sum": "sum"}
 _ACTIVATIONS: dict[str, SpladeActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_relu_twice"}
 
 
 def is_sparse(files: Checkpoint) -> bool:
-    """Whether a checkpoint says by its files that it is SPLADE.
+    """Whether a checkpoint's files identify it as SPLADE.
 
-    A masked language model without modules.json says it by query weights beside it or by sentence-transformers' model_type. Without
-    either it may as well be meant for dense vectors, and a catalog card has to say `kind: sparse`.
+    A masked language model without modules.json is identified by a file of query weights or by sentence-transformers' model_type.
+    Without either it may as well be meant for dense vectors, and a card of the catalog has to set `kind: sparse`.
     """
-    said = files.top.text("model_type") == "SparseEncoder"
-    if files.modules.splade is not None or (said and not files.modules.listed):
+    named = files.top.text("model_type") == "SparseEncoder"
+    if files.modules.splade is not None or (named and not files.modules.listed):
         return True
-    if said:
-        raise files.top.broken("model_type", "is 'SparseEncoder', but modules.json names no SpladePooling, which alone is served")
+    if named:
+        raise files.top.broken(
+            "model_type", "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling that is served"
+        )
     return not files.modules.listed and files.architecture.endswith("ForMaskedLM") and (files.directory / _IDF).exists()
 
 
 def sparse(files: Checkpoint, card: Card) -> Card:
-    """The card of SPLADE. Scores are sums of products, or their cosine where the checkpoint says so."""
+    """The card of a SPLADE model. Scores are dot products, or cosines if the checkpoint's similarity function is cosine."""
     if not files.architecture.endswith("ForMaskedLM"):
         raise files.config.broken("architectures", f"is {files.architecture!r}: SPLADE needs a masked language model (ForMaskedLM)")
     queries = files.modules.static
@@ -46,7 +48,7 @@ def sparse(files: Checkpoint, card: Card) -> Card:
 
 
 def columns(files: Checkpoint) -> int:
-    """The size of the vocabulary, its padding included."""
+    """The width of sparse vectors: the size of the vocabulary, padding included."""
     size = files.config.number("vocab_size")
     if size < 1:
         raise files.config.broken("vocab_size", "is missing: it is the width of sparse vectors")
@@ -54,7 +56,7 @@ def columns(files: Checkpoint) -> int:
 
 
 def splade(config: Config) -> Sparse:
-    """SpladePooling's settings, without the vocabulary's size."""
+    """SpladePooling's settings; `columns` is set by the caller."""
     pooling = config.text("pooling_strategy", "max")
     activation = config.text("activation_function", "relu")
     if pooling not in _POOLINGS:

@@ -1,7 +1,7 @@
-"""Reading a checkpoint directory's files; every complaint is a ModelBroken that names the file and the key at fault.
+"""Reads a checkpoint directory's JSON files and safetensors headers; every error is a ModelBroken naming the file and the key.
 
-Whoever wrote the directory is not trusted (docs/fuzzing.md): a file is read only if it is one, lies in the checkpoint and is not
-too large; what it holds is bounded before anything is made of it.
+The author of the directory is not trusted (docs/fuzzing.md): only regular files within the checkpoint are read, up to a size, and
+numbers, nesting and counts are bounded before they are used.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Never
 
-from libs.catalog.trace import note
+from libs.catalog.checkpoint.trace import note
 from libs.errors import ModelBroken
 
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Of a safetensors file's JSON: 200,000 tensors. The format itself allows 100 MB, of which Python would make a gigabyte."""
+"""Of a safetensors file's JSON: enough for 200,000 tensors. The format allows 100 MB, which parsed would take Python a gigabyte."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MAX_COUNT: Final = (1 << 31) - 1
 _MAX_DIGITS: Final = 40  # tokenizers write 10^30 for "no limit"
 _MAX_DEPTH: Final = 64
-_MAX_WORDS: Final = 600
+_MAX_MESSAGE: Final = 600  # characters
 _MAX_AXES: Final = 8
 _SHARD: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}\.safetensors", re.ASCII)
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -39,12 +39,16 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of the checkpoint. A key that is missing or null has the default; one of another type is an error."""
+    """A JSON object of the checkpoint. A key that is missing or null has the default; a value of another type is an error.
+
+    `file`: the file's path from the checkpoint's root, and the keys that lead to the object, for error messages.
+    """
 
     file: str
     values: Mapping[str, object]
 
     def broken(self, key: str, problem: str) -> ModelBroken:
+        """The error for a key, for the caller to raise: "file: `key` problem"."""
         return ModelBroken(shortened(f"{self.file}: `{shortened(key, 100)}` {problem}"))
 
     def _value(self, key: str) -> object:
@@ -61,7 +65,7 @@ class Config:
         return value
 
     def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
-        """A count. Tokenizers write a huge one for "no limit": `most` is infinite where that may be."""
+        """A whole number of at least 0. `most`: infinite where tokenizers may write a huge number for "no limit"."""
         value = self._value(key)
         if value is None:
             return default
@@ -110,6 +114,7 @@ def read_config(directory: Path, name: str) -> Config | None:
 
 
 def need_config(directory: Path, name: str) -> Config:
+    """The JSON object in a file. Raises ModelBroken if there is no such file."""
     config = read_config(directory, name)
     if config is None:
         raise ModelBroken(f"{name}: missing from {directory}")
@@ -117,17 +122,17 @@ def need_config(directory: Path, name: str) -> Config:
 
 
 def read_json(directory: Path, name: str) -> object:
-    """What a JSON file holds; None if there is no such file. Its numbers have at most 40 digits, its texts are Unicode."""
+    """The value of a JSON file; None if there is no such file. Its numbers have at most 40 digits, its texts are valid Unicode."""
     data = read_file(directory, name, MAX_JSON_BYTES)
     return None if data is None else parse_json(data, name)
 
 
 def parse_json(data: bytes, name: str) -> object:
-    """The same of what a file held."""
+    """The JSON value of a file's content; `name` is the file's, for errors. Raises ModelBroken."""
     try:
         value = json.loads(data.decode("utf-8"), parse_int=_whole)
         if _HALF_PAIR.search(data):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair fails here, not in a message later
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair fails here, not in protobuf later
     except (ValueError, RecursionError) as error:
         raise ModelBroken(shortened(f"{name}: cannot be read as JSON: {error or type(error).__name__}")) from error
     _refuse_depth(value, name)
@@ -136,7 +141,7 @@ def parse_json(data: bytes, name: str) -> object:
 
 def _whole(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
+        raise ValueError(f"a number of {len(digits)} digits, more than {_MAX_DIGITS}")
     return int(digits)
 
 
@@ -171,10 +176,10 @@ def read_file(directory: Path, name: str, limit: int) -> bytes | None:
 
 
 def locate(directory: Path, name: str) -> Path | None:
-    """The regular file of that name in the checkpoint, symbolic links followed; None if there is none.
+    """The path of a regular file of the checkpoint, symbolic links resolved; None if there is none of that name.
 
-    Raises ModelBroken if the name or a link leads out of the checkpoint, and for what is no regular file: a pipe might never end.
-    The Hugging Face cache keeps files as links to blobs beside its snapshots, which count as the checkpoint's own.
+    Raises ModelBroken if the name or a link leads out of the checkpoint, and for other than regular files: a pipe might never end.
+    The Hugging Face cache keeps files as links to blobs outside its snapshots; these count as part of the checkpoint.
     """
     try:
         found = (directory / name).resolve(strict=True)
@@ -182,31 +187,31 @@ def locate(directory: Path, name: str) -> Path | None:
         roots = _roots(directory.resolve())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file can have
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an invalid name
         raise ModelBroken(shortened(f"{name!r}: cannot be read: {error}")) from error
     if not any(found.is_relative_to(root) for root in roots):
         advice = "Links within a checkpoint are followed, no others: copy the file"
         raise ModelBroken(shortened(f"{name!r}: leads out of the checkpoint {directory}. {advice}"))
     if not stat.S_ISREG(kind):
-        raise ModelBroken(shortened(f"{name!r}: is no regular file"))
+        raise ModelBroken(shortened(f"{name!r}: is not a regular file"))
     return found
 
 
 def _roots(directory: Path) -> tuple[Path, ...]:
-    """Where the files of a checkpoint may lie: `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`."""
+    """The folders that may hold a checkpoint's files; `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`."""
     for parent in (directory, *directory.parents):
         if parent.parent.name == "snapshots" and parent.parent.parent.name.startswith("models--"):
             return directory, parent.parent.parent / "blobs"
     return (directory,)
 
 
-def shortened(text: str, most: int = _MAX_WORDS) -> str:
-    """For messages: what a checkpoint holds may be long, and messages travel."""
+def shortened(text: str, most: int = _MAX_MESSAGE) -> str:
+    """The text, truncated to `most` characters: error messages quote checkpoints, and are sent to routers and clients."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def tensor_files(directory: Path, folder: str) -> list[str]:
-    """The safetensors files of a folder, shards in the index's order, as paths from the checkpoint's root."""
+    """The safetensors files of a folder, shards in the index's order, as paths from the checkpoint's root. Raises ModelBroken."""
     base = directory / folder
     index = read_config(directory, str(Path(folder) / "model.safetensors.index.json"))
     single = ["model.safetensors"] if (base / "model.safetensors").exists() else []
@@ -215,28 +220,28 @@ def tensor_files(directory: Path, folder: str) -> list[str]:
     if missing:
         raise ModelBroken(f"model.safetensors.index.json: names {missing[0]}, which is missing from {base}")
     if not names:
-        raise ModelBroken(_no_weights(base))
+        raise ModelBroken(_missing_weights(base))
     return [str(Path(folder) / name) for name in names]
 
 
 def shard_names(index: Config) -> list[str]:
-    """The files that an index names, each once, all of them beside it. Raises ModelBroken for none."""
-    names = list(dict.fromkeys(_hashable(index, shard) for shard in index.part("weight_map").values.values()))
+    """The shards that an index names, each once. Raises ModelBroken if there are none, or for a path to another folder."""
+    names = list(dict.fromkeys(_shard_name(index, shard) for shard in index.part("weight_map").values.values()))
     for name in names:
         if not _SHARD.fullmatch(name):
-            raise index.broken("weight_map", f"names {name!r}, which is no safetensors file beside it")
+            raise index.broken("weight_map", f"names {name!r}, which is not a name of a safetensors file in the same folder")
     if not names:
-        raise index.broken("weight_map", "is missing or empty: it says which file holds which tensor")
+        raise index.broken("weight_map", "is missing or empty: it must map each tensor to its file")
     return names
 
 
-def _hashable(index: Config, shard: object) -> str:
+def _shard_name(index: Config, shard: object) -> str:
     if not isinstance(shard, str):
-        raise index.broken("weight_map", f"must hold names of files, not {shard!r}")
+        raise index.broken("weight_map", f"must map tensors to names of files, not to {shard!r}")
     return shard
 
 
-def _no_weights(base: Path) -> str:
+def _missing_weights(base: Path) -> str:
     pickles = sorted(path.name for pattern in _PICKLES for path in base.glob(pattern))
     if not pickles:
         return f"model.safetensors: missing from {base}"
@@ -247,7 +252,7 @@ def _no_weights(base: Path) -> str:
 
 
 def tensor_header(directory: Path, name: str) -> bytes:
-    """The JSON header of a safetensors file (8 bytes of length, then that many of JSON)."""
+    """The JSON header of a safetensors file: the bytes after the first 8, which are its length. Raises ModelBroken."""
     path = locate(directory, name)
     if path is None:
         raise ModelBroken(shortened(f"{name}: missing from {directory}"))
@@ -267,7 +272,7 @@ def tensor_header(directory: Path, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a safetensors file: the format's name of its type, its shape, and its first byte and its end in the file."""
+    """A tensor of a safetensors file: data type as the format names it, shape, and the bytes `begin` to `end` of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -278,12 +283,12 @@ class TensorEntry:
 def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file by name, from its header alone.
 
-    Each lies within the file, has the bytes of its shape, and shares none with another: ModelBroken says which does not.
+    Raises ModelBroken naming the tensor if one lies outside the file, overlaps another, or has not the size of its shape.
     """
     header = tensor_header(directory, name)
     size, first = (directory / name).stat().st_size, 8 + len(header)
     try:
-        values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_no_number)
+        values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_refuse_constant)
         if _HALF_PAIR.search(header):
             json.dumps(values, ensure_ascii=False).encode("utf-8")
         values.pop("__metadata__", None)
@@ -295,22 +300,22 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
 
 
 def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object with each of its names once: others may read the last of them, or the first. Raises ValueError."""
+    """A JSON object, for `object_pairs_hook`. Raises ValueError for duplicate names: some parsers keep the first, some the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name is there twice")
     return found
 
 
-def _no_number(word: str) -> Never:
-    raise ValueError(f"{word} is no number")
+def _refuse_constant(word: str) -> Never:
+    raise ValueError(f"{word} is not a number")
 
 
 def _entry(file: str, name: str, value: Mapping[str, object], first: int, size: int) -> TensorEntry:
     dtype, shape = value["dtype"], _counts(value["shape"])
     begin, end = _counts(value["data_offsets"])
     if not isinstance(dtype, str) or len(shape) > _MAX_AXES:
-        raise TypeError(f"tensor {name[:100]!r} has no type, or more than {_MAX_AXES} axes")
+        raise TypeError(f"tensor {name[:100]!r} has no data type, or more than {_MAX_AXES} axes")
     place = f"{file}: tensor {name[:200]!r}"
     item = _ITEM_BYTES.get(dtype)
     if item is not None and end - begin != math.prod(shape) * item:
@@ -322,7 +327,7 @@ def _entry(file: str, name: str, value: Mapping[str, object], first: int, size: 
 
 def _counts(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 1 << 63 for number in value):
-        raise TypeError("a list of counts is needed")
+        raise TypeError("`shape` and `data_offsets` must be lists of whole numbers of at least 0")
     return tuple(value)
 
 
@@ -345,7 +350,7 @@ def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, .
 
 
 def digest(directory: Path, configs: list[str], tensors: list[str]) -> str:
-    """Twelve hexadecimal digits over the configuration files that exist and the headers of the tensor files."""
+    """A digest of the configuration files that exist and the headers of the tensor files: 12 hexadecimal digits."""
     total = hashlib.sha256()
     for name in sorted(set(configs)):
         data = read_file(directory, name, MAX_JSON_BYTES)
