@@ -2,7 +2,7 @@
 
 The files are transformers' (chat_template.jinja, additional_chat_templates, `chat_template` of tokenizer_config.json); which inputs
 are rendered is in `modality_config` and `processing_kwargs` of sentence_bert_config.json (sentence-transformers 5.4 and later).
-Templates are only read here; `libs/models/text/processing/chat.py` renders them.
+Templates are only read here; `libs/models/text/tokenising/chat.py` renders them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card
-from libs.catalog.detect import read_card
 from libs.catalog.checkpoint.files import need_config
+from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.lora import Names

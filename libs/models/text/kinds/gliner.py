@@ -94,8 +94,8 @@ def _labels(
     project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
-    settings = read_config(parts.directory, name) or Config(name, {})
-    limit = min(settings.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
+    written = read_config(parts.directory, name) or Config(name, {})
+    limit = min(written.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
     tokenizer = load_tokenizer(folder, lowercase=False)
     if largest_id(tokenizer) >= encoder.embed.vocabulary:
         raise ModelBroken(f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")
