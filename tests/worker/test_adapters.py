@@ -13,6 +13,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
 from services.worker.machine.disk import Shelf, find, find_adapter, listing
+from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident
 from tests.worker.fakes import FakeLanes, FakeModel, checkpoint, encode_job, routers, until, vector, vectors
@@ -38,7 +39,8 @@ class Bench:
         self.free = free
         self.changes = 0
         self._root = root
-        self.loader = AdapterLoader(self._find, self._claim, tasks, clock=self.clock, changed=self._changed, limit=limit)
+        self.tasks = Tasks(tasks)
+        self.loader = AdapterLoader(self._find, self._claim, self.tasks, clock=self.clock, changed=self._changed, limit=limit)
 
     def _find(self, name: str) -> Copy:
         return Copy(find_adapter((Shelf(self._root),), name))
@@ -75,7 +77,7 @@ async def bench(root: Path, *names: str, limit: int = 2, free: int = 1000) -> As
     async with asyncio.TaskGroup() as tasks:
         made = Bench(root, tasks, limit, free)
         yield made
-        made.loader.stop()
+        made.tasks.cancel()
 
 
 async def test_the_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:

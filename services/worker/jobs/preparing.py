@@ -1,9 +1,9 @@
 """Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for the device.
 
-On the request path, between `intake.py`, which pulls, and `runner.py`. Thread time is shared between callers by fair queueing
-(`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares it first prepares the jobs
-of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that cannot be cut is tokenised in
-one call that cannot yield (4 MiB of one word: seconds); another thread replaces that thread meanwhile.
+On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`. Thread time is shared between
+callers by fair queueing (`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares
+it first prepares the jobs of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
+cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another thread replaces that one meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prefetching: decides which pulls to have in flight. Decisions only.
 
-The first step of the request path in the worker; `intake.py` acts on what is decided here.
+The first step of the request path in the worker; `puller.py` carries out what is decided here.
 
 Redis shares out the work in a lane fairly, and the batcher the work here; but neither can let a job that is still in its lane
 overtake while the worker is full. So the worker keeps little of each lane, at most one and a half batches and what one pull brings;

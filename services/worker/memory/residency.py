@@ -1,37 +1,35 @@
 """The models of this worker: loads them on order or first demand, evicts them when others need the room more, reports them.
 
-Not on the request path: `intake.py` asks what is resident and passes on which models routers want loaded; `heartbeat.py` reports
-them. `loading.py` supervises one load, `space.py` decides what is resident, warm or evicted, by `budget.py`. Event loop only.
+Not on the request path: `puller.py` reads which models are resident and passes on the models that routers offer; `heartbeat.py`
+reports them. `loading.py` supervises one load, `adapters.py` loads adapters, `space.py` decides what is resident, warm or evicted,
+by `budget.py`. Event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from shoal.v1 import worker_pb2
 
-from libs.catalog import read_card
-from libs.catalog.card import Card
-from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ShoalError
 from libs.eviction import Policy, cost_aware
 from libs.eviction.choose import MIN_RESIDENT_SECONDS
-from libs.store import Store
 from libs.telemetry import metrics
-from libs.telemetry.logs import fields
-from services.worker.machine import disk
-from services.worker.machine.device import Load
+from libs.telemetry.logs import Value, fields
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory import report
+from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
 from services.worker.memory.budget import Size
-from services.worker.memory.loading import ITEM_BYTES, Loader, Loading
-from services.worker.memory.resident import Resident
+from services.worker.memory.files import ModelFiles, OnDisk
+from services.worker.memory.loading import Loader, Loading
+from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
 from services.worker.memory.space import Space
 from services.worker.mesh import codec
 
@@ -41,102 +39,43 @@ MAX_LOADS: Final = 2
 MAX_DOWNLOADS: Final = 4
 """Limits on concurrency. A download does not count as a load: it takes long, but uses neither the device nor its memory."""
 
-REPORT_FAILURE_SECONDS: Final = 60.0
+LOAD_SECONDS: Final = 300.0
 RESCAN_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class OnDisk:
-    """A model on disk: its card, and the bytes that its weights would take on the device. None and 0 if its files are broken."""
-
-    card: Card | None = None
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A load that failed: when (monotonic clock), and why."""
-
-    at: float
-    error: ShoalError
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits. `memory_bytes`: device memory for weights and one batch's activations. `host_bytes`: host memory for warm models.
-
-    `shares_memory`: both are the same memory. `batch_tokens`: of the largest batch. `load_seconds`: how long a load may take.
-    """
-
-    memory_bytes: int
-    host_bytes: int = 0
-    shares_memory: bool = True
-    batch_tokens: int = 0
-    load_seconds: float = 300.0
-    policy: Policy = cost_aware
-
-
 class Residency:
-    """The worker's models.
+    """The worker's models and their adapters.
 
-    `item_bytes` is the size of a weight on the device where `catalog` sets none, `clock` is monotonic (seconds), `changed` is
-    called whenever a model changes its state, `trim` returns freed memory to the system.
+    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded. `clock` is monotonic (seconds),
+    `changed` is called whenever a model or an adapter changes its state.
     """
 
     def __init__(
         self,
-        shelves: tuple[disk.Shelf, ...],
-        store: Store | None,
-        budget: Budget,
-        item_bytes: int,
-        load: Load,
+        files: ModelFiles,
+        device: Device,
         tasks: asyncio.TaskGroup,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        trim: Callable[[], None],
-        catalog: Catalog | None = None,
+        policy: Policy = cost_aware,
+        load_seconds: float = LOAD_SECONDS,
+        adapters: int = MAX_ADAPTERS,
     ) -> None:
-        self._shelves = shelves
-        self._store = store
-        self._item_bytes = item_bytes
-        self._catalog = catalog or Catalog()
-        self._tasks = tasks
-        self._changed = changed
+        self._files = files
+        self._trim = device.trim
+        self._tasks = Tasks(tasks)
         self._clock = clock
+        self._changed = changed
         self._stopped = asyncio.Event()
         self._takes_more = True
-        self._space = Space(
-            budget.memory_bytes,
-            budget.host_bytes,
-            budget.policy,
-            shares_memory=budget.shares_memory,
-            clock=clock,
-            changed=changed,
-            trim=trim,
-            start=self._start,
-            wait_seconds=budget.load_seconds,
-        )
-        self._loader = Loader(
-            shelves,
-            store,
-            self._catalog,
-            self._space,
-            load,
-            item_bytes=item_bytes,
-            batch_tokens=budget.batch_tokens,
-            load_seconds=budget.load_seconds,
-            clock=clock,
-            changed=changed,
-            trim=trim,
-            start=self._start,
-        )
-        self._trim = trim
+        self._space = Space(device, self._tasks, policy=policy, wait_seconds=load_seconds, clock=clock, changed=changed)
+        self._loader = Loader(files, device, self._space, self._tasks, load_seconds=load_seconds, clock=clock, changed=changed)
+        self._adapters = AdapterLoader(files.find_adapter, self._claim, self._tasks, clock=clock, changed=changed, limit=adapters)
         # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only once it has left the device.
         self._cold: dict[str, OnDisk] = {}
         self._loading: dict[str, Loading] = {}
         self._failed: dict[str, Failed] = {}
-        self._running: set[asyncio.Task[None]] = set()
 
     # What is served
 
@@ -174,8 +113,18 @@ class Residency:
         if self._takes_more and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
             self._loading[model] = Loading(model, asked_at=self._clock())
-            self._start(self._bring(self._loading[model]))
+            self._tasks.start(self._bring(self._loading[model]))
         self._changed()
+
+    def take_offer(self, model: str, adapter: str = "") -> None:
+        """Loads the model that a router offers if it is not resident, and the adapter now or as soon as the model is."""
+        resident = self.serving(model)
+        if resident is None:
+            self.load(model)
+            if adapter:
+                self._adapters.want(model, adapter)
+        elif adapter:
+            self._adapters.load(resident, adapter)
 
     def evict(self, model: str, *, by_plan: bool = False) -> None:
         """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is dropped from host memory.
@@ -200,11 +149,6 @@ class Residency:
         self._space.backlog = queued_tokens
         self._space.tell()
 
-    def claim(self, name: str, size: int) -> Callable[[], None] | None:
-        """Reserves device memory beside the models. Returns the function that releases it, or None if so much is not free."""
-        claim = self._space.device.claim(name, Size(size))
-        return None if claim is None else partial(self._space.release, claim)
-
     async def relieve(self, keep: str) -> bool:
         """For a device that is out of memory: evicts one model that is idle and not pinned, other than `keep`, and waits until its
         memory is free. False if there is none."""
@@ -219,8 +163,7 @@ class Residency:
         """Takes no more orders, and cancels loads and evictions in progress."""
         self._takes_more = False
         self._stopped.set()
-        for task in self._running:
-            task.cancel()
+        self._tasks.cancel()
 
     def can_load(self) -> bool:
         """Whether a router may offer one more model: a tenth of the memory is free, or some model that is not pinned is idle or
@@ -236,7 +179,7 @@ class Residency:
         since = self._clock() - MIN_RESIDENT_SECONDS
         residents = [place.resident for place in self._space.places.values()]
         may_go = [one for one in residents if not one.pinned and not one.leaving]
-        ample = self._space.device.free_bytes >= self._space.device.limit_bytes // 10
+        ample = self._space.device_memory.free_bytes >= self._space.device_memory.limit_bytes // 10
         return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in may_go)
 
     # What is reported
@@ -244,21 +187,21 @@ class Residency:
     @property
     def used_bytes(self) -> int:
         """Device memory taken by weights and reserved by loads."""
-        return self._space.device.used_bytes
+        return self._space.device_memory.used_bytes
 
     @property
     def peak_bytes(self) -> int:
         """The highest use of device memory so far, activations included."""
-        return self._space.device.peak_bytes
+        return self._space.device_memory.peak_bytes
 
     @property
     def host_bytes(self) -> int:
         """The limit of host memory for warm models."""
-        return self._space.host.limit_bytes
+        return self._space.host_memory.limit_bytes
 
     @property
     def host_used_bytes(self) -> int:
-        return self._space.host.used_bytes
+        return self._space.host_memory.used_bytes
 
     def residents(self) -> list[Resident]:
         """The models on the device. May be called from any thread."""
@@ -281,15 +224,14 @@ class Residency:
             lines[name] = report.warm(warm, card, self._space.meter(name), rate, now)
         for name, place in self._space.places.items():
             if name not in self._loading:
-                lines[name] = report.resident(place, self._item_bytes, now)
+                lines[name] = report.resident(place, self._files.item_bytes, now)
         return [lines[name] for name in sorted(lines)]
 
     async def run(self) -> None:
         """Keeps the list of models on disk fresh, until `stop`."""
-        shelves = self._shelves if self._store is None else (*self._shelves, disk.Shelf(self._store.models))
         while not self._stopped.is_set():
             known = self._cold
-            found = await in_thread(partial(_read_cards, shelves, known, self._catalog, self._item_bytes))
+            found = await in_thread(partial(self._files.listing, known))
             if found.keys() != known.keys():
                 self._cold = found
                 self._changed()
@@ -298,12 +240,6 @@ class Residency:
                     await self._stopped.wait()
 
     # Loading
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = self._tasks.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
 
     async def _bring(self, loading: Loading) -> None:
         """Supervises one load: it ends with the model resident or with a failure that the heartbeat reports."""
@@ -314,7 +250,7 @@ class Residency:
             self._fail(model, error)
             await in_thread(self._trim)
         except Exception as error:
-            log.exception("loading failed", extra=fields({"model": model}))
+            log.exception("a model could not be loaded: its load failed with an unexpected error", extra=fields({"model": model}))
             self._fail(model, ModelBroken(f"{model} could not be loaded: {type(error).__name__}: {error}"))
             error.__traceback__ = None
             await in_thread(self._trim)
@@ -323,17 +259,16 @@ class Residency:
             seconds = self._clock() - loading.asked_at
             metrics.LOADS.labels("OK").inc()
             metrics.SWAP_SECONDS.labels("host" if loading.is_from_host else "disk").observe(seconds)
-            told = fields(
-                {
-                    "model": model,
-                    "bytes": resident.model.bytes,
-                    "seconds": seconds,
-                    "used_bytes": self.used_bytes,
-                    "peak_bytes": self.peak_bytes,
-                    "host_used_bytes": self.host_used_bytes,
-                }
-            )
-            log.info("model loaded", extra=told)
+            outcome: dict[str, Value] = {
+                "model": model,
+                "bytes": resident.model.bytes,
+                "seconds": seconds,
+                "used_bytes": self.used_bytes,
+                "peak_bytes": self.peak_bytes,
+                "host_used_bytes": self.host_used_bytes,
+            }
+            log.info("model loaded", extra=fields(outcome))
+            self._adapters.settle(resident)
         self._space.tell()
         self._changed()
 
@@ -345,21 +280,7 @@ class Residency:
         metrics.LOADS.labels(error.reason).inc()
         log.warning("model failed", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
 
-
-def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, OnDisk], catalog: Catalog, item_bytes: int) -> dict[str, OnDisk]:
-    """The models on disk. A broken one is listed without a card; the reason is reported when it is loaded."""
-    cards: dict[str, OnDisk] = {}
-    for model, directory in disk.listing(shelves).items():
-        if model in known:
-            cards[model] = known[model]
-            continue
-        try:
-            card = read_card(directory, model, catalog.of(model))
-            cards[model] = OnDisk(card, disk.weight_bytes(directory, ITEM_BYTES.get(card.dtype, item_bytes)))
-        except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
-            log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
-            cards[model] = OnDisk()
-        except Exception:  # whatever one directory holds, the others are served
-            log.exception("a model on disk cannot be read", extra=fields({"model": model}))
-            cards[model] = OnDisk()
-    return cards
+    def _claim(self, name: str, size: int) -> Callable[[], None] | None:
+        """Reserves device memory for an adapter. Returns the function that releases it, or None if so much is not free."""
+        claim = self._space.device_memory.claim(name, Size(size))
+        return None if claim is None else partial(self._space.release, claim)

@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An adapter that could not be loaded, when, and why."""
+    """A load of a model or adapter that failed: when (monotonic clock), and why."""
 
     at: float
     error: ShoalError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,8 @@ from libs.models import Model, Parked
 from libs.store import Copy
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
 from services.worker.memory.resident import Resident
@@ -33,8 +35,6 @@ _LOOK_AGAIN_SECONDS: Final = 0.05
 
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited so long for room may evict any model that is not pinned, however much work that model has."""
-
-Start = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +73,31 @@ class Warm:
 
 
 class Space:
-    """Device and host memory. `shares_memory`: both are the same, so that a warm model is a resident one that is not served.
+    """Device and host memory. Where `device` shares the host's memory, a warm model is a resident one that is not served.
 
-    `start` runs work in the background, `changed` is called when a model changes its state, `trim` returns freed memory to the
-    system. `wait_seconds`: how long a load may wait for room once it is first in the queue.
+    `changed` is called when a model changes its state. `wait_seconds`: how long a load may wait for room once it is first in the
+    queue. `clock` is monotonic (seconds).
     """
 
     def __init__(
         self,
-        memory_bytes: int,
-        host_bytes: int,
-        policy: Policy,
+        device: Device,
+        tasks: Tasks,
         *,
-        shares_memory: bool,
+        policy: Policy,
+        wait_seconds: float,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        trim: Callable[[], None],
-        start: Start,
-        wait_seconds: float,
     ) -> None:
-        self.device = Ledger(memory_bytes)
-        self.host = Ledger(host_bytes)
+        self.device_memory = Ledger(device.memory_bytes)
+        self.host_memory = Ledger(device.host_bytes)
+        self._shares_memory = device.shares_memory
+        self._trim = device.trim
+        self._tasks = tasks
         self._policy = policy
-        self._shares_memory = shares_memory
+        self._wait_seconds = wait_seconds
         self._clock = clock
         self._changed = changed
-        self._trim = trim
-        self._start = start
-        self._wait_seconds = wait_seconds
         # Mutable state. A name is in at most one of `places` and `warm`, in none while it is loaded.
         self.places: dict[str, Place] = {}
         self.warm: dict[str, Warm] = {}
@@ -139,7 +136,7 @@ class Space:
     def _seconds_back(self, place: Place) -> float:
         """Seconds to reload the model: from host memory if it fits there, at the rate measured over all models; else from disk."""
         size = place.device.size.bytes
-        if size > self.host.limit_bytes or not self._resumed.bytes:
+        if size > self.host_memory.limit_bytes or not self._resumed.bytes:
             return place.resident.load_seconds
         return min(place.resident.load_seconds, self._resumed_seconds * size / self._resumed.bytes)
 
@@ -175,7 +172,7 @@ class Space:
                     self._refuse_what_never_fits(wish)
                     if warm is not None and self._shares_memory:
                         self._make_homeless(warm)
-                    claim = self.device.claim(wish.name, wish.size)
+                    claim = self.device_memory.claim(wish.name, wish.size)
                     if claim is not None:
                         return claim
                     if self._clock() > until:
@@ -191,7 +188,7 @@ class Space:
     async def grow(self, claim: Claim, wish: Wish) -> bool:
         """Resizes a claim to the wish's size, evicting models if need be. False: no eviction is in progress, and a load that holds
         memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
-        while not self.device.resize(claim, wish.size):
+        while not self.device_memory.resize(claim, wish.size):
             self._refuse_what_never_fits(wish, claim)
             self._make_way(wish, claim)
             if not self.unloading:
@@ -201,29 +198,29 @@ class Space:
 
     def release(self, claim: Claim) -> None:
         """Releases the claim of a load that failed, or of an adapter."""
-        self.device.release(claim)
+        self.device_memory.release(claim)
         self.tell()
 
     def _make_homeless(self, warm: Warm) -> None:
         """Releases the warm model's host claim: once there is room it counts on the device, which is the same memory, and models
         evicted for it may take its place in host memory."""
         if warm.host is not None:
-            self.host.release(warm.host)
+            self.host_memory.release(warm.host)
             warm.host = None
 
     def _refuse_what_never_fits(self, wish: Wish, own: Claim | None = None) -> None:
         places = [place for place in self.places.values() if place.resident.pinned and not place.resident.leaving]
         pinned = [place.device for place in places]
         adapters = sum(place.resident.adapters.bytes for place in places)
-        if not never_fits(self.device, pinned, wish.size, own, more_bytes=adapters):
+        if not never_fits(self.device_memory, pinned, wish.size, own, more_bytes=adapters):
             return
-        size = wish.size
+        size, memory = wish.size, self.device_memory
         batch = f" and {size.activation_bytes:,} for a batch" if size.activation_bytes else ""
-        hung = sum(claim.size.bytes for claim in self.device.stuck)
-        lost = f", {hung:,} are held by loads that hang" if hung else ""
+        stuck = sum(claim.size.bytes for claim in memory.stuck)
+        hung = f", {stuck:,} are held by loads that hang" if stuck else ""
         raise ModelBroken(
-            f"{wish.name} needs {size.bytes:,} bytes{batch}; this worker has {self.device.limit_bytes:,}, of which "
-            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{lost} and {max(0, self.device.free_bytes):,} free"
+            f"{wish.name} needs {size.bytes:,} bytes{batch}; this worker has {memory.limit_bytes:,}, of which "
+            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{hung} and {max(0, memory.free_bytes):,} free"
         )
 
     def _make_way(self, wish: Wish, own: Claim | None = None) -> bool:
@@ -233,7 +230,7 @@ class Space:
         waiting = self._clock() - wish.asked_at
         waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(wish.name))
         challenger = Challenger(wish.name, wish.size.bytes, waiting)
-        chosen = victims(self.device, holdings, wish.size, self._policy, challenger, own)
+        chosen = victims(self.device_memory, holdings, wish.size, self._policy, challenger, own)
         for one in chosen or ():
             self._floor = max(self._floor, self._policy(one))
             self.leave(self.places[one.name].resident)
@@ -245,7 +242,7 @@ class Space:
         """Starts to evict a model: it takes no new work, and leaves the device when none of its jobs is held, for host memory if
         there is room and `to_host`."""
         resident.leaving = True
-        task = self._start(self._unload(resident.name, resident.drained, to_host=to_host))
+        task = self._tasks.start(self._unload(resident.name, resident.drained, to_host=to_host))
         self.unloading[resident.name] = task
         self._changed()
         return task
@@ -260,7 +257,7 @@ class Space:
         claim = place.device
         if warm is None:
             if place.host is not None:
-                self.host.release(place.host)
+                self.host_memory.release(place.host)
             place.copy.close()
             going = Holding(self.candidate(place), claim)
             del place
@@ -269,7 +266,7 @@ class Space:
             self._going.remove(going)
         else:
             self.warm[model] = warm
-        self.device.release(claim)
+        self.device_memory.release(claim)
         del self.unloading[model]
         metrics.EVICTIONS.labels("cold" if warm is None else "warm").inc()
         log.info("model unloaded", extra=fields({"model": model, "bytes": size, "to_host": warm is not None}))
@@ -287,14 +284,14 @@ class Space:
         except Exception:
             log.exception("a model could not be moved to host memory", extra=fields({"model": one.name}))
             if place.host is None:
-                self.host.release(host)
+                self.host_memory.release(host)
             return None
         place.host = host
         return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
 
     def _host_room(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
         """Reserves host memory, dropping warm models that are worth less than this one. None if that is not enough."""
-        missing = self.host.missing(Size(needed))
+        missing = self.host_memory.missing(Size(needed))
         if missing > 0:
             candidates = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
             candidates.append(self._warm_candidate(model, needed, like))
@@ -303,7 +300,7 @@ class Space:
                 return None
             for victim in chosen:
                 self.drop_warm(victim.name)
-        return self.host.claim(model, Size(needed))
+        return self.host_memory.claim(model, Size(needed))
 
     def _warm_candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
         idle = self._clock() - like.last_used
@@ -325,9 +322,9 @@ class Space:
     def forget(self, warm: Warm) -> None:
         """Frees the model's host memory, and lets the store delete its directory."""
         if warm.host is not None:
-            self.host.release(warm.host)
+            self.host_memory.release(warm.host)
         warm.copy.close()
-        self._start(in_thread(self._trim))
+        self._tasks.start(in_thread(self._trim))
 
     async def relieve(self, keep: str) -> bool:
         """Frees the memory of one model: a warm one where memory is shared, else one that is idle and not pinned, other than
@@ -392,7 +389,7 @@ class Space:
             meter=self.meter(warm.name),
         )
         if not model.host_bytes and warm.host is not None:
-            self.host.release(warm.host)
+            self.host_memory.release(warm.host)
             warm.host = None
         self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
         return resident

@@ -27,7 +27,7 @@ class MeshClock:
         """Converts a moment of this clock to the machine's own, Unix time."""
         return self._unix_time() + at - self.now()
 
-    def hear(self, now_unix_ms: int, asked_at: float, heard_at: float) -> None:
+    def hear(self, now_unix_ms: int, sent_at: float, heard_at: float) -> None:
         """Updates the estimate from a call that was sent and answered at these moments of `clock`. `now_unix_ms`: the router's time
         (0: it sends none).
 
@@ -37,6 +37,6 @@ class MeshClock:
         """
         if not now_unix_ms:
             return
-        told = now_unix_ms / 1000
-        least, most = told - heard_at, told - asked_at
+        router_time = now_unix_ms / 1000
+        least, most = router_time - heard_at, router_time - sent_at
         self._ahead = least if self._ahead is None else min(max(self._ahead, least), most)
