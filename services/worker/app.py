@@ -134,7 +134,7 @@ class Worker:
         wake, waste = self._pull_again, Waste()
         residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
         self.metrics = WorkerMetrics(settings.pool, device, residency, waste)
-        delivery = self._delivery = Delivery(link, tasks, residency.let_go, waste=waste)
+        delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
         finisher = Finisher(delivery, threads.finishing, Widening(threads.widening), wake)
         runner = self._runner = Runner(
             Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
@@ -164,7 +164,7 @@ class Worker:
             intake,
             pull_wait_seconds=settings.pull_wait_seconds,
             wake=wake,
-            beat=heartbeat.hear_ring,
+            beat=heartbeat.beat_soon,
             stop=stop,
         )
 
@@ -210,7 +210,7 @@ class Worker:
         """Waits for a preemption notice of the spot machine; then stops the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
         log.warning("the machine will be preempted: this worker stops before", extra=fields({"in_seconds": gone_at - time.time()}))
-        self._residency.take_no_more()
+        self._residency.refuse_loads()
         self._heartbeat.announce_end(gone_at)
         await asyncio.sleep(max(0.0, stops_at(gone_at, self._grace_seconds) - time.time()))
         self._stop.set()

@@ -76,7 +76,7 @@ class Heartbeat:
                 async with asyncio.timeout(min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)):
                     await self._changed.wait()
 
-    def hear_ring(self) -> None:
+    def beat_soon(self) -> None:
         """Schedules an early heartbeat, because a router has orders or cancellations for this worker."""
         self._loop.call_at(self._rested_at, self._changed.set)
 
@@ -98,7 +98,7 @@ class Heartbeat:
         """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order once, in sequence."""
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
-        self._residency.hear_backlog(dict(response.queued_tokens))
+        self._residency.set_backlog(dict(response.queued_tokens))
         for directive in response.directives:
             if directive.seq > self._directive_seq:
                 self._directive_seq = directive.seq

@@ -67,7 +67,7 @@ class Bench:
         """One job, from its pull to its answer, a second later."""
         self.clock.now += 1
         self.cache.hold(name, 1, self.clock.now)
-        self.cache.let_go(name)
+        self.cache.release(name)
 
 
 @asynccontextmanager
@@ -100,9 +100,9 @@ async def test_an_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
         await until(lambda: not b.cache.serves("org/a"), "a to leave")
         assert "org/a" in b.model.adapters
         assert b.cache.lanes() == [""]
-        b.cache.let_go("org/a")
+        b.cache.release("org/a")
         assert "org/a" in b.model.adapters
-        b.cache.let_go("org/a")
+        b.cache.release("org/a")
         await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
         assert list(b.model.adapters) == ["org/b"]
 
@@ -115,7 +115,7 @@ async def test_a_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> No
         await until(lambda: "org/b" in b.cache.loading)
         assert b.cache.victim(b.clock.now) is None
         b.clock.now += UNUSED_SECONDS
-        b.cache.news.set()
+        b.cache.changed.set()
         await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
 
 

@@ -32,14 +32,14 @@ _MAX_CALL_BYTES: Final = 16 << 20
 
 
 class Delivery:
-    """Returns answers. `let_go` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
+    """Returns answers. `release` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
     if it is not renewed."""
 
     def __init__(
         self,
         link: Link,
         tasks: asyncio.TaskGroup,
-        let_go: Callable[[Resident], None],
+        release: Callable[[Resident], None],
         *,
         waste: Waste,
     ) -> None:
@@ -47,7 +47,7 @@ class Delivery:
         self._worker_id = link.identity.worker_id
         self._clock = link.clock
         self._senders = Tasks(tasks)
-        self._let_go = let_go
+        self._release = release
         self._waste = waste
         # Mutable state: a lease is here from its pull until its last answer was accepted.
         self._open: set[Lease] = set()
@@ -110,8 +110,8 @@ class Delivery:
         if held.lease.jobs.pop(held.number, None) is None:
             return False
         held.span.end()
-        held.resident.adapters.let_go(held.lease.lane.adapter)
-        self._let_go(held.resident)
+        held.resident.adapters.release(held.lease.lane.adapter)
+        self._release(held.resident)
         return True
 
     def _send(self, lease: Lease) -> None:

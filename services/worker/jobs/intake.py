@@ -168,7 +168,7 @@ class Intake:
         return None
 
     def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
-        self.lead.heard(time.monotonic() - lease.pulled_at)
+        self.lead.add(time.monotonic() - lease.pulled_at)
         for held in ready:
             held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)

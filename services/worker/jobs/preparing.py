@@ -143,7 +143,7 @@ class Preparation:
         if run.caller in self._lines:
             self._turns.leave(run.caller, self._clock())
         self._idle += 1
-        if self._turns.anybody:
+        if self._turns.has_waiting:
             self._start(1)
 
     def _come_back(self, run: _Run) -> None:
@@ -160,7 +160,7 @@ class Preparation:
     def _take(self) -> tuple[_Portion, Caller] | None:
         with self._lock:
             self._turns.forget(self._clock())
-            if self._idle < 0 or not self._turns.anybody:
+            if self._idle < 0 or not self._turns.has_waiting:
                 self._idle += 1
                 return None
             return self._next(self._turns.next())
@@ -168,7 +168,7 @@ class Preparation:
     def _take_before(self, caller: Caller, begun: tuple[Caller, ...]) -> tuple[_Portion, Caller] | None:
         """A portion of a caller that has had less than `caller` and has no portion begun on this thread."""
         with self._lock:
-            if not self._turns.anybody:
+            if not self._turns.has_waiting:
                 return None
             other = self._turns.next()
             if other == caller or other in begun or self._turns.tag(other) >= self._turns.tag(caller):

@@ -131,7 +131,7 @@ class AdapterLoader:
                 raise
             finally:
                 resident.adapters.arriving -= 1
-                resident.adapters.news.set()
+                resident.adapters.changed.set()
         finally:
             copy.close()
         return size
@@ -141,7 +141,7 @@ class AdapterLoader:
             raise NoCapacity(f"{resident.name} left the device while its adapter {adapter} was loaded")
         release = self._claim(f"{resident.name} + {adapter}", size)
         if release is None:
-            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which this worker has not free now")
+            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which are not free on this worker now")
         now = self._clock()
         resident.adapters.entries[adapter] = Entry(size, now, now, release)
 
@@ -156,10 +156,10 @@ class AdapterLoader:
                 if victim.held_jobs == 0:
                     self._drop(resident, victim)
                     continue
-            cache.news.clear()
+            cache.changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(UNUSED_SECONDS):
-                    await cache.news.wait()
+                    await cache.changed.wait()
 
     def _drop(self, resident: Resident, victim: Entry) -> None:
         adapter = next(name for name, entry in resident.adapters.entries.items() if entry is victim)

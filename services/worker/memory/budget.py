@@ -92,8 +92,8 @@ class Ledger:
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
-            log.critical("memory is overcommitted", extra=fields({"taken": taken, "limit": self.limit_bytes}))
-            raise InternalError(f"models take {taken:,} bytes of {self.limit_bytes:,}")
+            log.critical("models take more memory than they may", extra=fields({"taken": taken, "limit": self.limit_bytes}))
+            raise InternalError(f"models take {taken:,} bytes, and may take {self.limit_bytes:,}")
 
 
 def _total(sizes: Sequence[Size]) -> int:

@@ -25,7 +25,7 @@ from services.worker.machine.threads import begin, in_thread
 from services.worker.memory.budget import Claim, Size
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.resident import Resident
-from services.worker.memory.space import Space, Warm, Wish
+from services.worker.memory.space import RoomRequest, Space, Warm
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A model that is being loaded onto the device. `asked_at`: seconds of the worker's monotonic clock."""
+    """A model that is being loaded onto the device. `requested_at`: seconds of the worker's monotonic clock."""
 
     model: str
-    asked_at: float
+    requested_at: float
     bytes: int = 0
     """Device memory reserved for the model; 0 before there is room."""
     is_fetched: bool = True
@@ -102,13 +102,13 @@ class Loader:
             stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory))
             while True:
                 size = self._size(loading.model, stored)
-                claim = await self._space.room(Wish(loading.model, size, loading.asked_at))
+                claim = await self._space.room(RoomRequest(loading.model, size, loading.requested_at))
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
                 model = await self._in_time(loading.model, partial(self._read, copy.directory, loading.model, stored), claim, held)
                 seconds = self._clock() - started
-                grown = Wish(loading.model, self._size(loading.model, stored), loading.asked_at)
+                grown = RoomRequest(loading.model, self._size(loading.model, stored), loading.requested_at)
                 if await self._space.grow(claim, grown):
                     break
                 # The model is larger than estimated and does not fit: it must not hold memory while it waits for room.
@@ -174,7 +174,7 @@ class Loader:
     async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
         with ExitStack() as held:
             held.callback(self._space.forget, self._space.take(warm))
-            claim = await self._space.room(Wish(loading.model, warm.size, loading.asked_at), warm)
+            claim = await self._space.room(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
             started = self._clock()

@@ -29,7 +29,7 @@ def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error))
 
 
-def coming(loading: Loading) -> worker_pb2.WorkerModel:
+def loading(loading: Loading) -> worker_pb2.WorkerModel:
     """A model that is being downloaded, or loaded onto the device."""
     progress = loading.progress
     if progress is None:

@@ -68,7 +68,7 @@ class Residency:
         self._clock = clock
         self._changed = changed
         self._stopped = asyncio.Event()
-        self._takes_more = True
+        self._accepts_loads = True
         self._space = Space(device, self._tasks, policy=policy, wait_seconds=load_seconds, clock=clock, changed=changed)
         self._loader = Loader(files, device, self._space, self._tasks, load_seconds=load_seconds, clock=clock, changed=changed)
         self._adapters = AdapterLoader(files.find_adapter, self._claim, self._tasks, clock=clock, changed=changed, limit=adapters)
@@ -97,22 +97,22 @@ class Residency:
         resident.held_tokens += tokens
         self._space.used(resident, jobs)
 
-    def let_go(self, resident: Resident) -> None:
+    def release(self, resident: Resident) -> None:
         """Counts one job of the model as no longer held."""
         resident.held_tokens *= (resident.held_jobs - 1) / resident.held_jobs
         resident.held_jobs -= 1
         resident.last_used = self._clock()
         if resident.held_jobs == 0:
             resident.drained.set()
-            self._space.tell()
+            self._space.wake_loads()
 
     # Orders
 
     def load(self, model: str) -> None:
         """Starts to load a model, unless it is resident or loading."""
-        if self._takes_more and model not in self._loading and self.serving(model) is None:
+        if self._accepts_loads and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
-            self._loading[model] = Loading(model, asked_at=self._clock())
+            self._loading[model] = Loading(model, requested_at=self._clock())
             self._tasks.start(self._bring(self._loading[model]))
         self._changed()
 
@@ -141,27 +141,27 @@ class Residency:
         place = self._space.places.get(model)
         if place is not None:
             place.resident.pinned = pinned
-            self._space.tell()
+            self._space.wake_loads()
             self._changed()
 
-    def hear_backlog(self, queued_tokens: Mapping[str, int]) -> None:
+    def set_backlog(self, queued_tokens: Mapping[str, int]) -> None:
         """Takes note of the tokens queued in lanes, by model; 0 for models that are not named."""
         self._space.backlog = queued_tokens
-        self._space.tell()
+        self._space.wake_loads()
 
     async def relieve(self, keep: str) -> bool:
         """For a device that is out of memory: evicts one model that is idle and not pinned, other than `keep`, and waits until its
         memory is free. False if there is none."""
         return await self._space.relieve(keep)
 
-    def take_no_more(self) -> None:
+    def refuse_loads(self) -> None:
         """Starts no further loads (those in progress go on): the machine is about to be preempted."""
-        self._takes_more = False
+        self._accepts_loads = False
         self._changed()
 
     def stop(self) -> None:
         """Takes no more orders, and cancels loads and evictions in progress."""
-        self._takes_more = False
+        self._accepts_loads = False
         self._stopped.set()
         self._tasks.cancel()
 
@@ -172,15 +172,15 @@ class Residency:
         Not while a load waits for a model in use to be evictable: a further load would only queue behind it.
         """
         fetching = sum(not one.is_fetched for one in self._loading.values())
-        if not self._takes_more or self._space.is_crowded:
+        if not self._accepts_loads or self._space.is_crowded:
             return False
         if len(self._loading) - fetching >= MAX_LOADS or fetching >= MAX_DOWNLOADS:
             return False
         since = self._clock() - MIN_RESIDENT_SECONDS
         residents = [place.resident for place in self._space.places.values()]
-        may_go = [one for one in residents if not one.pinned and not one.leaving]
+        evictable = [one for one in residents if not one.pinned and not one.leaving]
         ample = self._space.device_memory.free_bytes >= self._space.device_memory.limit_bytes // 10
-        return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in may_go)
+        return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in evictable)
 
     # What is reported
 
@@ -213,7 +213,7 @@ class Residency:
         self._failed = {name: failed for name, failed in self._failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
         lines = {name: report.cold(name, found.bytes) for name, found in self._cold.items()}
         lines |= {name: report.failed(name, failed.error) for name, failed in self._failed.items()}
-        lines |= {name: report.coming(one) for name, one in self._loading.items()}
+        lines |= {name: report.loading(one) for name, one in self._loading.items()}
         for name, found in self._cold.items():
             if found.card is not None:
                 lines[name].card.CopyFrom(codec.to_card(found.card))
@@ -256,7 +256,7 @@ class Residency:
             await in_thread(self._trim)
         else:
             del self._loading[model]
-            seconds = self._clock() - loading.asked_at
+            seconds = self._clock() - loading.requested_at
             metrics.LOADS.labels("OK").inc()
             metrics.SWAP_SECONDS.labels("host" if loading.is_from_host else "disk").observe(seconds)
             outcome: dict[str, Value] = {
@@ -269,7 +269,7 @@ class Residency:
             }
             log.info("model loaded", extra=fields(outcome))
             self._adapters.settle(resident)
-        self._space.tell()
+        self._space.wake_loads()
         self._changed()
 
     def _fail(self, model: str, error: ShoalError) -> None:

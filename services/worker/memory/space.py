@@ -38,12 +38,12 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A request for room on the device for one model. `asked_at`: seconds of the worker's monotonic clock."""
+class RoomRequest:
+    """A request for room on the device for one model. `requested_at`: seconds of the worker's monotonic clock."""
 
     name: str
     size: Size
-    asked_at: float
+    requested_at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class Space:
         self._resumed = Size(0)
         self._resumed_seconds = 0.0
         self._turn = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
 
     # What it looks like
 
@@ -153,44 +153,45 @@ class Space:
         resident.uses += jobs
         resident.floor = self._floor
 
-    def tell(self) -> None:
+    def wake_loads(self) -> None:
         """Wakes a load that waits for room, because something has changed."""
-        self._news.set()
+        self._wake.set()
 
     # Room
 
-    async def room(self, wish: Wish, warm: Warm | None = None) -> Claim:
-        """Evicts models until the wish fits, and reserves the room. Wishes are served first come, first served.
+    async def room(self, request: RoomRequest, warm: Warm | None = None) -> Claim:
+        """Evicts models until the request fits, and reserves the room. Requests are served first come, first served.
 
-        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the wish can never fit, and
-        NoCapacity if there is no room within `wait_seconds`.
+        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the request can never fit,
+        and NoCapacity if there is no room within `wait_seconds`.
         """
         async with self._turn:
             until = self._clock() + self._wait_seconds
             try:
                 while True:
-                    self._refuse_what_never_fits(wish)
+                    self._check_fits(request)
                     if warm is not None and self._shares_memory:
-                        self._make_homeless(warm)
-                    claim = self.device_memory.claim(wish.name, wish.size)
+                        self._release_host_claim(warm)
+                    claim = self.device_memory.claim(request.name, request.size)
                     if claim is not None:
                         return claim
                     if self._clock() > until:
-                        raise NoCapacity(f"{wish.name} waited {self._wait_seconds:g} seconds for room on the device in vain")
-                    self.is_crowded = not self._make_way(wish)
-                    self._news.clear()
+                        waited = f"{self._wait_seconds:g} seconds"
+                        raise NoCapacity(f"{request.name} found no room on the device within {waited}: no model may be evicted")
+                    self.is_crowded = not self._make_way(request)
+                    self._wake.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
-                            await self._news.wait()
+                            await self._wake.wait()
             finally:
                 self.is_crowded = False
 
-    async def grow(self, claim: Claim, wish: Wish) -> bool:
-        """Resizes a claim to the wish's size, evicting models if need be. False: no eviction is in progress, and a load that holds
-        memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
-        while not self.device_memory.resize(claim, wish.size):
-            self._refuse_what_never_fits(wish, claim)
-            self._make_way(wish, claim)
+    async def grow(self, claim: Claim, request: RoomRequest) -> bool:
+        """Resizes a claim to the request's size, evicting models if need be. False: no eviction is in progress, and a load that
+        holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
+        while not self.device_memory.resize(claim, request.size):
+            self._check_fits(request, claim)
+            self._make_way(request, claim)
             if not self.unloading:
                 return False
             await asyncio.wait(self.unloading.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -199,38 +200,38 @@ class Space:
     def release(self, claim: Claim) -> None:
         """Releases the claim of a load that failed, or of an adapter."""
         self.device_memory.release(claim)
-        self.tell()
+        self.wake_loads()
 
-    def _make_homeless(self, warm: Warm) -> None:
+    def _release_host_claim(self, warm: Warm) -> None:
         """Releases the warm model's host claim: once there is room it counts on the device, which is the same memory, and models
         evicted for it may take its place in host memory."""
         if warm.host is not None:
             self.host_memory.release(warm.host)
             warm.host = None
 
-    def _refuse_what_never_fits(self, wish: Wish, own: Claim | None = None) -> None:
+    def _check_fits(self, request: RoomRequest, own: Claim | None = None) -> None:
         places = [place for place in self.places.values() if place.resident.pinned and not place.resident.leaving]
         pinned = [place.device for place in places]
         adapters = sum(place.resident.adapters.bytes for place in places)
-        if not never_fits(self.device_memory, pinned, wish.size, own, more_bytes=adapters):
+        if not never_fits(self.device_memory, pinned, request.size, own, more_bytes=adapters):
             return
-        size, memory = wish.size, self.device_memory
+        size, memory = request.size, self.device_memory
         batch = f" and {size.activation_bytes:,} for a batch" if size.activation_bytes else ""
         stuck = sum(claim.size.bytes for claim in memory.stuck)
         hung = f", {stuck:,} are held by loads that hang" if stuck else ""
         raise ModelBroken(
-            f"{wish.name} needs {size.bytes:,} bytes{batch}; this worker has {memory.limit_bytes:,}, of which "
+            f"{request.name} needs {size.bytes:,} bytes{batch}; this worker has {memory.limit_bytes:,}, of which "
             f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{hung} and {max(0, memory.free_bytes):,} free"
         )
 
-    def _make_way(self, wish: Wish, own: Claim | None = None) -> bool:
-        """Starts the evictions that the wish needs; False if the rules forbid enough of them for now."""
+    def _make_way(self, request: RoomRequest, own: Claim | None = None) -> bool:
+        """Starts the evictions that the request needs; False if the rules forbid enough of them for now."""
         holdings = [Holding(self.candidate(place), place.device, place.resident.adapters.bytes) for place in self.places.values()]
         holdings += self._going
-        waiting = self._clock() - wish.asked_at
-        waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(wish.name))
-        challenger = Challenger(wish.name, wish.size.bytes, waiting)
-        chosen = victims(self.device_memory, holdings, wish.size, self._policy, challenger, own)
+        waiting = self._clock() - request.requested_at
+        waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(request.name))
+        challenger = Challenger(request.name, request.size.bytes, waiting)
+        chosen = victims(self.device_memory, holdings, request.size, self._policy, challenger, own)
         for one in chosen or ():
             self._floor = max(self._floor, self._policy(one))
             self.leave(self.places[one.name].resident)
@@ -270,7 +271,7 @@ class Space:
         del self.unloading[model]
         metrics.EVICTIONS.labels("cold" if warm is None else "warm").inc()
         log.info("model unloaded", extra=fields({"model": model, "bytes": size, "to_host": warm is not None}))
-        self.tell()
+        self.wake_loads()
         self._changed()
 
     async def _parked(self, place: Place) -> Warm | None:

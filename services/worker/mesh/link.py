@@ -145,7 +145,7 @@ class Link:
     async def pull(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
         sent_at = time.monotonic()
         response = await self._call(_PULL, request, request.wait_seconds + PULL_MARGIN_SECONDS)
-        self.clock.hear(response.now_unix_ms, sent_at, time.monotonic())
+        self.clock.synchronise(response.now_unix_ms, sent_at, time.monotonic())
         return response
 
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatResponse:
@@ -203,7 +203,7 @@ class Link:
             index = self._current
             address = self._addresses[index]
             try:
-                response = await self._ask(address, method, request, timeout, metadata)
+                response = await self._send(address, method, request, timeout, metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NOT_RETRIABLE:
                     log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
@@ -218,7 +218,7 @@ class Link:
                 return response
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
-    async def _ask(
+    async def _send(
         self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
     ) -> _Response:
         line = self._channels.take(address)
