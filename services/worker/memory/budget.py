@@ -1,7 +1,7 @@
 """Memory accounting: what models take of a memory of fixed size, and which to evict when another needs room. Decisions only.
 
-Not on the request path: `space.py` keeps one Ledger for the device and one for warm models in host memory, and carries out what is
-decided here.
+Not on the request path: `space.py` keeps a Ledger for the device and `host.py` one for host memory; both carry out what is decided
+here.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import begin, in_thread
 from services.worker.memory.budget import Claim, Size
 from services.worker.memory.files import ModelFiles
+from services.worker.memory.host import Warm
 from services.worker.memory.resident import Resident
-from services.worker.memory.space import RoomRequest, Space, Warm
+from services.worker.memory.space import RoomRequest, Space
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Loader:
         thread ends."""
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
-        warm = self._space.warm.get(loading.model)
+        warm = self._space.host.models.get(loading.model)
         loading.is_from_host = warm is not None
         return await (self._from_disk(loading) if warm is None else self._from_host(loading, warm))
 
@@ -173,7 +174,7 @@ class Loader:
 
     async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
         with ExitStack() as held:
-            held.callback(self._space.forget, self._space.take(warm))
+            held.callback(self._space.host.forget, self._space.host.take(warm))
             claim = await self._space.room(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes

@@ -11,8 +11,9 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import ShoalError
+from services.worker.memory.host import Warm
 from services.worker.memory.loading import Loading
-from services.worker.memory.space import Place, Warm
+from services.worker.memory.space import Place
 from services.worker.mesh import codec
 from services.worker.scheduling.meter import Meter
 

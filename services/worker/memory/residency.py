@@ -133,7 +133,7 @@ class Residency:
         """
         resident = self.serving(model)
         if resident is None:
-            self._space.drop_warm(model)
+            self._space.host.drop(model)
         elif not by_plan or not (resident.pinned or resident.held_jobs or self._space.backlog.get(model)):
             self._space.leave(resident)
 
@@ -197,11 +197,11 @@ class Residency:
     @property
     def host_bytes(self) -> int:
         """The limit of host memory for warm models."""
-        return self._space.host_memory.limit_bytes
+        return self._space.host.limit_bytes
 
     @property
     def host_used_bytes(self) -> int:
-        return self._space.host_memory.used_bytes
+        return self._space.host.used_bytes
 
     def residents(self) -> list[Resident]:
         """The models on the device. May be called from any thread."""
@@ -217,7 +217,7 @@ class Residency:
         for name, found in self._cold.items():
             if found.card is not None:
                 lines[name].card.CopyFrom(codec.to_card(found.card))
-        for name, warm in self._space.warm.items():
+        for name, warm in self._space.host.models.items():
             measured = self._loader.measured.get(name)
             rate = 0.0 if measured is None else measured.activation_bytes_per_token
             card = self._cold[name].card if name in self._cold else None

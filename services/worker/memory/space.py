@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.errors import ModelBroken, NoCapacity
-from libs.eviction import Candidate, Challenger, Policy, choose_victims
-from libs.models import Model, Parked
+from libs.eviction import Candidate, Challenger, Policy
+from libs.models import Model
 from libs.store import Copy
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
@@ -25,6 +25,7 @@ from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.host import HostMemory, Warm
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.meter import Meter
 
@@ -56,22 +57,6 @@ class Place:
     host: Claim | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Warm:
-    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
-
-    name: str
-    parked: Parked
-    copy: Copy
-    size: Size
-    host: Claim | None
-    """None: the model is returning to a device that shares the host's memory."""
-    load_seconds: float
-    last_used: float
-    uses: int
-    floor: float
-
-
 class Space:
     """Device and host memory. Where `device` shares the host's memory, a warm model is a resident one that is not served.
 
@@ -90,7 +75,7 @@ class Space:
         changed: Callable[[], None],
     ) -> None:
         self.device_memory = Ledger(device.memory_bytes)
-        self.host_memory = Ledger(device.host_bytes)
+        self.host = HostMemory(device, tasks, policy=policy, clock=clock, changed=changed)
         self._shares_memory = device.shares_memory
         self._trim = device.trim
         self._tasks = tasks
@@ -98,9 +83,8 @@ class Space:
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._changed = changed
-        # Mutable state. A name is in at most one of `places` and `warm`, in none while it is loaded.
+        # Mutable state. A name is in at most one of `places` and `host.models`, in none while it is loaded.
         self.places: dict[str, Place] = {}
-        self.warm: dict[str, Warm] = {}
         self.unloading: dict[str, asyncio.Task[None]] = {}
         self.meters: dict[str, Meter] = {}  # of models that have left, too
         self._going: list[Holding] = []  # have left `places`, and their memory is being given back
@@ -109,8 +93,6 @@ class Space:
         self.is_crowded = False
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
-        self._resumed = Size(0)
-        self._resumed_seconds = 0.0
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
 
@@ -134,11 +116,9 @@ class Space:
         )
 
     def _seconds_back(self, place: Place) -> float:
-        """Seconds to reload the model: from host memory if it fits there, at the rate measured over all models; else from disk."""
-        size = place.device.size.bytes
-        if size > self.host_memory.limit_bytes or not self._resumed.bytes:
-            return place.resident.load_seconds
-        return min(place.resident.load_seconds, self._resumed_seconds * size / self._resumed.bytes)
+        """Seconds to reload the model: from host memory if that is possible and measured, else from disk."""
+        resume_seconds = self.host.resume_seconds(place.device.size.bytes)
+        return place.resident.load_seconds if resume_seconds is None else min(place.resident.load_seconds, resume_seconds)
 
     def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
         meter = self.meters.get(model)
@@ -171,7 +151,9 @@ class Space:
                 while True:
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
-                        self._release_host_claim(warm)
+                        # Once there is room the model counts on the device, which is the same memory, and models evicted for it may
+                        # take its place in host memory.
+                        self.host.release_of(warm)
                     claim = self.device_memory.claim(request.name, request.size)
                     if claim is not None:
                         return claim
@@ -201,13 +183,6 @@ class Space:
         """Releases the claim of a load that failed, or of an adapter."""
         self.device_memory.release(claim)
         self.wake_loads()
-
-    def _release_host_claim(self, warm: Warm) -> None:
-        """Releases the warm model's host claim: once there is room it counts on the device, which is the same memory, and models
-        evicted for it may take its place in host memory."""
-        if warm.host is not None:
-            self.host_memory.release(warm.host)
-            warm.host = None
 
     def _check_fits(self, request: RoomRequest, own: Claim | None = None) -> None:
         places = [place for place in self.places.values() if place.resident.pinned and not place.resident.leaving]
@@ -258,7 +233,7 @@ class Space:
         claim = place.device
         if warm is None:
             if place.host is not None:
-                self.host_memory.release(place.host)
+                self.host.release(place.host)
             place.copy.close()
             going = Holding(self.candidate(place), claim)
             del place
@@ -266,7 +241,7 @@ class Space:
             await in_thread(self._trim)
             self._going.remove(going)
         else:
-            self.warm[model] = warm
+            self.host.models[model] = warm
         self.device_memory.release(claim)
         del self.unloading[model]
         metrics.EVICTIONS.labels("cold" if warm is None else "warm").inc()
@@ -277,7 +252,7 @@ class Space:
     async def _parked(self, place: Place) -> Warm | None:
         """Moves the model to host memory. None if that has no room, or only by dropping warm models that are worth more."""
         one = place.resident
-        host = place.host or self._host_room(one.name, one.model.bytes, one)
+        host = place.host or self.host.reserve(one.name, one.model.bytes, one)
         if host is None:
             return None
         try:
@@ -285,53 +260,15 @@ class Space:
         except Exception:
             log.exception("a model could not be moved to host memory", extra=fields({"model": one.name}))
             if place.host is None:
-                self.host_memory.release(host)
+                self.host.release(host)
             return None
         place.host = host
         return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
 
-    def _host_room(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
-        """Reserves host memory, dropping warm models that are worth less than this one. None if that is not enough."""
-        missing = self.host_memory.missing(Size(needed))
-        if missing > 0:
-            candidates = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
-            candidates.append(self._warm_candidate(model, needed, like))
-            chosen = choose_victims(candidates, missing, self._policy, Challenger("", needed))
-            if chosen is None or any(one.name == model for one in chosen):
-                return None
-            for victim in chosen:
-                self.drop_warm(victim.name)
-        return self.host_memory.claim(model, Size(needed))
-
-    def _warm_candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
-        idle = self._clock() - like.last_used
-        return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
-
-    def drop_warm(self, model: str) -> bool:
-        """Drops a model from host memory; returns whether it was warm."""
-        warm = self.warm.get(model)
-        if warm is not None:
-            self.forget(self.take(warm))
-            log.info("warm model dropped", extra=fields({"model": model}))
-            self._changed()
-        return warm is not None
-
-    def take(self, warm: Warm) -> Warm:
-        """Removes the model from the warm ones; the caller makes it resident or forgets it."""
-        return self.warm.pop(warm.name)
-
-    def forget(self, warm: Warm) -> None:
-        """Frees the model's host memory, and lets the store delete its directory."""
-        if warm.host is not None:
-            self.host_memory.release(warm.host)
-        warm.copy.close()
-        self._tasks.start(in_thread(self._trim))
-
     async def relieve(self, keep: str) -> bool:
         """Frees the memory of one model: a warm one where memory is shared, else one that is idle and not pinned, other than
         `keep`. False if there is none."""
-        if self._shares_memory and (warm := self._cheapest_warm()) is not None:
-            self.drop_warm(warm)
+        if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
             return True
         idle = [
@@ -345,16 +282,31 @@ class Space:
         await asyncio.wait([self.leave(self.places[victim].resident, to_host=not self._shares_memory)])
         return True
 
-    def _cheapest_warm(self) -> str | None:
-        found = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
-        return min(found, key=self._policy).name if found else None
-
     # Arriving
 
     async def admit(self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float) -> Resident:
         """Makes a loaded model resident."""
-        now, name = self._clock(), claim.name
-        resident = Resident(
+        resident = self._resident(claim.name, model, load_seconds, activation)
+        place = Place(resident, copy, claim)
+        if model.host_bytes:
+            place.host = self.host.reserve(claim.name, model.host_bytes, resident)
+            if place.host is None:
+                await in_thread(model.drop_host_copy)
+        self.places[claim.name] = place
+        return resident
+
+    def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
+        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
+        self.host.resumed(warm, seconds)
+        resident = self._resident(warm.name, model, warm.load_seconds, activation)
+        if not model.host_bytes:
+            self.host.release_of(warm)
+        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
+        return resident
+
+    def _resident(self, name: str, model: Model, load_seconds: float, activation: float) -> Resident:
+        now = self._clock()
+        return Resident(
             name,
             model,
             load_seconds=load_seconds,
@@ -365,32 +317,3 @@ class Space:
             activation_bytes_per_token=activation,
             meter=self.meter(name),
         )
-        place = Place(resident, copy, claim)
-        if model.host_bytes:
-            place.host = self._host_room(name, model.host_bytes, resident)
-            if place.host is None:
-                await in_thread(model.drop_host_copy)
-        self.places[name] = place
-        return resident
-
-    def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
-        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
-        now = self._clock()
-        self._resumed = Size(self._resumed.bytes + warm.size.bytes)
-        self._resumed_seconds += seconds
-        resident = Resident(
-            warm.name,
-            model,
-            load_seconds=warm.load_seconds,
-            loaded_at=now,
-            last_used=now,
-            pinned=model.card.pinned,
-            floor=self._floor,
-            activation_bytes_per_token=activation,
-            meter=self.meter(warm.name),
-        )
-        if not model.host_bytes and warm.host is not None:
-            self.host_memory.release(warm.host)
-            warm.host = None
-        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
-        return resident
