@@ -70,11 +70,11 @@ class AdapterLoader:
         # Mutable state: adapters of models that are not resident yet, with the time they were asked for.
         self._wanted: dict[tuple[str, str], float] = {}
 
-    def want(self, model: str, adapter: str) -> None:
-        """Load it as soon as the model is resident."""
+    def load_later(self, model: str, adapter: str) -> None:
+        """Loads the adapter as soon as the model is resident."""
         self._wanted[model, adapter] = self._clock()
 
-    def settle(self, resident: Resident) -> None:
+    def load_wanted(self, resident: Resident) -> None:
         """Begins the loads that were waiting for this model."""
         since = self._clock() - WANTED_SECONDS
         wanted = {pair: at for pair, at in self._wanted.items() if at > since}
@@ -90,14 +90,14 @@ class AdapterLoader:
             return
         cache.failed.pop(adapter, None)
         cache.loading.add(adapter)
-        self._tasks.start(self._bring(resident, adapter))
+        self._tasks.start(self._supervise(resident, adapter))
 
-    async def _bring(self, resident: Resident, adapter: str) -> None:
+    async def _supervise(self, resident: Resident, adapter: str) -> None:
         """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat reports."""
         cache, names = resident.adapters, {"model": resident.name, "adapter": adapter}
         started = self._clock()
         try:
-            size = await self._loaded(resident, adapter)
+            size = await self._read(resident, adapter)
         except ShoalError as error:
             self._fail(resident, adapter, error)
         except Exception as error:
@@ -115,7 +115,7 @@ class AdapterLoader:
         failure = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
         log.warning("adapter failed", extra=fields(failure))
 
-    async def _loaded(self, resident: Resident, adapter: str) -> int:
+    async def _read(self, resident: Resident, adapter: str) -> int:
         model = resident.model
         if not isinstance(model, TakesAdapters):
             raise ModelBroken(f"{resident.name} takes no adapters")

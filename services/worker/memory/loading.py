@@ -85,7 +85,7 @@ class Loader:
         self._loop = asyncio.get_running_loop()
         self.measured: dict[str, Measured] = {}
 
-    async def bring(self, loading: Loading) -> Resident:
+    async def load(self, loading: Loading) -> Resident:
         """Makes a model resident. Raises ShoalError; on any exception the reserved memory is released, after a hung load when its
         thread ends."""
         if loading.model in self._space.unloading:
@@ -103,7 +103,7 @@ class Loader:
             stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory))
             while True:
                 size = self._size(loading.model, stored)
-                claim = await self._space.room(RoomRequest(loading.model, size, loading.requested_at))
+                claim = await self._space.reserve(RoomRequest(loading.model, size, loading.requested_at))
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
@@ -175,7 +175,7 @@ class Loader:
     async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
         with ExitStack() as held:
             held.callback(self._space.host.forget, self._space.host.take(warm))
-            claim = await self._space.room(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
+            claim = await self._space.reserve(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
             started = self._clock()
@@ -195,10 +195,10 @@ class Loader:
         if future.done():
             return future.result()
         claim.is_stuck = True
-        self._tasks.start(self._when_over(model, future, held.pop_all()))
+        self._tasks.start(self._release_when_over(model, future, held.pop_all()))
         raise ModelBroken(f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds")
 
-    async def _when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
+    async def _release_when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
         """Waits for the thread of a load that timed out, drops its result and releases what the load held."""
         with held:
             await asyncio.wait([future])

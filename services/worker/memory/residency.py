@@ -95,7 +95,7 @@ class Residency:
             resident.drained.clear()
         resident.held_jobs += jobs
         resident.held_tokens += tokens
-        self._space.used(resident, jobs)
+        self._space.record_use(resident, jobs)
 
     def release(self, resident: Resident) -> None:
         """Counts one job of the model as no longer held."""
@@ -113,7 +113,7 @@ class Residency:
         if self._accepts_loads and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
             self._loading[model] = Loading(model, requested_at=self._clock())
-            self._tasks.start(self._bring(self._loading[model]))
+            self._tasks.start(self._supervise(self._loading[model]))
         self._changed()
 
     def take_offer(self, model: str, adapter: str = "") -> None:
@@ -122,7 +122,7 @@ class Residency:
         if resident is None:
             self.load(model)
             if adapter:
-                self._adapters.want(model, adapter)
+                self._adapters.load_later(model, adapter)
         elif adapter:
             self._adapters.load(resident, adapter)
 
@@ -135,7 +135,7 @@ class Residency:
         if resident is None:
             self._space.host.drop(model)
         elif not by_plan or not (resident.pinned or resident.held_jobs or self._space.backlog.get(model)):
-            self._space.leave(resident)
+            self._space.evict(resident)
 
     def pin(self, model: str, pinned: bool) -> None:
         place = self._space.places.get(model)
@@ -241,11 +241,11 @@ class Residency:
 
     # Loading
 
-    async def _bring(self, loading: Loading) -> None:
+    async def _supervise(self, loading: Loading) -> None:
         """Supervises one load: it ends with the model resident or with a failure that the heartbeat reports."""
         model = loading.model
         try:
-            resident = await self._loader.bring(loading)
+            resident = await self._loader.load(loading)
         except ShoalError as error:
             self._fail(model, error)
             await in_thread(self._trim)
@@ -268,7 +268,7 @@ class Residency:
                 "host_used_bytes": self.host_used_bytes,
             }
             log.info("model loaded", extra=fields(outcome))
-            self._adapters.settle(resident)
+            self._adapters.load_wanted(resident)
         self._space.wake_loads()
         self._changed()
 

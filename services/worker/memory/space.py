@@ -96,7 +96,7 @@ class Space:
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
 
-    # What it looks like
+    # What policies see
 
     def candidate(self, place: Place) -> Candidate:
         """A resident model as the eviction policies and rules see it."""
@@ -104,7 +104,7 @@ class Space:
         return Candidate(
             one.name,
             bytes=place.device.size.bytes + one.adapters.bytes,
-            load_seconds=self._seconds_back(place),
+            load_seconds=self._reload_seconds(place),
             idle_seconds=0.0 if one.held_jobs else now - one.last_used,
             uses=max(1, one.uses),
             floor=one.floor,
@@ -115,7 +115,7 @@ class Space:
             resident_seconds=now - one.loaded_at,
         )
 
-    def _seconds_back(self, place: Place) -> float:
+    def _reload_seconds(self, place: Place) -> float:
         """Seconds to reload the model: from host memory if that is possible and measured, else from disk."""
         resume_seconds = self.host.resume_seconds(place.device.size.bytes)
         return place.resident.load_seconds if resume_seconds is None else min(place.resident.load_seconds, resume_seconds)
@@ -127,7 +127,7 @@ class Space:
     def meter(self, model: str) -> Meter:
         return self.meters.setdefault(model, Meter())
 
-    def used(self, resident: Resident, jobs: int) -> None:
+    def record_use(self, resident: Resident, jobs: int) -> None:
         """Records newly pulled jobs of the model for the eviction policies."""
         resident.last_used = self._clock()
         resident.uses += jobs
@@ -137,9 +137,9 @@ class Space:
         """Wakes a load that waits for room, because something has changed."""
         self._wake.set()
 
-    # Room
+    # Room for loads
 
-    async def room(self, request: RoomRequest, warm: Warm | None = None) -> Claim:
+    async def reserve(self, request: RoomRequest, warm: Warm | None = None) -> Claim:
         """Evicts models until the request fits, and reserves the room. Requests are served first come, first served.
 
         `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the request can never fit,
@@ -160,7 +160,7 @@ class Space:
                     if self._clock() > until:
                         waited = f"{self._wait_seconds:g} seconds"
                         raise NoCapacity(f"{request.name} found no room on the device within {waited}: no model may be evicted")
-                    self.is_crowded = not self._make_way(request)
+                    self.is_crowded = not self._start_evictions(request)
                     self._wake.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
@@ -170,10 +170,10 @@ class Space:
 
     async def grow(self, claim: Claim, request: RoomRequest) -> bool:
         """Resizes a claim to the request's size, evicting models if need be. False: no eviction is in progress, and a load that
-        holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
+        holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `reserve` does."""
         while not self.device_memory.resize(claim, request.size):
             self._check_fits(request, claim)
-            self._make_way(request, claim)
+            self._start_evictions(request, claim)
             if not self.unloading:
                 return False
             await asyncio.wait(self.unloading.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +199,7 @@ class Space:
             f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{hung} and {max(0, memory.free_bytes):,} free"
         )
 
-    def _make_way(self, request: RoomRequest, own: Claim | None = None) -> bool:
+    def _start_evictions(self, request: RoomRequest, own: Claim | None = None) -> bool:
         """Starts the evictions that the request needs; False if the rules forbid enough of them for now."""
         holdings = [Holding(self.candidate(place), place.device, place.resident.adapters.bytes) for place in self.places.values()]
         holdings += self._going
@@ -209,12 +209,12 @@ class Space:
         chosen = victims(self.device_memory, holdings, request.size, self._policy, challenger, own)
         for one in chosen or ():
             self._floor = max(self._floor, self._policy(one))
-            self.leave(self.places[one.name].resident)
+            self.evict(self.places[one.name].resident)
         return chosen is not None
 
-    # Leaving
+    # Eviction
 
-    def leave(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
+    def evict(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
         """Starts to evict a model: it takes no new work, and leaves the device when none of its jobs is held, for host memory if
         there is room and `to_host`."""
         resident.leaving = True
@@ -227,7 +227,7 @@ class Space:
         await drained.wait()
         self.places[model].resident.adapters.clear()
         size = self.places[model].device.size.bytes
-        warm = await self._parked(self.places[model]) if to_host else None
+        warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
         claim = place.device
@@ -249,7 +249,7 @@ class Space:
         self.wake_loads()
         self._changed()
 
-    async def _parked(self, place: Place) -> Warm | None:
+    async def _park(self, place: Place) -> Warm | None:
         """Moves the model to host memory. None if that has no room, or only by dropping warm models that are worth more."""
         one = place.resident
         host = place.host or self.host.reserve(one.name, one.model.bytes, one)
@@ -279,10 +279,10 @@ class Space:
         if not idle:
             return False
         victim = min(idle, key=self._policy).name
-        await asyncio.wait([self.leave(self.places[victim].resident, to_host=not self._shares_memory)])
+        await asyncio.wait([self.evict(self.places[victim].resident, to_host=not self._shares_memory)])
         return True
 
-    # Arriving
+    # Admission
 
     async def admit(self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float) -> Resident:
         """Makes a loaded model resident."""

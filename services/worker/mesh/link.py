@@ -180,7 +180,7 @@ class Link:
         except grpc.aio.AioRpcError as error:
             if error.code() in _NOT_RETRIABLE:
                 raise InternalError(f"{address}: {error.details()}") from error
-            self._leave(index, error)
+            self._fail_over(index, error)
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
         finally:
             for channel in self._channels.give_back(line):
@@ -209,7 +209,7 @@ class Link:
                     log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
                     raise InternalError(f"{address}: {error.details()}") from error
                 reasons.append(f"{address}: {error.code().name} {error.details()}")
-                self._leave(index, error)
+                self._fail_over(index, error)
                 if isinstance(request, worker_pb2.PullRequest):
                     request.asked_again = True  # what was lost may have been a batch
             else:
@@ -229,7 +229,7 @@ class Link:
                 await channel.close()
         return response
 
-    def _leave(self, index: int, error: grpc.aio.AioRpcError) -> None:
+    def _fail_over(self, index: int, error: grpc.aio.AioRpcError) -> None:
         if self._current == index:
             self._current = (index + 1) % len(self._addresses)
         reason = f"{error.code().name} {error.details()}"
