@@ -113,7 +113,7 @@ class AdapterLoader:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         resident.adapters.failed[adapter] = Failed(self._clock(), error)
         failure = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
-        log.warning("adapter failed", extra=fields(failure))
+        log.warning("an adapter could not be loaded", extra=fields(failure))
 
     async def _read(self, resident: Resident, adapter: str) -> int:
         model = resident.model

@@ -278,7 +278,7 @@ class Residency:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._failed[model] = Failed(self._clock(), error)
         metrics.LOADS.labels(error.reason).inc()
-        log.warning("model failed", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
+        log.warning("a model could not be loaded", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
 
     def _claim(self, name: str, size: int) -> Callable[[], None] | None:
         """Reserves device memory for an adapter. Returns the function that releases it, or None if so much is not free."""

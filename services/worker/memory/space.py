@@ -1,8 +1,8 @@
 """What is resident on the device and what is warm in host memory: grants room to loads, and evicts models for them.
 
-Not on the request path; used by `residency.py`: `loading.py` asks for room here and registers what it has loaded. A model is
-evicted in two steps, so that nothing in flight is lost: first it takes no new work (`leaving`), then it leaves the device once its
-last job has been answered. Event loop only.
+Not on the request path; used by `residency.py`: `loading.py` reserves room here and registers what it has loaded; `host.py` keeps
+the warm models. A model is evicted in two steps, so that nothing in flight is lost: first it takes no new work (`leaving`), then it
+leaves the device once its last job has been answered. Event loop only.
 """
 
 from __future__ import annotations
