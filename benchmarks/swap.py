@@ -14,7 +14,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +26,8 @@ from libs.models import EncodeWork, load_model
 from libs.models.work import go_on_anyway
 from services.worker.machine.device import Device, open_device
 from services.worker.machine.disk import Shelf
-from services.worker.memory.residency import Budget, Residency
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
 
 COLD_SECONDS = 0.150
@@ -85,17 +86,11 @@ class Bench:
     def __init__(self, device: Device, host_bytes: int, tasks: asyncio.TaskGroup) -> None:
         self._changed = asyncio.Event()
         self._residency = Residency(
-            (Shelf(minilm_directory(), MINILM_ID),),
-            None,
-            Budget(
-                device.memory_bytes, host_bytes=host_bytes, shares_memory=device.shares_memory, batch_tokens=device.batch_tokens
-            ),
-            device.item_bytes,
-            device.load,
+            ModelFiles((Shelf(minilm_directory(), MINILM_ID),), item_bytes=device.item_bytes),
+            replace(device, host_bytes=host_bytes),
             tasks,
             clock=time.monotonic,
             changed=self._changed.set,
-            trim=device.trim,
         )
 
     async def round(self) -> tuple[float, float]:

@@ -46,9 +46,9 @@ def choose_victims(
 ) -> list[Candidate] | None:
     """The candidates to evict so that `needed_bytes` more are free, cheapest first; none of them could be spared. None: the rules
     allow evicting too few now."""
-    free_to_go = [one for one in candidates if may_yield(one, challenger)]
+    evictable = [one for one in candidates if may_yield(one, challenger)]
     # An idle model is evicted before one in use, whatever its value.
-    ordered = sorted(free_to_go, key=lambda one: (one.is_busy or one.waiting_seconds > 0, _value(one, policy), one.name))
+    ordered = sorted(evictable, key=lambda one: (one.is_busy or one.waiting_seconds > 0, _value(one, policy), one.name))
     chosen: list[Candidate] = []
     missing = needed_bytes
     for candidate in ordered:

@@ -34,35 +34,33 @@ MOST_TENANTS: Final = 64
 
 REQUESTS: Final = Counter("shoal_requests", "Calls answered, by method and reason (OK, or one of libs/errors.py).",
                           ("method", "reason"), registry=REGISTRY)  # fmt: skip
-REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's begin until its answer is ready; traces as exemplars.",
+REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's start until its answer is ready; traces as exemplars.",
                                    ("method",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 
 # Of routers.
 
-JOBS_QUEUED_AGAIN: Final = Counter("shoal_jobs_queued_again", "Jobs that Redis had forgotten.", registry=REGISTRY)
+JOBS_QUEUED_AGAIN: Final = Counter("shoal_jobs_queued_again", "Jobs queued again because Redis had lost them.", registry=REGISTRY)
 
 # Of workers. The device thread observes those of a forward pass after the pass.
 
-QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "How long jobs waited in their lane.", ("model",),
+QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "Of one job: waiting in its lane.", ("model",),
                                  buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 PREPARE_SECONDS: Final = Histogram("shoal_prepare_seconds", "Of one job: reading and tokenising.", ("model",),
                                    buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-FORWARD_SECONDS: Final = Histogram("shoal_forward_seconds", "Of one batch on the device.", ("model",),
+FORWARD_SECONDS: Final = Histogram("shoal_forward_seconds", "Of one batch: its forward pass on the device.", ("model",),
                                    buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 FINISH_SECONDS: Final = Histogram("shoal_finish_seconds", "Of one job: from outputs to the serialised answer.", ("model",),
                                   buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 BATCH_TOKENS: Final = Histogram("shoal_batch_tokens", "Tokens of one batch.", ("model",), buckets=TOKENS, registry=REGISTRY)
-BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio", "Tokens of a batch, of those that it was allowed.", ("model",),
+BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio", "Tokens of a batch, as a share of the token budget.", ("model",),
                               buckets=SHARES, registry=REGISTRY)  # fmt: skip
-OVERTAKEN: Final = Counter("shoal_batches_overtaken", "Batches in whose forward pass another one ran.", registry=REGISTRY)
-TENANT_TOKENS: Final = Counter(
-    "shoal_tenant_tokens", "Tokens that were computed, by whose they were.", ("tenant",), registry=REGISTRY
-)
-LOADS: Final = Counter("shoal_model_loads", "Models that were to be made resident, by how it ended (OK, or a reason).",
+OVERTAKEN: Final = Counter("shoal_batches_overtaken", "Batches that ran between two layers of another one.", registry=REGISTRY)
+TENANT_TOKENS: Final = Counter("shoal_tenant_tokens", "Tokens computed, by tenant.", ("tenant",), registry=REGISTRY)
+LOADS: Final = Counter("shoal_model_loads", "Loads of models that have ended, by outcome (OK, or the reason of the failure).",
                        ("outcome",), registry=REGISTRY)  # fmt: skip
-SWAP_SECONDS: Final = Histogram("shoal_swap_seconds", "From the order for a model until it is resident, by where it was.",
+SWAP_SECONDS: Final = Histogram("shoal_swap_seconds", "From the order to load a model until it is resident, by source.",
                                 ("source",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-EVICTIONS: Final = Counter("shoal_evictions", "Models that left the device, by where to (warm: host memory; cold).",
+EVICTIONS: Final = Counter("shoal_evictions", "Models evicted from the device, by destination (warm: host memory; cold).",
                            ("to",), registry=REGISTRY)  # fmt: skip
 
 
@@ -111,52 +109,52 @@ POOL_LABELS: Final = ("pool",)
 
 # Of routers: lanes belong to the mesh, so every router reports the same; `oldest` covers its own jobs only.
 
-LANE_QUEUED_JOBS: Final = Series("shoal_lane_queued_jobs", "Jobs that wait.", LANE_LABELS)
-LANE_QUEUED_TOKENS: Final = Series("shoal_lane_queued_tokens", "Tokens that wait (estimated from bytes).", LANE_LABELS)
-LANE_LEASED_TOKENS: Final = Series("shoal_lane_leased_tokens", "Tokens that workers have.", LANE_LABELS)
+LANE_QUEUED_JOBS: Final = Series("shoal_lane_queued_jobs", "Jobs that wait in the lane.", LANE_LABELS)
+LANE_QUEUED_TOKENS: Final = Series("shoal_lane_queued_tokens", "Tokens that wait in the lane (estimated from bytes).", LANE_LABELS)
+LANE_LEASED_TOKENS: Final = Series("shoal_lane_leased_tokens", "Tokens of jobs that workers have leased.", LANE_LABELS)
 LANE_OLDEST_SECONDS: Final = Series("shoal_lane_oldest_seconds", "Age of the oldest job that this router waits for.", LANE_LABELS)
 LANE_ENQUEUED_TOKENS: Final = Series("shoal_lane_enqueued_tokens", "Tokens ever enqueued.", LANE_LABELS, True)
 LANE_ENQUEUED: Final = Series("shoal_lane_enqueued_jobs", "Jobs ever enqueued.", LANE_LABELS, True)
 LANE_DONE: Final = Series("shoal_lane_done_jobs", "Jobs answered.", LANE_LABELS, True)
 LANE_EXPIRED: Final = Series("shoal_lane_expired_jobs", "Jobs whose deadline passed in the lane.", LANE_LABELS, True)
-LANE_DEAD: Final = Series("shoal_lane_dead_jobs", "Jobs given up after workers died with them.", LANE_LABELS, True)
+LANE_DEAD: Final = Series("shoal_lane_dead_jobs", "Jobs given up after the workers that leased them died.", LANE_LABELS, True)
 LANE_CANCELLED: Final = Series("shoal_lane_cancelled_jobs", "Jobs cancelled.", LANE_LABELS, True)
-HELD_BYTES: Final = Series("shoal_held_bytes", "What requests in flight take of this router's memory.")
+HELD_BYTES: Final = Series("shoal_held_bytes", "Memory of this router that requests in flight take.")
 WAITING_PULLS: Final = Series("shoal_waiting_pulls", "Pulls of workers that wait at this router.")
-REDIS_UP: Final = Series("shoal_redis_up", "1: Redis answered this process at its last look.")
+REDIS_UP: Final = Series("shoal_redis_up", "1: Redis answered the last check of this process.")
 
 # Of schedulers.
 
-DESIRED_WORKERS: Final = Series("shoal_desired_workers", "Workers that the pool should have; what KEDA is answered.", POOL_LABELS)
+DESIRED_WORKERS: Final = Series("shoal_desired_workers", "Workers that the pool should have, as answered to KEDA.", POOL_LABELS)
 NEEDED_WORKERS: Final = Series(
     "shoal_needed_workers", "Workers that the pool needs at this moment, before hysteresis.", POOL_LABELS
 )
 POOL_ACTIVE: Final = Series("shoal_pool_active", "1: the pool may not be scaled to zero.", POOL_LABELS)
-LIVE_WORKERS: Final = Series("shoal_live_workers", "Workers that are there, those that will be lost included.", POOL_LABELS)
-READY_WORKERS: Final = Series("shoal_ready_workers", "Workers that take work.", POOL_LABELS)
-STARTING_WORKERS: Final = Series("shoal_starting_workers", "Workers that were asked for and should come.", POOL_LABELS)
-PREEMPTING_WORKERS: Final = Series("shoal_preempting_workers", "Workers whose machine will be taken away.", POOL_LABELS)
+LIVE_WORKERS: Final = Series("shoal_live_workers", "Workers that exist, those about to be preempted included.", POOL_LABELS)
+READY_WORKERS: Final = Series("shoal_ready_workers", "Workers that accept work.", POOL_LABELS)
+STARTING_WORKERS: Final = Series("shoal_starting_workers", "Workers that were requested and are not overdue.", POOL_LABELS)
+PREEMPTING_WORKERS: Final = Series("shoal_preempting_workers", "Workers whose machine is about to be preempted.", POOL_LABELS)
 UNHEALTHY_WORKERS: Final = Series("shoal_unhealthy_workers", "Workers that have missed three heartbeats.", POOL_LABELS)
 QUEUED_TOKENS: Final = Series("shoal_queued_tokens", "Tokens that wait for models that the pool can serve.", POOL_LABELS)
-LEASED_TOKENS: Final = Series("shoal_leased_tokens", "Tokens of such models that workers have.", POOL_LABELS)
-OFFERED_LOAD: Final = Series("shoal_offered_load_workers", "Workers that arrivals keep busy.", POOL_LABELS)
-BACKLOG_SECONDS: Final = Series("shoal_backlog_seconds", "Time in which one worker would do what waits.", POOL_LABELS)
-COLD_START_SECONDS: Final = Series("shoal_cold_start_seconds", "From wanting another worker to its first heartbeat.", POOL_LABELS)
-PLAN_NUMBER: Final = Series("shoal_plan_number", "The leader's last plan.")
-SCHEDULER_LEADER: Final = Series("shoal_scheduler_leader", "1: this scheduler decides where models go.")
-VIEW_AGE_SECONDS: Final = Series("shoal_view_age_seconds", "Since the mesh was seen last; infinite before the first time.")
+LEASED_TOKENS: Final = Series("shoal_leased_tokens", "Tokens of such models that workers have leased.", POOL_LABELS)
+OFFERED_LOAD: Final = Series("shoal_offered_load_workers", "Workers that the arriving work keeps busy.", POOL_LABELS)
+BACKLOG_SECONDS: Final = Series("shoal_backlog_seconds", "Seconds that one worker would take for the waiting work.", POOL_LABELS)
+COLD_START_SECONDS: Final = Series("shoal_cold_start_seconds", "From requesting a worker to its first heartbeat.", POOL_LABELS)
+PLAN_NUMBER: Final = Series("shoal_plan_number", "Number of the leader's last plan.")
+SCHEDULER_LEADER: Final = Series("shoal_scheduler_leader", "1: this scheduler is the leader, which places models.")
+VIEW_AGE_SECONDS: Final = Series("shoal_view_age_seconds", "Age of the last look at the mesh; infinite before the first.")
 
 # Of workers.
 
-DEVICE_BUSY_SECONDS: Final = Series("shoal_device_busy_seconds", "That the device has computed.", POOL_LABELS, True)
+DEVICE_BUSY_SECONDS: Final = Series("shoal_device_busy_seconds", "Seconds that the device has computed.", POOL_LABELS, True)
 DEVICE_WASTED_SECONDS: Final = Series(
-    "shoal_device_wasted_seconds", "Those of them that went into answers that nobody waited for.", POOL_LABELS, True
+    "shoal_device_wasted_seconds", "Device seconds spent on answers that nobody waited for.", POOL_LABELS, True
 )
-DEVICE_MEMORY_BYTES: Final = Series("shoal_device_memory_bytes", "That models may take on the device.", POOL_LABELS)
-DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "That models and their batches take there.", POOL_LABELS)
-HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "That warm models take of host memory.", POOL_LABELS)
-RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a model that is resident.", ("pool", "model"))
-MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "As measured on recent batches.", ("pool", "model"))
+DEVICE_MEMORY_BYTES: Final = Series("shoal_device_memory_bytes", "Device memory that models may take.", POOL_LABELS)
+DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "Device memory that weights take and loads reserve.", POOL_LABELS)
+HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "Host memory that warm models and host copies take.", POOL_LABELS)
+RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a resident model.", ("pool", "model"))
+MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "Measured on recent batches.", ("pool", "model"))
 
 
 class Reading(Collector):

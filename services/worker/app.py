@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
 from services.worker.jobs.delivery import Delivery
 from services.worker.jobs.finisher import Finisher
-from services.worker.jobs.intake import Identity, Intake
+from services.worker.jobs.intake import Intake
 from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.preparing import MOST_AWAY, Preparers
+from services.worker.jobs.puller import Puller
 from services.worker.jobs.runner import Runner
 from services.worker.jobs.waste import Waste
 from services.worker.jobs.widening import Widening
 from services.worker.machine.device import Device
 from services.worker.machine.notice import Source, grace_left, noticed, source_of, stops_at
-from services.worker.memory.adapters import AdapterLoader, adapter_finder
-from services.worker.memory.residency import Budget, Residency
-from services.worker.mesh.clock import MeshClock
-from services.worker.mesh.link import Link
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.residency import Residency
+from services.worker.mesh.link import Identity, Link
 from services.worker.metrics import WorkerMetrics
 from services.worker.presence import Presence
 from services.worker.scheduling.batcher import Limits
@@ -83,7 +83,8 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
         if settings.health_address:
             health = await stack.enter_async_context(serving(settings.health_address, [], health=[HEALTH_NAME]))
             await health.set_health(True)
-        link = await stack.enter_async_context(Link(settings.routers, settings.worker_id, settings.trust))
+        identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
+        link = await stack.enter_async_context(Link(identity, settings.routers, settings.trust))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         worker = Worker(settings, device, link, threads, tasks, stop)
         await stack.enter_async_context(serving_metrics(settings.metrics_address, worker.metrics.read))
@@ -122,8 +123,6 @@ class Worker:
     def __init__(
         self, settings: Settings, device: Device, link: Link, threads: Threads, tasks: asyncio.TaskGroup, stop: asyncio.Event
     ) -> None:
-        identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
-        limits = Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds)
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._grace_seconds = settings.grace_seconds
@@ -132,73 +131,40 @@ class Worker:
         self._tasks = tasks
         self._pull_again = asyncio.Event()
         self._report_again = asyncio.Event()
-        store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
-        self._residency = Residency(
-            settings.models,
-            store,
-            Budget(
-                device.memory_bytes,
-                host_bytes=device.host_bytes,
-                shares_memory=device.shares_memory,
-                batch_tokens=device.batch_tokens,
-                load_seconds=settings.load_seconds,
-                policy=POLICIES[settings.eviction],
-            ),
-            device.item_bytes,
-            device.load,
-            tasks,
-            clock=time.monotonic,
-            changed=self._models_changed,
-            trim=device.trim,
-            catalog=settings.catalog,
-        )
-        self._adapters = AdapterLoader(
-            adapter_finder(settings.models, store, settings.catalog),
-            self._residency.claim,
-            tasks,
-            clock=time.monotonic,
-            changed=self._models_changed,
-            limit=settings.adapters,
-        )
-        clock, waste = MeshClock(), Waste()
-        self.metrics = WorkerMetrics(settings.pool, device, self._residency, waste)
-        self._delivery = Delivery(link, settings.worker_id, tasks, self._residency.let_go, clock=clock, waste=waste)
-        finisher = Finisher(self._delivery, threads.finishing, Widening(threads.widening), self._pull_again)
-        self._runner = Runner(
-            limits,
+        wake, waste = self._pull_again, Waste()
+        residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
+        self.metrics = WorkerMetrics(settings.pool, device, residency, waste)
+        delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
+        finisher = Finisher(delivery, threads.finishing, Widening(threads.widening), wake)
+        runner = self._runner = Runner(
+            Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
             finisher,
             clock=time.monotonic,
-            unix_time=clock.now,
+            unix_time=link.clock.now,
             ladder=Ladder(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
         )
-        self._heartbeat = Heartbeat(
-            identity,
-            device,
-            settings.heartbeat_seconds,
+        heartbeat = self._heartbeat = Heartbeat(
             link,
-            self._residency,
-            self._delivery,
-            waste=waste,
+            device,
+            residency,
+            delivery,
+            waste,
+            interval_seconds=settings.heartbeat_seconds,
             changed=self._report_again,
             drain=stop.set,
         )
-        self._presence = Presence(identity, link, self._report_again)
-        self._intake = Intake(
-            identity,
-            limits,
-            settings.pull_wait_seconds,
+        self._presence = Presence(link, self._report_again)
+        intake = Intake(link, residency, delivery, runner, finisher, preparers=threads.preparing, wake=wake)
+        self._puller = Puller(
             link,
-            self._residency,
-            self._adapters,
-            self._delivery,
-            self._runner,
-            finisher,
-            preparers=threads.preparing,
-            wake=self._pull_again,
-            beat=self._heartbeat.hear_ring,
-            clock=clock,
+            residency,
+            runner,
+            intake,
+            pull_wait_seconds=settings.pull_wait_seconds,
+            wake=wake,
+            beat=heartbeat.beat_soon,
             stop=stop,
         )
 
@@ -208,7 +174,7 @@ class Worker:
         self._device = asyncio.wrap_future(self._runner.ended)
         self._beating = self._tasks.create_task(self._heartbeat.run())
         self._attending = self._tasks.create_task(self._presence.run())
-        self._pulling = self._tasks.create_task(self._intake.run())
+        self._pulling = self._tasks.create_task(self._puller.run())
         self._tasks.create_task(self._residency.run())
         self._tidying = self._tasks.create_task(memory.tidy())
         self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
@@ -221,13 +187,12 @@ class Worker:
         grace_seconds = (
             self._grace_seconds if self._gone_at is None else grace_left(self._gone_at, time.time(), self._grace_seconds)
         )
-        log.info("stopping", extra=fields({"grace_seconds": grace_seconds}))
+        log.info("the worker shuts down", extra=fields({"grace_seconds": grace_seconds}))
         if self._watching is not None:
             self._watching.cancel()
         self._tidying.cancel()
-        self._intake.stop()
+        self._puller.stop()
         self._residency.stop()
-        self._adapters.stop()
         self._heartbeat.announce_drain()
         await self._pulling
         await self._finish_held(0.0 if self._device.done() else grace_seconds)
@@ -244,8 +209,8 @@ class Worker:
     async def _watch(self, spot: Source) -> None:
         """Waits for a preemption notice of the spot machine; then stops the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
-        log.warning("the machine will be taken away", extra=fields({"in_seconds": gone_at - time.time()}))
-        self._residency.take_no_more()
+        log.warning("the machine will be preempted: this worker stops before", extra=fields({"in_seconds": gone_at - time.time()}))
+        self._residency.refuse_loads()
         self._heartbeat.announce_end(gone_at)
         await asyncio.sleep(max(0.0, stops_at(gone_at, self._grace_seconds) - time.time()))
         self._stop.set()
@@ -254,7 +219,7 @@ class Worker:
         if not await _within(grace_seconds, self._delivery.settled()):
             self._delivery.hand_back()
             if not await _within(_HAND_BACK_SECONDS, self._delivery.settled()):
-                log.warning("some leases could not be handed back and will run out")
+                log.warning("some leases could not be handed back: they are left to expire")
                 self._delivery.give_up()
 
     def _relieve(self, keep: str) -> bool:
@@ -271,6 +236,20 @@ class Worker:
     def _models_changed(self) -> None:
         self._pull_again.set()
         self._report_again.set()
+
+
+def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:
+    store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
+    return Residency(
+        ModelFiles(settings.models, store, settings.catalog, item_bytes=device.item_bytes),
+        device,
+        tasks,
+        clock=time.monotonic,
+        changed=changed,
+        policy=POLICIES[settings.eviction],
+        load_seconds=settings.load_seconds,
+        adapters=settings.adapters,
+    )
 
 
 async def _within(seconds: float, work: Awaitable[None]) -> bool:

@@ -18,7 +18,6 @@ from libs.errors import ShoalError
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
 from services.worker.jobs.delivery import Delivery
-from services.worker.jobs.intake import Identity
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
 from services.worker.memory.residency import Residency
@@ -39,24 +38,22 @@ class Heartbeat:
 
     def __init__(
         self,
-        identity: Identity,
-        device: Device,
-        interval_seconds: float,
         link: Link,
+        device: Device,
         residency: Residency,
         delivery: Delivery,
-        *,
         waste: Waste,
+        *,
+        interval_seconds: float,
         changed: asyncio.Event,
         drain: Callable[[], None],
     ) -> None:
-        self._identity = identity
-        self._device = device
-        self._interval_seconds = interval_seconds
         self._link = link
+        self._device = device
         self._residency = residency
         self._delivery = delivery
         self._waste = waste
+        self._interval_seconds = interval_seconds
         self._changed = changed
         self._drain = drain
         self._loop = asyncio.get_running_loop()
@@ -79,7 +76,7 @@ class Heartbeat:
                 async with asyncio.timeout(min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)):
                     await self._changed.wait()
 
-    def hear_ring(self) -> None:
+    def beat_soon(self) -> None:
         """Schedules an early heartbeat, because a router has orders or cancellations for this worker."""
         self._loop.call_at(self._rested_at, self._changed.set)
 
@@ -101,12 +98,12 @@ class Heartbeat:
         """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order once, in sequence."""
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
-        self._residency.hear_backlog(dict(response.queued_tokens))
+        self._residency.set_backlog(dict(response.queued_tokens))
         for directive in response.directives:
             if directive.seq > self._directive_seq:
                 self._directive_seq = directive.seq
                 if 0 < directive.plan < self._plan:
-                    log.info("order of an older plan", extra=fields({"seq": directive.seq, "plan": directive.plan}))
+                    log.info("an order of an older plan is ignored", extra=fields({"seq": directive.seq, "plan": directive.plan}))
                     continue
                 self._plan = max(self._plan, directive.plan)
                 self._obey(directive)
@@ -117,7 +114,7 @@ class Heartbeat:
             self._router_version = response.wire_version
             self.apply(response)
         except ShoalError as error:
-            log.debug("heartbeat failed", extra=fields({"reason": error.message}))
+            log.debug("a heartbeat failed", extra=fields({"reason": error.message}))
 
     def _obey(self, directive: worker_pb2.Directive) -> None:
         order = directive.WhichOneof("order")
@@ -135,13 +132,13 @@ class Heartbeat:
                 self._drain()
             case None:
                 versions = {"seq": directive.seq, "wire_version": WIRE_VERSION, "router_wire_version": self._router_version}
-                log.warning("an order that this worker does not know is skipped: upgrade it", extra=fields(versions))
+                log.warning("an order that this worker does not know is skipped: upgrade the worker", extra=fields(versions))
 
     def _message(self, *, leaving: bool = False) -> worker_pb2.HeartbeatRequest:
         return worker_pb2.HeartbeatRequest(
-            worker_id=self._identity.worker_id,
-            epoch=self._identity.epoch,
-            pool=self._identity.pool,
+            worker_id=self._link.identity.worker_id,
+            epoch=self._link.identity.epoch,
+            pool=self._link.identity.pool,
             device=self._device.name,
             memory_bytes=self._device.memory_bytes,
             used_bytes=self._residency.used_bytes,

@@ -15,7 +15,6 @@ from shoal.v1 import worker_pb2
 from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.jobs.intake import Identity
 from services.worker.mesh.link import Backoff, Link
 
 log = logging.getLogger(__name__)
@@ -27,9 +26,10 @@ REFUSED_SECONDS: Final = 60.0
 class Presence:
     """`run` until it is cancelled. `changed`: set to send a heartbeat at once."""
 
-    def __init__(self, identity: Identity, link: Link, changed: asyncio.Event) -> None:
+    def __init__(self, link: Link, changed: asyncio.Event) -> None:
         self._link = link
         self._changed = changed
+        identity = link.identity
         self._request = worker_pb2.ConnectRequest(worker_id=identity.worker_id, epoch=identity.epoch, wire_version=WIRE_VERSION)
 
     async def run(self) -> None:
@@ -39,7 +39,7 @@ class Presence:
                 await self._link.connect(self._request)
                 backoff.reset()
             except NoCapacity as error:
-                log.debug("connection broke", extra=fields({"reason": error.message}))
+                log.debug("the stream to a router broke: another one is opened", extra=fields({"reason": error.message}))
                 self._changed.set()
                 await asyncio.sleep(backoff.next())
             except InternalError:

@@ -135,8 +135,8 @@ class Settings:
 
     def describe(self) -> dict[str, str]:
         """The settings as text, for the log line at the start."""
-        told = {one.name: str(getattr(self, one.name)) for one in fields(self)}
-        return told | {
+        values = {one.name: str(getattr(self, one.name)) for one in fields(self)}
+        return values | {
             "routers": ",".join(self.routers),
             "trust": self.trust.describe(),
             "models": ":".join(map(str, self.models)),

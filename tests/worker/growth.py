@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from services.worker.machine.device import open_device
 from services.worker.machine.disk import Shelf
-from services.worker.memory.residency import Budget, Residency
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
 from tests.worker.fakes import until
 from tests.worker.residing import loaded, unloaded
@@ -23,20 +25,16 @@ ROUNDS = 25
 
 
 async def measured(folder: Path) -> list[int]:
-    device = open_device(Settings("w", device="cpu", dtype="float32"))
+    device = replace(open_device(Settings("w", device="cpu", dtype="float32")), memory_bytes=1 << 30, batch_tokens=64)
     process = psutil.Process()
     taken = []
     async with asyncio.TaskGroup() as tasks:
         residency = Residency(
-            (Shelf(folder),),
-            None,
-            Budget(1 << 30, batch_tokens=64),
-            4,
-            device.load,
+            ModelFiles((Shelf(folder),), item_bytes=device.item_bytes),
+            device,
             tasks,
             clock=asyncio.get_running_loop().time,
             changed=lambda: None,
-            trim=device.trim,
         )
         for _ in range(ROUNDS):
             await loaded(residency, "org/real")

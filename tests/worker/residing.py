@@ -13,9 +13,12 @@ import numpy as np
 from safetensors.numpy import save_file
 from shoal.v1 import models_pb2, worker_pb2
 
+from libs.eviction import Policy, cost_aware
 from libs.store import Store
+from services.worker.machine.device import Device
 from services.worker.machine.disk import Shelf
-from services.worker.memory.residency import Budget, Residency
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.residency import LOAD_SECONDS, Residency
 from services.worker.memory.resident import Resident
 from tests.worker.fakes import FakeModel, checkpoint, until
 
@@ -74,20 +77,18 @@ async def residency(
     *,
     clock: Callable[[], float] = time.monotonic,
     trim: Callable[[], None] = lambda: None,
-    **budget: object,
+    batch_tokens: int = 0,
+    host_bytes: int = 0,
+    shares_memory: bool = True,
+    policy: Policy = cost_aware,
+    load_seconds: float = LOAD_SECONDS,
 ) -> AsyncIterator[Residency]:
+    device = Device(
+        "fake", memory_bytes, batch_tokens, 4, store.load, trim=trim, host_bytes=host_bytes, shares_memory=shares_memory
+    )
+    files = ModelFiles((Shelf(store.root),), remote, item_bytes=device.item_bytes)
     async with asyncio.TaskGroup() as tasks:
-        made = Residency(
-            (Shelf(store.root),),
-            remote,
-            Budget(memory_bytes, **budget),  # type: ignore[arg-type]
-            4,
-            store.load,
-            tasks,
-            clock=clock,
-            changed=lambda: None,
-            trim=trim,
-        )
+        made = Residency(files, device, tasks, clock=clock, changed=lambda: None, policy=policy, load_seconds=load_seconds)
         try:
             yield made
         finally:

@@ -13,6 +13,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
 from services.worker.machine.disk import Shelf, find, find_adapter, listing
+from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident
 from tests.worker.fakes import FakeLanes, FakeModel, checkpoint, encode_job, routers, until, vector, vectors
@@ -38,7 +39,8 @@ class Bench:
         self.free = free
         self.changes = 0
         self._root = root
-        self.loader = AdapterLoader(self._find, self._claim, tasks, clock=self.clock, changed=self._changed, limit=limit)
+        self.tasks = Tasks(tasks)
+        self.loader = AdapterLoader(self._find, self._claim, self.tasks, clock=self.clock, changed=self._changed, limit=limit)
 
     def _find(self, name: str) -> Copy:
         return Copy(find_adapter((Shelf(self._root),), name))
@@ -65,7 +67,7 @@ class Bench:
         """One job, from its pull to its answer, a second later."""
         self.clock.now += 1
         self.cache.hold(name, 1, self.clock.now)
-        self.cache.let_go(name)
+        self.cache.release(name)
 
 
 @asynccontextmanager
@@ -75,7 +77,7 @@ async def bench(root: Path, *names: str, limit: int = 2, free: int = 1000) -> As
     async with asyncio.TaskGroup() as tasks:
         made = Bench(root, tasks, limit, free)
         yield made
-        made.loader.stop()
+        made.tasks.cancel()
 
 
 async def test_the_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
@@ -98,9 +100,9 @@ async def test_an_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
         await until(lambda: not b.cache.serves("org/a"), "a to leave")
         assert "org/a" in b.model.adapters
         assert b.cache.lanes() == [""]
-        b.cache.let_go("org/a")
+        b.cache.release("org/a")
         assert "org/a" in b.model.adapters
-        b.cache.let_go("org/a")
+        b.cache.release("org/a")
         await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
         assert list(b.model.adapters) == ["org/b"]
 
@@ -113,7 +115,7 @@ async def test_a_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> No
         await until(lambda: "org/b" in b.cache.loading)
         assert b.cache.victim(b.clock.now) is None
         b.clock.now += UNUSED_SECONDS
-        b.cache.news.set()
+        b.cache.changed.set()
         await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
 
 

@@ -17,7 +17,8 @@ from libs.models import EncodeResult, EncodeWork
 from libs.models.work import go_on_anyway
 from libs.store import open_store
 from services.worker.machine.device import open_device
-from services.worker.memory.residency import Budget, Residency
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import until
@@ -46,16 +47,11 @@ async def residency(told: Settings) -> AsyncIterator[Residency]:
     store = open_store(told.stores, told.store_dir, 0) if told.stores else None
     async with asyncio.TaskGroup() as tasks:
         made = Residency(
-            told.models,
-            store,
-            Budget(device.memory_bytes),
-            device.item_bytes,
-            device.load,
+            ModelFiles(told.models, store, told.catalog, item_bytes=device.item_bytes),
+            device,
             tasks,
             clock=time.monotonic,
             changed=lambda: None,
-            trim=device.trim,
-            catalog=told.catalog,
         )
         tasks.create_task(made.run())
         try:

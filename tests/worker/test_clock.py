@@ -25,7 +25,7 @@ class Hands:
         """One that takes so long and brings the time `told`."""
         asked, self.rising = self.rising, self.rising + seconds
         self.own += seconds
-        self.clock.hear(round(told * 1000), asked, self.rising)
+        self.clock.synchronise(round(told * 1000), asked, self.rising)
 
 
 def test_until_a_router_tells_the_time_the_machine_does() -> None:

@@ -16,7 +16,7 @@ from shoal.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.serving import Security, Service, serving
-from services.worker.mesh.link import Link
+from services.worker.mesh.link import Identity, Link
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
 from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors
@@ -101,7 +101,7 @@ async def test_a_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minut
     caplog.set_level(logging.DEBUG)
     async with guarded(lanes, Security(tokens=tokens)) as router, worker(tmp_path / "models", [router], trust=trust) as bay:
         lanes.put(MODEL, encode_job("j1", "a"))
-        refused = "a router does not take our token or certificate"
+        refused = "a router refuses the token or certificate of this worker"
         await until(lambda: refused in caplog.text)
         write_tokens(tokens, SECRET, role="client")  # known by now, and not as a worker
         await asyncio.sleep(0.3)
@@ -151,8 +151,8 @@ async def test_every_router_is_asked_before_a_worker_gives_up(tmp_path: Path) ->
     async with (
         guarded(lanes, Security(tokens=refusing)) as first,
         guarded(lanes, Security(tokens=taking)) as second,
-        Link([first.address, second.address], "w1", Trust(token=SECRET)) as link,
-        Link([first.address], "w1", Trust(token=SECRET)) as lost,
+        Link(Identity("w1", "e1", "cpu"), [first.address, second.address], Trust(token=SECRET)) as link,
+        Link(Identity("w1", "e1", "cpu"), [first.address], Trust(token=SECRET)) as lost,
     ):
         await link.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
         assert len(lanes.heartbeats) == 1

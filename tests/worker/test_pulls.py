@@ -179,8 +179,8 @@ def test_the_lead_is_what_a_pull_takes() -> None:
     lead = Lead()
     for seconds, expected in ((0.008, 0.01), (0.0001, LEAD_SECONDS[0]), (0.04, LEAD_SECONDS[1])):
         for _ in range(100):
-            lead.heard(seconds)
-            lead.heard(PROMPT_SECONDS)  # it has waited for work: that says nothing
+            lead.add(seconds)
+            lead.add(PROMPT_SECONDS)  # it has waited for work: that says nothing
         assert lead.seconds == pytest.approx(expected, rel=0.01)
 
 

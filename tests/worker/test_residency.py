@@ -79,7 +79,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: 
 async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), policy=lru) as r:
         await loaded(r, "org/a", "org/b")
-        r.let_go(held(r, "org/a"))
+        r.release(held(r, "org/a"))
         await loaded(r, "org/c")
         assert r.lanes() == ["org/a", "org/c"]
         assert r.used_bytes == 200
@@ -97,7 +97,7 @@ async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_bac
         r.load("org/c")
         await until(begun.is_set)
         for _ in range(20):
-            r.hear_backlog({})  # makes the load look again
+            r.set_backlog({})  # makes the load look again
             await asyncio.sleep(0)
         assert r.lanes() == ["org/b"]
         may_end.set()
@@ -130,7 +130,7 @@ async def test_an_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) ->
         await asyncio.sleep(0)
         assert state(r, "org/a") == models_pb2.MODEL_STATE_RESIDENT
         r.load("org/a")
-        r.let_go(resident)
+        r.release(resident)
         await until(lambda: r.serving("org/a") not in (None, resident))
         assert r.used_bytes == 100
 
@@ -155,15 +155,15 @@ async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
         residents = [held(r, "org/a"), held(r, "org/b")]
         assert not r.can_load(), "both are young and in use"
         for resident in residents:
-            r.let_go(resident)
+            r.release(resident)
 
 
 async def test_models_take_turns(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b")) as r:
         await loaded(r, "org/a", "org/b")
-        r.let_go(held(r, "org/a"))
+        r.release(held(r, "org/a"))
         assert r.lanes() == ["org/b", "org/a"]
-        r.let_go(held(r, "org/b"))
+        r.release(held(r, "org/b"))
         assert r.lanes() == ["org/a", "org/b"]
 
 

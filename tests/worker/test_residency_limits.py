@@ -56,7 +56,7 @@ async def test_a_model_that_turns_out_larger_waits_without_its_memory(tmp_path: 
         await until(lambda: "org/b" in store.loads and line(r, "org/b").bytes == 0)
         await until(lambda: not r.can_load(), "it to wait")
         assert (r.used_bytes, state(r, "org/b")) == (100, LOADING)
-        r.let_go(busy)
+        r.release(busy)
         clock.now += 1
         await until(lambda: r.serving("org/b") is not None)
         assert store.loads == ["org/a", "org/b", "org/b"]
@@ -91,7 +91,7 @@ async def test_a_model_that_cannot_be_probed_is_served(tmp_path: Path, monkeypat
 MODELS = [f"org/m{number}" for number in range(6)]
 OPERATIONS = st.one_of(
     st.tuples(
-        st.sampled_from(["load", "load", "load", "hold", "let_go", "evict", "plan", "pin", "unpin"]), st.sampled_from(MODELS)
+        st.sampled_from(["load", "load", "load", "hold", "release", "evict", "plan", "pin", "unpin"]), st.sampled_from(MODELS)
     ),
     st.tuples(st.just("pass"), st.sampled_from(["", "time"])),
 )
@@ -122,7 +122,7 @@ def test_no_interleaving_exceeds_the_budget(
                 await asyncio.sleep(0.001 if what == "pass" else 0)
                 _check(r, jobs)
             for resident in jobs:
-                r.let_go(resident)
+                r.release(resident)
             for model in MODELS:
                 r.pin(model, False)
             for _ in range(2000):
@@ -153,8 +153,8 @@ def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: Hand) 
         case "hold" if (resident := r.serving(model)) is not None:
             r.hold(resident, 1, 10)
             jobs.append(resident)
-        case "let_go" if jobs:
-            r.let_go(jobs.pop(0))
+        case "release" if jobs:
+            r.release(jobs.pop(0))
         case "evict" | "plan":
             r.evict(model, by_plan=what == "plan")
         case "pin" | "unpin":
@@ -182,7 +182,7 @@ async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path
     async with residency(store, 400, clock=clock) as r:
         in_flight: dict[str, Resident] = {}
         for _ in range(5000):
-            r.hear_backlog(dict.fromkeys(names, 3000))
+            r.set_backlog(dict.fromkeys(names, 3000))
             for name in names:
                 before, resident = in_flight.pop(name, None), r.serving(name)
                 if resident is None:
@@ -192,13 +192,13 @@ async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path
                     in_flight[name] = resident
                 if before is not None:
                     served[name] += 1
-                    r.let_go(before)
+                    r.release(before)
             clock.now += 0.2
             await asyncio.sleep(0.001)
             if len(store.loads) >= 20:
                 break
         for resident in in_flight.values():
-            r.let_go(resident)
+            r.release(resident)
         assert len(store.loads) >= 20, "they change places again and again"
         assert min(served[name] for name in names) >= max(served.values()) / 10, served
         assert r.peak_bytes == 400
@@ -209,7 +209,7 @@ async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: 
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), 100, clock=clock) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
-        r.hear_backlog({"org/a": 10**12})
+        r.set_backlog({"org/a": 10**12})
         r.load("org/b")
         await until(lambda: not r.can_load())
         clock.now += 59
@@ -219,7 +219,7 @@ async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: 
         await until(lambda: resident.leaving)
         assert r.used_bytes == 100
         assert "org/b" not in r.lanes(), "the job in flight is waited for"
-        r.let_go(resident)
+        r.release(resident)
         await until(lambda: r.lanes() == ["org/b"])
 
 
@@ -235,7 +235,7 @@ async def test_a_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -
         r.load("org/c")
         assert "5 seconds" in await failed(r, "org/b")
         assert line(r, "org/b").failure.reason == NoCapacity.reason
-        r.let_go(resident)
+        r.release(resident)
         await until(lambda: r.lanes() == ["org/c"])
 
 
@@ -253,7 +253,7 @@ async def test_loads_take_room_in_the_order_in_which_they_were_asked_for(tmp_pat
         await asyncio.sleep(0.1)
         assert store.loads == ["org/a"], "there is room for the small one, but the large one would never have its turn"
         clock.now += 1
-        r.let_go(resident)
+        r.release(resident)
         await until(lambda: r.lanes() == ["org/small"])
         assert store.loads == ["org/a", "org/large", "org/small"]
 
@@ -263,11 +263,11 @@ async def test_a_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) ->
         await loaded(r, "org/a", "org/b", "org/c", "org/d")
         r.pin("org/a", True)
         busy = held(r, "org/b")
-        r.hear_backlog({"org/c": 1})
+        r.set_backlog({"org/c": 1})
         for model in ("org/a", "org/b", "org/c", "org/d"):
             r.evict(model, by_plan=True)
         assert sorted(r.lanes()) == ["org/a", "org/b", "org/c"]
-        r.let_go(busy)
+        r.release(busy)
         r.evict("org/a")
         assert "org/a" not in r.lanes(), "an operator's order outranks the pin"
 

@@ -176,7 +176,7 @@ async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> 
         assert r.lanes() == ["org/a", "org/c", "org/b"]
         assert r.used_bytes == 300
         assert not await r.relieve("org/c")
-        r.let_go(busy)
+        r.release(busy)
         assert await r.relieve("org/c")
         assert r.lanes() == ["org/a", "org/c"]
 

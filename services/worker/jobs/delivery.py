@@ -18,9 +18,9 @@ from libs.errors import InvalidInput
 from libs.telemetry.logs import fields
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
+from services.worker.machine.tasks import Tasks
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
-from services.worker.mesh.clock import MeshClock
 from services.worker.mesh.link import Link
 
 log = logging.getLogger(__name__)
@@ -32,28 +32,25 @@ _MAX_CALL_BYTES: Final = 16 << 20
 
 
 class Delivery:
-    """Returns answers. `let_go` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
+    """Returns answers. `release` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
     if it is not renewed."""
 
     def __init__(
         self,
         link: Link,
-        worker_id: str,
         tasks: asyncio.TaskGroup,
-        let_go: Callable[[Resident], None],
+        release: Callable[[Resident], None],
         *,
-        clock: MeshClock,
         waste: Waste,
     ) -> None:
         self._link = link
-        self._worker_id = worker_id
-        self._tasks = tasks
-        self._let_go = let_go
-        self._clock = clock
+        self._worker_id = link.identity.worker_id
+        self._clock = link.clock
+        self._senders = Tasks(tasks)
+        self._release = release
         self._waste = waste
         # Mutable state: a lease is here from its pull until its last answer was accepted.
         self._open: set[Lease] = set()
-        self._senders: set[asyncio.Task[None]] = set()
         self.lease_seconds = math.inf
         self._settled = asyncio.Event()
         self._settled.set()
@@ -98,13 +95,12 @@ class Delivery:
         """Returns every job that is still held to its lane."""
         jobs = [held for lease in self._open for held in lease.jobs.values()]
         if jobs:
-            log.warning("handing back unfinished jobs", extra=fields({"jobs": len(jobs)}))
+            log.warning("unfinished jobs are handed back to their lanes", extra=fields({"jobs": len(jobs)}))
         self.skip(jobs)
 
     def give_up(self) -> None:
         """Stops all retries: undelivered answers are lost, and their leases expire."""
-        for sender in self._senders:
-            sender.cancel()
+        self._senders.cancel()
 
     async def settled(self) -> None:
         """Waits until no lease is open."""
@@ -114,16 +110,14 @@ class Delivery:
         if held.lease.jobs.pop(held.number, None) is None:
             return False
         held.span.end()
-        held.resident.adapters.let_go(held.lease.lane.adapter)
-        self._let_go(held.resident)
+        held.resident.adapters.release(held.lease.lane.adapter)
+        self._release(held.resident)
         return True
 
     def _send(self, lease: Lease) -> None:
         if not lease.sending and (lease.outbox or not lease.jobs) and not lease.closed:
             lease.sending = True
-            sender = self._tasks.create_task(self._empty(lease))
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+            self._senders.start(self._empty(lease))
 
     async def _empty(self, lease: Lease) -> None:
         while lease.outbox or not (lease.jobs or lease.closed):
@@ -142,7 +136,9 @@ class Delivery:
             traceparent, lease.traceparent = lease.traceparent, ""
             accepted = await self._link.complete(request, self._clock.local(lease.until_unix), traceparent)
             if accepted is None:
-                log.error("answers could not be delivered", extra=fields({"jobs": len(jobs), "model": lease.lane.model}))
+                log.error(
+                    "no router took these answers: they are lost", extra=fields({"jobs": len(jobs), "model": lease.lane.model})
+                )
             if jobs:  # the router does not say which were refused: each is counted at the mean
                 self._waste.refused(seconds * (1 - (accepted or 0) / len(jobs)))
         lease.sending = False

@@ -15,7 +15,7 @@ from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.delivery import Delivery
 from services.worker.jobs.held import HeldJob
-from services.worker.jobs.widening import Widening, odd_outputs
+from services.worker.jobs.widening import Widening, nonfinite_outputs
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -28,7 +28,7 @@ _SMALL_TOKENS = 512
 def must_succeed(future: Future[None]) -> None:
     """Logs an exception of work in a pool that handles its own failures: one that escapes is a bug and must at least be seen."""
     if not future.cancelled() and (error := future.exception()) is not None:
-        log.critical("work in a thread failed", exc_info=error)
+        log.critical("work in a thread failed unexpectedly: this is a bug of the worker", exc_info=error)
 
 
 class Finisher:
@@ -58,10 +58,10 @@ class Finisher:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def _finish(self, jobs: list[HeldJob]) -> None:
-        odd = [held for held in jobs if odd_outputs(held)]
-        for held in odd:
+        nonfinite = [held for held in jobs if nonfinite_outputs(held)]
+        for held in nonfinite:
             self._widening.add(held, self._widened).add_done_callback(must_succeed)
-        answers = [(held, _answer(held)) for held in jobs if held not in odd]
+        answers = [(held, _answer(held)) for held in jobs if held not in nonfinite]
         if answers:
             self._loop.call_soon_threadsafe(self._delivery.answer, answers)
 
@@ -85,7 +85,7 @@ def _answer(held: HeldJob) -> bytes:
     except ShoalError as error:
         return _failed(held, error)
     except Exception as error:
-        log.exception("finish failed", extra=fields({"model": held.resident.name}))
+        log.exception("the answer of a job could not be made", extra=fields({"model": held.resident.name}))
         return _failed(held, InternalError(f"the answer could not be made: {type(error).__name__}"))
 
 

@@ -34,7 +34,7 @@ class Lease:
     """Answers not sent yet."""
     answer_seconds: dict[str, float] = field(default_factory=dict)
     """Device seconds that went into these answers, by job id."""
-    asked_at: float = 0.0
+    pulled_at: float = 0.0
     """When the pull was sent, by the worker's monotonic clock."""
     traceparent: str = ""
     """Trace context of the last traced answer in the outbox."""

@@ -16,7 +16,7 @@ import torch
 
 from libs.errors import InternalError, OutOfMemory, ShoalError
 from libs.models import InputSequence, Output
-from libs.telemetry.logs import fields
+from libs.telemetry.logs import Value, fields
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def _attempt(forward: Forward, sequences: list[InputSequence], model: str) -> li
     except Exception as error:
         if is_out_of_memory(error):
             return _Failure(True, type(error).__name__)
-        log.exception("forward failed", extra=fields({"model": model, **_size(sequences)}))
+        log.exception("a forward pass failed", extra=fields({"model": model, **_size(sequences)}))
         return _Failure(False, type(error).__name__)
 
 
@@ -124,9 +124,9 @@ class _Climb:
             return self._parts(_halves(sequences), depth)
         self.is_halved = True
         if depth >= MAX_DEPTH:
-            self._say("one by one", sequences)
+            self._log_step("the sequences run one by one", sequences)
             return self._parts([[one] for one in sequences], depth)
-        self._say("halving", sequences, depth=depth + 1)
+        self._log_step("the batch is halved", sequences, depth=depth + 1)
         return self._parts(_halves(sequences), depth + 1)
 
     def _parts(self, parts: list[list[InputSequence]], depth: int) -> list[Outcome]:
@@ -142,7 +142,7 @@ class _Climb:
         if not self._is_freed:
             self._is_freed = True
             self._ladder.trim()
-            self._say("caches freed", sequences)
+            self._log_step("the caches are freed", sequences)
             outcome = self._try_recovered(sequences)
         while isinstance(outcome, _Failure) and outcome.is_memory and self._relieved(sequences):
             outcome = self._try_recovered(sequences)
@@ -154,7 +154,7 @@ class _Climb:
         self._has_nothing_idle = not self._ladder.relieve(self._model)
         if not self._has_nothing_idle:
             self._reliefs += 1
-            self._say("a model was let go", sequences)
+            self._log_step("an idle model is evicted", sequences)
         return not self._has_nothing_idle
 
     def _try_recovered(self, sequences: list[InputSequence]) -> list[Output] | _Failure:
@@ -172,14 +172,15 @@ class _Climb:
     def _verdict(self, failure: _Failure, sequences: list[InputSequence]) -> ShoalError:
         if not failure.is_memory:
             return InternalError(f"the model failed on this input: {failure.kind}")
-        self._say("does not fit", sequences)
+        self._log_step("a sequence does not fit alone", sequences)
         return OutOfMemory(
             f"an input of {_tokens(sequences):,} tokens does not fit the memory of its worker beside {self._model}, even alone: "
             "shorten it, let it be truncated, or name a pool with more memory"
         )
 
-    def _say(self, rung: str, sequences: list[InputSequence], **more: int) -> None:
-        log.warning("out of memory", extra=fields({"rung": rung, "model": self._model, **_size(sequences), **more}))
+    def _log_step(self, step: str, sequences: list[InputSequence], **more: int) -> None:
+        values: dict[str, Value] = {"step": step, "model": self._model, **_size(sequences), **more}
+        log.warning("a forward pass ran out of memory", extra=fields(values))
 
 
 def _halves(sequences: list[InputSequence]) -> list[list[InputSequence]]:

@@ -1,9 +1,9 @@
 """Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for the device.
 
-On the request path, between `intake.py`, which pulls, and `runner.py`. Thread time is shared between callers by fair queueing
-(`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares it first prepares the jobs
-of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that cannot be cut is tokenised in
-one call that cannot yield (4 MiB of one word: seconds); another thread replaces that thread meanwhile.
+On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`. Thread time is shared between
+callers by fair queueing (`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares
+it first prepares the jobs of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
+cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another thread replaces that one meanwhile.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Preparation:
         if run.caller in self._lines:
             self._turns.leave(run.caller, self._clock())
         self._idle += 1
-        if self._turns.anybody:
+        if self._turns.has_waiting:
             self._start(1)
 
     def _come_back(self, run: _Run) -> None:
@@ -160,7 +160,7 @@ class Preparation:
     def _take(self) -> tuple[_Portion, Caller] | None:
         with self._lock:
             self._turns.forget(self._clock())
-            if self._idle < 0 or not self._turns.anybody:
+            if self._idle < 0 or not self._turns.has_waiting:
                 self._idle += 1
                 return None
             return self._next(self._turns.next())
@@ -168,7 +168,7 @@ class Preparation:
     def _take_before(self, caller: Caller, begun: tuple[Caller, ...]) -> tuple[_Portion, Caller] | None:
         """A portion of a caller that has had less than `caller` and has no portion begun on this thread."""
         with self._lock:
-            if not self._turns.anybody:
+            if not self._turns.has_waiting:
                 return None
             other = self._turns.next()
             if other == caller or other in begun or self._turns.tag(other) >= self._turns.tag(caller):

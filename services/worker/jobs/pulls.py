@@ -1,6 +1,6 @@
 """Prefetching: decides which pulls to have in flight. Decisions only.
 
-The first step of the request path in the worker; `intake.py` acts on what is decided here.
+The first step of the request path in the worker; `puller.py` carries out what is decided here.
 
 Redis shares out the work in a lane fairly, and the batcher the work here; but neither can let a job that is still in its lane
 overtake while the worker is full. So the worker keeps little of each lane, at most one and a half batches and what one pull brings;
@@ -10,7 +10,7 @@ waits of others, and one for tenants of which little waits here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -114,7 +114,7 @@ class Lead:
     def __init__(self) -> None:
         self.seconds = 0.01
 
-    def heard(self, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
         """Adds a measurement: the time from sending a pull until its jobs were tokenised."""
         if seconds < PROMPT_SECONDS:
             least, most = LEAD_SECONDS
@@ -137,9 +137,9 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     is_late = s.busy_seconds <= s.lead_seconds
     look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
     common = tuple(pull for pull in s.flying if not pull.except_tenants)
-    choosy = tuple(pull for pull in s.flying if pull.except_tenants)
-    firsts: list[Pull] = []
-    seconds: list[Pull] = []
+    excluding = tuple(pull for pull in s.flying if pull.except_tenants)
+    first_pulls: list[Pull] = []
+    further_pulls: list[Pull] = []
     for size, lanes in _by_size(s.lanes, budget_tokens).items():
         is_quick = any(0 < state.batch_seconds < QUICK_SECONDS for state in lanes.values())
         tokens = size if is_quick else max(1, size // 2)
@@ -148,21 +148,29 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         if wanted:
             is_dry = is_late and not any(lanes[name].waiting_tokens for name in wanted)
             copies = 2 if is_dry and (is_quick or not s.waiting_tokens) else 1
-            missing = [Pull(wanted, s.can_load, tokens)] * (copies - _asked(wanted, common))
-            is_asked = copies > len(missing)
-            firsts += missing[: 0 if is_asked else 1]
-            seconds += missing[0 if is_asked else 1 :]
-        for name, state in lanes.items():
-            heavy = _heaviest(state.tenants)
-            is_asked = name in wanted or any(name in pull.lanes and pull.except_tenants <= heavy for pull in choosy)
-            is_soon = is_quick and state.waiting_tokens <= size * FULL
-            if heavy and not (is_soon or is_asked) and state.counted(size) <= size * FULL:
-                seconds.append(Pull(frozenset({name}), False, tokens, heavy))
-    if s.can_load and not any(pull.can_load for pull in (*s.flying, *firsts)):
+            missing = [Pull(wanted, s.can_load, tokens)] * (copies - _pulls_for(wanted, common))
+            is_pulled = copies > len(missing)
+            first_pulls += missing[: 0 if is_pulled else 1]
+            further_pulls += missing[0 if is_pulled else 1 :]
+        others = {name: state for name, state in lanes.items() if name not in wanted}
+        further_pulls += _excluding_pulls(others, size, tokens, excluding, is_quick=is_quick)
+    if s.can_load and not any(pull.can_load for pull in (*s.flying, *first_pulls)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
-        firsts.append(Pull(empty, True, max(1, budget_tokens // 2)))
-    firsts = firsts[: MOST_PULLS - len(s.flying)]
-    return Plan((*firsts, *seconds[: max(0, MOST_PULLS - KEPT_PULLS - len(s.flying) - len(firsts))]), look_again)
+        first_pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))
+    first_pulls = first_pulls[: MOST_PULLS - len(s.flying)]
+    return Plan((*first_pulls, *further_pulls[: max(0, MOST_PULLS - KEPT_PULLS - len(s.flying) - len(first_pulls))]), look_again)
+
+
+def _excluding_pulls(
+    lanes: Mapping[LaneName, LaneState], size: int, tokens: int, flying: tuple[Pull, ...], *, is_quick: bool
+) -> Iterator[Pull]:
+    """Pulls for lanes of which much waits here that exclude the tenants with most of it, unless one like it is in `flying`."""
+    for name, state in lanes.items():
+        heavy = _heaviest(state.tenants)
+        is_pulled = any(name in pull.lanes and pull.except_tenants <= heavy for pull in flying)
+        is_soon = is_quick and state.waiting_tokens <= size * FULL
+        if heavy and not (is_soon or is_pulled) and state.counted(size) <= size * FULL:
+            yield Pull(frozenset({name}), False, tokens, heavy)
 
 
 def _heaviest(tenants: Mapping[str, int]) -> frozenset[str]:
@@ -183,6 +191,6 @@ def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[in
     return sizes
 
 
-def _asked(lanes: frozenset[LaneName], flying: tuple[Pull, ...]) -> int:
+def _pulls_for(lanes: frozenset[LaneName], flying: tuple[Pull, ...]) -> int:
     """How many pulls in flight ask for the lane that is asked for least."""
     return min(sum(lane in pull.lanes for pull in flying) for lane in lanes)

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
 from libs.telemetry import metrics
-from libs.telemetry.logs import fields
+from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.ladder import Caps, Ladder, Outcome
@@ -76,7 +76,7 @@ class Runner:
         waste: Waste,
     ) -> None:
         self.ended: Future[None] = Future()
-        self._limits = limits
+        self.limits = limits
         self._outcomes = outcomes
         self._clock = clock
         self._unix_time = unix_time
@@ -158,7 +158,7 @@ class Runner:
         with self._condition:
             while not self._stopping:
                 self._drop_stale()
-                batch = self._room.take(self._limits, self._clock(), self._cap)
+                batch = self._room.take(self.limits, self._clock(), self._cap)
                 if batch is not None:
                     self._free_at = self._clock() + self._least_seconds(batch)
                     self._outcomes.device_changed()
@@ -180,12 +180,12 @@ class Runner:
 
     def _next_overtaking(self, running: Batch) -> Batch | None:
         with self._condition:
-            if self._stopping or not self._room.overtakes(running, self._limits):
+            if self._stopping or not self._room.overtakes(running, self.limits):
                 return None
             self._drop_stale(running)
-            if not self._room.overtakes(running, self._limits):
+            if not self._room.overtakes(running, self.limits):
                 return None
-            batch = self._room.take(replace(self._limits, tokens=self._limits.tokens - running.tokens), self._clock(), self._cap)
+            batch = self._room.take(replace(self.limits, tokens=self.limits.tokens - running.tokens), self._clock(), self._cap)
             if batch is not None:
                 self._free_at += self._least_seconds(batch)
                 self._outcomes.device_changed()
@@ -200,14 +200,14 @@ class Runner:
     def _most_tokens(self, model: str) -> int:
         """The largest batch of the model within the time that a batch may take."""
         is_shared = self._room.is_shared(model)
-        meter, seconds = self._meters.get(model), self._limits.seconds
+        meter, seconds = self._meters.get(model), self.limits.seconds
         if meter is None or not meter.tokens_per_second:
-            most = self._limits.tokens // UNMEASURED if is_shared else self._limits.tokens
+            most = self.limits.tokens // UNMEASURED if is_shared else self.limits.tokens
         elif is_shared:
             most = max(meter.most_tokens(seconds), min(meter.most_tokens(SLOW * seconds), EFFICIENT_TOKENS))
         else:
             most = meter.most_tokens(ALONE * seconds)
-        return max(1, min(most, self._limits.tokens))
+        return max(1, min(most, self.limits.tokens))
 
     def _drop_stale(self, running: Batch | None = None) -> None:
         """Drops cancelled and expired jobs before a forward pass, except those in the running batch."""
@@ -250,16 +250,14 @@ class Runner:
         self._caps.ran(batch.group, climbed.fitted_tokens)
         if climbed.is_clean:
             resident.meter.add_forward(batch.tokens, seconds)
-        told = fields(
-            {
-                "model": resident.name,
-                "tenant": jobs[0].job.tenant,
-                "tokens": batch.tokens,
-                "sequences": len(sequences),
-                "seconds": seconds,
-            }
-        )
-        log.debug("batch", extra=told)
+        measured: dict[str, Value] = {
+            "model": resident.name,
+            "tenant": jobs[0].job.tenant,
+            "tokens": batch.tokens,
+            "sequences": len(sequences),
+            "seconds": seconds,
+        }
+        log.debug("batch", extra=fields(measured))
         traced = [held.span for held in dict.fromkeys(jobs)]
         spans.batch(resident.name, traced, started, ended, tokens=batch.tokens, sequences=len(sequences))
         self._measure(batch, jobs, seconds)
@@ -271,7 +269,7 @@ class Runner:
         model = jobs[0].resident.name
         metrics.FORWARD_SECONDS.labels(model).observe(seconds)
         metrics.BATCH_TOKENS.labels(model).observe(batch.tokens)
-        metrics.BATCH_FILL.labels(model).observe(batch.tokens / self._limits.tokens)
+        metrics.BATCH_FILL.labels(model).observe(batch.tokens / self.limits.tokens)
         for held, one in zip(jobs, batch.chosen, strict=True):
             metrics.TENANT_TOKENS.labels(metrics.TENANTS.of(held.job.tenant)).inc(one.tokens)
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.models import Model, Output, is_finite
-from libs.telemetry.logs import fields
+from libs.telemetry.logs import Value, fields
 from services.worker.jobs.held import HeldJob
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Done = Callable[[HeldJob, ShoalError | None], None]
 """Called with a job whose outputs are all finite now (None), or with the error."""
 
 
-def odd_outputs(held: HeldJob) -> list[int]:
+def nonfinite_outputs(held: HeldJob) -> list[int]:
     """The sequences of a complete job whose outputs are not finite."""
     return [index for index, output in sorted(held.outputs.items()) if not is_finite(output)]
 
@@ -54,8 +54,8 @@ class Widening:
         except ShoalError as caught:
             error = caught
         except Exception as caught:
-            log.exception("the float32 twin failed", extra=fields({"model": held.resident.name}))
-            error = InternalError(f"{held.resident.name} failed in float32: {type(caught).__name__}")
+            log.exception("a job could not be computed again in float32", extra=fields({"model": held.resident.name}))
+            error = InternalError(f"{held.resident.name} could not compute this input again in float32: {type(caught).__name__}")
         finally:
             self._drop_idle(held.resident.model)
         done(held, error)
@@ -64,20 +64,21 @@ class Widening:
         """Recomputes the outputs that are not finite. Raises ShoalError if some still are not."""
         model, name = held.resident.model, held.resident.name
         if held.unwanted:
-            raise InternalError("nobody waits for the job any more")
+            raise InternalError("the job was cancelled before it was computed again in float32")
         if held.deadline_unix <= self._unix_time():
-            raise DeadlinePassed("the deadline passed before the job was computed once more in float32")
+            raise DeadlinePassed("the deadline passed before the job was computed again in float32")
         twin = self._twin_of(model)
-        odd = odd_outputs(held)
+        nonfinite = nonfinite_outputs(held)
         if twin is not None:
             prepared, started = held.ready, time.monotonic()
-            outputs: list[Output] = twin.forward(prepared.head, [prepared.sequences[index] for index in odd])
+            outputs: list[Output] = twin.forward(prepared.head, [prepared.sequences[index] for index in nonfinite])
             held.forward_seconds += time.monotonic() - started
-            held.outputs.update(zip(odd, outputs, strict=True))
-            left = len(odd_outputs(held))
-            log.warning("computed again in float32", extra=fields({"model": name, "sequences": len(odd), "not_finite": left}))
-        if odd_outputs(held):
-            raise InternalError(f"{name} gave numbers that are not finite for this input")
+            held.outputs.update(zip(nonfinite, outputs, strict=True))
+            left = len(nonfinite_outputs(held))
+            counts: dict[str, Value] = {"model": name, "sequences": len(nonfinite), "not_finite": left}
+            log.warning("outputs that were not finite were computed again in float32", extra=fields(counts))
+        if nonfinite_outputs(held):
+            raise InternalError(f"{name} computed numbers that are not finite for this input")
 
     def _twin_of(self, model: Model) -> Model | None:
         if self._twin is None or self._twin[0] is not model:

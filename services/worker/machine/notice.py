@@ -94,15 +94,15 @@ class AwsSource:
     def _get(self) -> str:
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-            self._token = _ask(f"{self._base}/latest/api/token", ttl, "PUT")
-        return _ask(f"{self._base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+            self._token = _fetch(f"{self._base}/latest/api/token", ttl, "PUT")
+        return _fetch(f"{self._base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
 
 
 def _time_of(answer: str) -> str:
     try:
         return str(json.loads(answer)["time"])
     except (TypeError, KeyError) as error:
-        raise ValueError("the instance action has no time") from error
+        raise ValueError("the instance action of the metadata service has no time") from error
 
 
 class GoogleSource:
@@ -113,7 +113,7 @@ class GoogleSource:
         self._clock = clock
 
     def gone_at(self) -> float | None:
-        answer = _ask(f"{self._base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        answer = _fetch(f"{self._base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
         return self._clock() + GOOGLE_SECONDS if answer.strip() == "TRUE" else None
 
 
@@ -141,7 +141,7 @@ def unix_time(text: str) -> float:
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
+def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # one of the two addresses above
     try:
         with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as response:
@@ -159,7 +159,8 @@ async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> flo
             gone_at = await in_thread(source.gone_at)
         except (OSError, ValueError, HTTPException) as error:
             if not was_silent:
-                log.warning("spot notices cannot be read", extra=fields({"error": f"{type(error).__name__}: {error}"}))
+                reason = f"{type(error).__name__}: {error}"
+                log.warning("preemption notices cannot be read: the source is polled again", extra=fields({"error": reason}))
             was_silent, gone_at = True, None
         else:
             was_silent = False

@@ -1,7 +1,7 @@
 """The LoRA adapters of resident models: loaded when a router asks, bounded in number, idle ones evicted first.
 
-Not on the request path: `intake.py` passes on the adapters that routers ask for and pulls for loaded ones; `residency.py` reports
-them. Event loop only; files are read in threads. An adapter is evicted in two steps, as models are: first it takes no new work,
+Not on the request path: `residency.py` passes on the adapters that routers offer and reports the loaded ones; `puller.py` pulls for
+these. Event loop only; files are read in threads. An adapter is evicted in two steps, as models are: first it takes no new work,
 then it is removed once its last job has been answered, so that nothing in flight is lost.
 """
 
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from libs.catalog.overrides import Catalog
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
-from libs.store import Copy, Store
+from libs.errors import ModelBroken, NoCapacity, ShoalError
+from libs.store import Copy
 from libs.telemetry.logs import fields
-from services.worker.machine import disk
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.resident import UNUSED_SECONDS, Entry, Failed, Resident
 
@@ -45,20 +44,6 @@ Claim = Callable[[str, int], Callable[[], None] | None]
 """Reserves bytes of device memory under a name. Returns the function that releases them, or None if there is no room."""
 
 
-def adapter_finder(shelves: tuple[disk.Shelf, ...], store: Store | None, catalog: Catalog) -> Callable[[str], Copy]:
-    """Returns a function that finds an adapter's files: on the shelves, then in the store."""
-
-    def find(adapter: str) -> Copy:
-        try:
-            return Copy(disk.find_adapter(shelves, adapter))
-        except ModelNotFound:
-            if store is None:
-                raise
-        return store.get(catalog.pinned_id(adapter), lambda progress: None, is_adapter=True)
-
-    return find
-
-
 class AdapterLoader:
     """Loads adapters into resident models. At most `limit` a model.
 
@@ -70,7 +55,7 @@ class AdapterLoader:
         self,
         find: Callable[[str], Copy],
         claim: Claim,
-        tasks: asyncio.TaskGroup,
+        tasks: Tasks,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None],
@@ -82,24 +67,21 @@ class AdapterLoader:
         self._clock = clock
         self._changed = changed
         self._limit = limit
-        # Mutable state: adapters of models that are not resident yet, with the time they were asked for; loads under way.
+        # Mutable state: adapters of models that are not resident yet, with the time they were asked for.
         self._wanted: dict[tuple[str, str], float] = {}
-        self._running: set[asyncio.Task[None]] = set()
 
-    def want(self, model: str, adapter: str) -> None:
-        """Load it as soon as the model is resident."""
+    def load_later(self, model: str, adapter: str) -> None:
+        """Loads the adapter as soon as the model is resident."""
         self._wanted[model, adapter] = self._clock()
 
-    def settle(self, residents: Collection[Resident]) -> None:
-        """Begins the loads that were waiting for these models."""
-        if not self._wanted:
-            return
+    def load_wanted(self, resident: Resident) -> None:
+        """Begins the loads that were waiting for this model."""
         since = self._clock() - WANTED_SECONDS
-        by_name = {resident.name: resident for resident in residents}
-        ready = [pair for pair in self._wanted if pair[0] in by_name]
-        self._wanted = {pair: at for pair, at in self._wanted.items() if pair not in ready and at > since}
-        for model, adapter in ready:
-            self.load(by_name[model], adapter)
+        wanted = {pair: at for pair, at in self._wanted.items() if at > since}
+        ready = [adapter for model, adapter in wanted if model == resident.name]
+        self._wanted = {pair: at for pair, at in wanted.items() if pair[0] != resident.name}
+        for adapter in ready:
+            self.load(resident, adapter)
 
     def load(self, resident: Resident, adapter: str) -> None:
         """Starts to load the adapter, unless it is loaded or loading already."""
@@ -108,28 +90,21 @@ class AdapterLoader:
             return
         cache.failed.pop(adapter, None)
         cache.loading.add(adapter)
-        task = self._tasks.create_task(self._bring(resident, adapter))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._tasks.start(self._supervise(resident, adapter))
 
-    def stop(self) -> None:
-        """Cancels the loads in progress."""
-        for task in self._running:
-            task.cancel()
-
-    async def _bring(self, resident: Resident, adapter: str) -> None:
+    async def _supervise(self, resident: Resident, adapter: str) -> None:
         """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat reports."""
-        cache, told = resident.adapters, {"model": resident.name, "adapter": adapter}
+        cache, names = resident.adapters, {"model": resident.name, "adapter": adapter}
         started = self._clock()
         try:
-            size = await self._loaded(resident, adapter)
+            size = await self._read(resident, adapter)
         except ShoalError as error:
             self._fail(resident, adapter, error)
         except Exception as error:
-            log.exception("loading an adapter failed", extra=fields(told))
+            log.exception("an adapter could not be loaded: its load failed with an unexpected error", extra=fields(names))
             self._fail(resident, adapter, ModelBroken(f"{adapter} could not be loaded: {type(error).__name__}: {error}"))
         else:
-            log.info("adapter loaded", extra=fields({**told, "bytes": size, "seconds": self._clock() - started}))
+            log.info("adapter loaded", extra=fields({**names, "bytes": size, "seconds": self._clock() - started}))
         finally:
             cache.loading.discard(adapter)
         self._changed()
@@ -137,10 +112,10 @@ class AdapterLoader:
     def _fail(self, resident: Resident, adapter: str, error: ShoalError) -> None:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         resident.adapters.failed[adapter] = Failed(self._clock(), error)
-        told = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
-        log.warning("adapter failed", extra=fields(told))
+        failure = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
+        log.warning("an adapter could not be loaded", extra=fields(failure))
 
-    async def _loaded(self, resident: Resident, adapter: str) -> int:
+    async def _read(self, resident: Resident, adapter: str) -> int:
         model = resident.model
         if not isinstance(model, TakesAdapters):
             raise ModelBroken(f"{resident.name} takes no adapters")
@@ -156,7 +131,7 @@ class AdapterLoader:
                 raise
             finally:
                 resident.adapters.arriving -= 1
-                resident.adapters.news.set()
+                resident.adapters.changed.set()
         finally:
             copy.close()
         return size
@@ -166,7 +141,7 @@ class AdapterLoader:
             raise NoCapacity(f"{resident.name} left the device while its adapter {adapter} was loaded")
         release = self._claim(f"{resident.name} + {adapter}", size)
         if release is None:
-            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which this worker has not free now")
+            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which are not free on this worker now")
         now = self._clock()
         resident.adapters.entries[adapter] = Entry(size, now, now, release)
 
@@ -181,10 +156,10 @@ class AdapterLoader:
                 if victim.held_jobs == 0:
                     self._drop(resident, victim)
                     continue
-            cache.news.clear()
+            cache.changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(UNUSED_SECONDS):
-                    await cache.news.wait()
+                    await cache.changed.wait()
 
     def _drop(self, resident: Resident, victim: Entry) -> None:
         adapter = next(name for name, entry in resident.adapters.entries.items() if entry is victim)

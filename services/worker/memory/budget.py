@@ -1,7 +1,7 @@
 """Memory accounting: what models take of a memory of fixed size, and which to evict when another needs room. Decisions only.
 
-Not on the request path: `space.py` keeps one Ledger for the device and one for warm models in host memory, and carries out what is
-decided here.
+Not on the request path: `space.py` keeps a Ledger for the device and `host.py` one for host memory; both carry out what is decided
+here.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Ledger:
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
-            log.critical("memory is overcommitted", extra=fields({"taken": taken, "limit": self.limit_bytes}))
-            raise InternalError(f"models take {taken:,} bytes of {self.limit_bytes:,}")
+            log.critical("models take more memory than they may", extra=fields({"taken": taken, "limit": self.limit_bytes}))
+            raise InternalError(f"models take {taken:,} bytes, and may take {self.limit_bytes:,}")
 
 
 def _total(sizes: Sequence[Size]) -> int:

@@ -13,33 +13,32 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound
 from libs.models import Model
-from libs.store import Copy, Progress, Store
+from libs.store import Copy, Progress
 from libs.telemetry.logs import fields
-from services.worker.machine import disk
-from services.worker.machine.device import Load
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import begin, in_thread
 from services.worker.memory.budget import Claim, Size
+from services.worker.memory.files import ModelFiles
+from services.worker.memory.host import Warm
 from services.worker.memory.resident import Resident
-from services.worker.memory.space import Space, Start, Warm, Wish
+from services.worker.memory.space import RoomRequest, Space
 
 log = logging.getLogger(__name__)
-
-ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A model that is being loaded onto the device. `asked_at`: seconds of the worker's monotonic clock."""
+    """A model that is being loaded onto the device. `requested_at`: seconds of the worker's monotonic clock."""
 
     model: str
-    asked_at: float
+    requested_at: float
     bytes: int = 0
     """Device memory reserved for the model; 0 before there is room."""
     is_fetched: bool = True
@@ -60,48 +59,38 @@ class Measured:
 
 
 class Loader:
-    """Loads models. `item_bytes`: size of a weight on the device where `catalog` sets none. `batch_tokens`: of the largest batch.
+    """Loads models into `space`. `load_seconds`: how long a load may take, without the download and without waiting for room.
 
-    `load_seconds`: how long a load may take, without the download and without waiting for room.
+    `clock` is monotonic (seconds); `changed` is called when a download begins or ends.
     """
 
     def __init__(
         self,
-        shelves: tuple[disk.Shelf, ...],
-        store: Store | None,
-        catalog: Catalog,
+        files: ModelFiles,
+        device: Device,
         space: Space,
-        load: Load,
+        tasks: Tasks,
         *,
-        item_bytes: int,
-        batch_tokens: int,
         load_seconds: float,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        trim: Callable[[], None],
-        start: Start,
     ) -> None:
-        self._shelves = shelves
-        self._store = store
-        self._catalog = catalog
+        self._files = files
+        self._device = device
         self._space = space
-        self._load = load
-        self._item_bytes = item_bytes
-        self._batch_tokens = batch_tokens
+        self._tasks = tasks
         self._load_seconds = load_seconds
         self._clock = clock
         self._changed = changed
-        self._trim = trim
-        self._start = start
         self._loop = asyncio.get_running_loop()
         self.measured: dict[str, Measured] = {}
 
-    async def bring(self, loading: Loading) -> Resident:
+    async def load(self, loading: Loading) -> Resident:
         """Makes a model resident. Raises ShoalError; on any exception the reserved memory is released, after a hung load when its
         thread ends."""
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
-        warm = self._space.warm.get(loading.model)
+        warm = self._space.host.models.get(loading.model)
         loading.is_from_host = warm is not None
         return await (self._from_disk(loading) if warm is None else self._from_host(loading, warm))
 
@@ -111,21 +100,21 @@ class Loader:
         with ExitStack() as held:
             copy = await self._on_disk(loading)
             held.callback(copy.close)
-            stored = await self._stored_bytes(loading.model, copy.directory)
+            stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory))
             while True:
                 size = self._size(loading.model, stored)
-                claim = await self._space.room(Wish(loading.model, size, loading.asked_at))
+                claim = await self._space.reserve(RoomRequest(loading.model, size, loading.requested_at))
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
                 model = await self._in_time(loading.model, partial(self._read, copy.directory, loading.model, stored), claim, held)
                 seconds = self._clock() - started
-                grown = Wish(loading.model, self._size(loading.model, stored), loading.asked_at)
+                grown = RoomRequest(loading.model, self._size(loading.model, stored), loading.requested_at)
                 if await self._space.grow(claim, grown):
                     break
                 # The model is larger than estimated and does not fit: it must not hold memory while it waits for room.
                 del model
-                await in_thread(self._trim)
+                await in_thread(self._device.trim)
                 loading.bytes = 0
                 held.pop_all()
                 self._space.release(claim)
@@ -135,23 +124,16 @@ class Loader:
             held.pop_all()
             return resident
 
-    async def _stored_bytes(self, model: str, directory: Path) -> int:
-        """Bytes that the model will take on the device, by the headers of its files."""
-        said = self._catalog.of(model)
-        item_bytes = ITEM_BYTES.get((said and said.dtype) or "", self._item_bytes)
-        weights = await in_thread(partial(disk.weight_bytes, directory, item_bytes))
-        return max(weights, (said and said.memory_bytes) or 0)
-
     def _size(self, model: str, stored_bytes: int) -> Size:
         """The measured size, or the stored one if the model was never measured or its files have changed."""
         known = self.measured.get(model)
         if known is None or known.stored_bytes != stored_bytes:
             return Size(stored_bytes)
-        return Size(known.bytes, int(known.activation_bytes_per_token * self._batch_tokens))
+        return Size(known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens))
 
     def _read(self, directory: Path, name: str, stored_bytes: int) -> Model:
         """Reads the model and measures it; runs on a thread of its own."""
-        model = self._load(directory, name)
+        model = self._device.load(directory, name)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
         rate = self._probe(model, name) if known is None or is_new else known.activation_bytes_per_token
@@ -163,20 +145,20 @@ class Loader:
         try:
             return model.probe()
         except Exception:
-            log.warning("the activations of a model could not be measured", exc_info=True, extra=fields({"model": name}))
+            message = "the activations of a model could not be measured: no memory is reserved for them"
+            log.warning(message, exc_info=True, extra=fields({"model": name}))
             return 0.0
 
     async def _on_disk(self, loading: Loading) -> Copy:
         """The model's directory: on a shelf, else in the store, which fetches it if need be."""
         try:
-            return Copy(await in_thread(partial(disk.find, self._shelves, loading.model)))
+            return await in_thread(partial(self._files.find, loading.model))
         except ModelNotFound:
-            if self._store is None:
+            if not self._files.can_fetch:
                 raise
         loading.is_fetched = False
         try:
-            model = self._catalog.pinned_id(loading.model)
-            return await in_thread(partial(self._store.get, model, partial(self._downloading, loading)))
+            return await in_thread(partial(self._files.fetch, loading.model, partial(self._downloading, loading)))
         finally:
             loading.is_fetched, loading.progress = True, None
             self._changed()
@@ -192,8 +174,8 @@ class Loader:
 
     async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
         with ExitStack() as held:
-            held.callback(self._space.forget, self._space.take(warm))
-            claim = await self._space.room(Wish(loading.model, warm.size, loading.asked_at), warm)
+            held.callback(self._space.host.forget, self._space.host.take(warm))
+            claim = await self._space.reserve(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
             started = self._clock()
@@ -213,14 +195,14 @@ class Loader:
         if future.done():
             return future.result()
         claim.is_stuck = True
-        self._start(self._when_over(model, future, held.pop_all()))
+        self._tasks.start(self._release_when_over(model, future, held.pop_all()))
         raise ModelBroken(f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds")
 
-    async def _when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
+    async def _release_when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
         """Waits for the thread of a load that timed out, drops its result and releases what the load held."""
         with held:
             await asyncio.wait([future])
-            came = future.exception() is None
+            is_loaded = future.exception() is None
             del future
-            await in_thread(self._trim)
-            log.warning("a load that hung is over", extra=fields({"model": model, "loaded": came}))
+            await in_thread(self._device.trim)
+            log.warning("a load that had exceeded its time limit has ended", extra=fields({"model": model, "loaded": is_loaded}))

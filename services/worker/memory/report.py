@@ -11,8 +11,9 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import ShoalError
+from services.worker.memory.host import Warm
 from services.worker.memory.loading import Loading
-from services.worker.memory.space import Place, Warm
+from services.worker.memory.space import Place
 from services.worker.mesh import codec
 from services.worker.scheduling.meter import Meter
 
@@ -29,7 +30,7 @@ def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error))
 
 
-def coming(loading: Loading) -> worker_pb2.WorkerModel:
+def loading(loading: Loading) -> worker_pb2.WorkerModel:
     """A model that is being downloaded, or loaded onto the device."""
     progress = loading.progress
     if progress is None:

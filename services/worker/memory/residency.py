@@ -1,37 +1,35 @@
 """The models of this worker: loads them on order or first demand, evicts them when others need the room more, reports them.
 
-Not on the request path: `intake.py` asks what is resident and passes on which models routers want loaded; `heartbeat.py` reports
-them. `loading.py` supervises one load, `space.py` decides what is resident, warm or evicted, by `budget.py`. Event loop only.
+Not on the request path: `puller.py` reads which models are resident and passes on the models that routers offer; `heartbeat.py`
+reports them. `loading.py` supervises one load, `adapters.py` loads adapters, `space.py` decides what is resident, warm or evicted,
+by `budget.py`. Event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from shoal.v1 import worker_pb2
 
-from libs.catalog import read_card
-from libs.catalog.card import Card
-from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ShoalError
 from libs.eviction import Policy, cost_aware
 from libs.eviction.choose import MIN_RESIDENT_SECONDS
-from libs.store import Store
 from libs.telemetry import metrics
-from libs.telemetry.logs import fields
-from services.worker.machine import disk
-from services.worker.machine.device import Load
+from libs.telemetry.logs import Value, fields
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory import report
+from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
 from services.worker.memory.budget import Size
-from services.worker.memory.loading import ITEM_BYTES, Loader, Loading
-from services.worker.memory.resident import Resident
+from services.worker.memory.files import ModelFiles, OnDisk
+from services.worker.memory.loading import Loader, Loading
+from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
 from services.worker.memory.space import Space
 from services.worker.mesh import codec
 
@@ -41,102 +39,43 @@ MAX_LOADS: Final = 2
 MAX_DOWNLOADS: Final = 4
 """Limits on concurrency. A download does not count as a load: it takes long, but uses neither the device nor its memory."""
 
-REPORT_FAILURE_SECONDS: Final = 60.0
+LOAD_SECONDS: Final = 300.0
 RESCAN_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class OnDisk:
-    """A model on disk: its card, and the bytes that its weights would take on the device. None and 0 if its files are broken."""
-
-    card: Card | None = None
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A load that failed: when (monotonic clock), and why."""
-
-    at: float
-    error: ShoalError
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits. `memory_bytes`: device memory for weights and one batch's activations. `host_bytes`: host memory for warm models.
-
-    `shares_memory`: both are the same memory. `batch_tokens`: of the largest batch. `load_seconds`: how long a load may take.
-    """
-
-    memory_bytes: int
-    host_bytes: int = 0
-    shares_memory: bool = True
-    batch_tokens: int = 0
-    load_seconds: float = 300.0
-    policy: Policy = cost_aware
-
-
 class Residency:
-    """The worker's models.
+    """The worker's models and their adapters.
 
-    `item_bytes` is the size of a weight on the device where `catalog` sets none, `clock` is monotonic (seconds), `changed` is
-    called whenever a model changes its state, `trim` returns freed memory to the system.
+    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded. `clock` is monotonic (seconds),
+    `changed` is called whenever a model or an adapter changes its state.
     """
 
     def __init__(
         self,
-        shelves: tuple[disk.Shelf, ...],
-        store: Store | None,
-        budget: Budget,
-        item_bytes: int,
-        load: Load,
+        files: ModelFiles,
+        device: Device,
         tasks: asyncio.TaskGroup,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        trim: Callable[[], None],
-        catalog: Catalog | None = None,
+        policy: Policy = cost_aware,
+        load_seconds: float = LOAD_SECONDS,
+        adapters: int = MAX_ADAPTERS,
     ) -> None:
-        self._shelves = shelves
-        self._store = store
-        self._item_bytes = item_bytes
-        self._catalog = catalog or Catalog()
-        self._tasks = tasks
-        self._changed = changed
+        self._files = files
+        self._trim = device.trim
+        self._tasks = Tasks(tasks)
         self._clock = clock
+        self._changed = changed
         self._stopped = asyncio.Event()
-        self._takes_more = True
-        self._space = Space(
-            budget.memory_bytes,
-            budget.host_bytes,
-            budget.policy,
-            shares_memory=budget.shares_memory,
-            clock=clock,
-            changed=changed,
-            trim=trim,
-            start=self._start,
-            wait_seconds=budget.load_seconds,
-        )
-        self._loader = Loader(
-            shelves,
-            store,
-            self._catalog,
-            self._space,
-            load,
-            item_bytes=item_bytes,
-            batch_tokens=budget.batch_tokens,
-            load_seconds=budget.load_seconds,
-            clock=clock,
-            changed=changed,
-            trim=trim,
-            start=self._start,
-        )
-        self._trim = trim
+        self._accepts_loads = True
+        self._space = Space(device, self._tasks, policy=policy, wait_seconds=load_seconds, clock=clock, changed=changed)
+        self._loader = Loader(files, device, self._space, self._tasks, load_seconds=load_seconds, clock=clock, changed=changed)
+        self._adapters = AdapterLoader(files.find_adapter, self._claim, self._tasks, clock=clock, changed=changed, limit=adapters)
         # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only once it has left the device.
         self._cold: dict[str, OnDisk] = {}
         self._loading: dict[str, Loading] = {}
         self._failed: dict[str, Failed] = {}
-        self._running: set[asyncio.Task[None]] = set()
 
     # What is served
 
@@ -156,26 +95,36 @@ class Residency:
             resident.drained.clear()
         resident.held_jobs += jobs
         resident.held_tokens += tokens
-        self._space.used(resident, jobs)
+        self._space.record_use(resident, jobs)
 
-    def let_go(self, resident: Resident) -> None:
+    def release(self, resident: Resident) -> None:
         """Counts one job of the model as no longer held."""
         resident.held_tokens *= (resident.held_jobs - 1) / resident.held_jobs
         resident.held_jobs -= 1
         resident.last_used = self._clock()
         if resident.held_jobs == 0:
             resident.drained.set()
-            self._space.tell()
+            self._space.wake_loads()
 
     # Orders
 
     def load(self, model: str) -> None:
         """Starts to load a model, unless it is resident or loading."""
-        if self._takes_more and model not in self._loading and self.serving(model) is None:
+        if self._accepts_loads and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
-            self._loading[model] = Loading(model, asked_at=self._clock())
-            self._start(self._bring(self._loading[model]))
+            self._loading[model] = Loading(model, requested_at=self._clock())
+            self._tasks.start(self._supervise(self._loading[model]))
         self._changed()
+
+    def take_offer(self, model: str, adapter: str = "") -> None:
+        """Loads the model that a router offers if it is not resident, and the adapter now or as soon as the model is."""
+        resident = self.serving(model)
+        if resident is None:
+            self.load(model)
+            if adapter:
+                self._adapters.load_later(model, adapter)
+        elif adapter:
+            self._adapters.load(resident, adapter)
 
     def evict(self, model: str, *, by_plan: bool = False) -> None:
         """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is dropped from host memory.
@@ -184,43 +133,37 @@ class Residency:
         """
         resident = self.serving(model)
         if resident is None:
-            self._space.drop_warm(model)
+            self._space.host.drop(model)
         elif not by_plan or not (resident.pinned or resident.held_jobs or self._space.backlog.get(model)):
-            self._space.leave(resident)
+            self._space.evict(resident)
 
     def pin(self, model: str, pinned: bool) -> None:
         place = self._space.places.get(model)
         if place is not None:
             place.resident.pinned = pinned
-            self._space.tell()
+            self._space.wake_loads()
             self._changed()
 
-    def hear_backlog(self, queued_tokens: Mapping[str, int]) -> None:
+    def set_backlog(self, queued_tokens: Mapping[str, int]) -> None:
         """Takes note of the tokens queued in lanes, by model; 0 for models that are not named."""
         self._space.backlog = queued_tokens
-        self._space.tell()
-
-    def claim(self, name: str, size: int) -> Callable[[], None] | None:
-        """Reserves device memory beside the models. Returns the function that releases it, or None if so much is not free."""
-        claim = self._space.device.claim(name, Size(size))
-        return None if claim is None else partial(self._space.release, claim)
+        self._space.wake_loads()
 
     async def relieve(self, keep: str) -> bool:
         """For a device that is out of memory: evicts one model that is idle and not pinned, other than `keep`, and waits until its
         memory is free. False if there is none."""
         return await self._space.relieve(keep)
 
-    def take_no_more(self) -> None:
+    def refuse_loads(self) -> None:
         """Starts no further loads (those in progress go on): the machine is about to be preempted."""
-        self._takes_more = False
+        self._accepts_loads = False
         self._changed()
 
     def stop(self) -> None:
         """Takes no more orders, and cancels loads and evictions in progress."""
-        self._takes_more = False
+        self._accepts_loads = False
         self._stopped.set()
-        for task in self._running:
-            task.cancel()
+        self._tasks.cancel()
 
     def can_load(self) -> bool:
         """Whether a router may offer one more model: a tenth of the memory is free, or some model that is not pinned is idle or
@@ -229,27 +172,27 @@ class Residency:
         Not while a load waits for a model in use to be evictable: a further load would only queue behind it.
         """
         fetching = sum(not one.is_fetched for one in self._loading.values())
-        if not self._takes_more or self._space.is_crowded:
+        if not self._accepts_loads or self._space.is_crowded:
             return False
         if len(self._loading) - fetching >= MAX_LOADS or fetching >= MAX_DOWNLOADS:
             return False
         since = self._clock() - MIN_RESIDENT_SECONDS
         residents = [place.resident for place in self._space.places.values()]
-        may_go = [one for one in residents if not one.pinned and not one.leaving]
-        ample = self._space.device.free_bytes >= self._space.device.limit_bytes // 10
-        return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in may_go)
+        evictable = [one for one in residents if not one.pinned and not one.leaving]
+        ample = self._space.device_memory.free_bytes >= self._space.device_memory.limit_bytes // 10
+        return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in evictable)
 
     # What is reported
 
     @property
     def used_bytes(self) -> int:
         """Device memory taken by weights and reserved by loads."""
-        return self._space.device.used_bytes
+        return self._space.device_memory.used_bytes
 
     @property
     def peak_bytes(self) -> int:
         """The highest use of device memory so far, activations included."""
-        return self._space.device.peak_bytes
+        return self._space.device_memory.peak_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -270,26 +213,25 @@ class Residency:
         self._failed = {name: failed for name, failed in self._failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
         lines = {name: report.cold(name, found.bytes) for name, found in self._cold.items()}
         lines |= {name: report.failed(name, failed.error) for name, failed in self._failed.items()}
-        lines |= {name: report.coming(one) for name, one in self._loading.items()}
+        lines |= {name: report.loading(one) for name, one in self._loading.items()}
         for name, found in self._cold.items():
             if found.card is not None:
                 lines[name].card.CopyFrom(codec.to_card(found.card))
-        for name, warm in self._space.warm.items():
+        for name, warm in self._space.host.models.items():
             measured = self._loader.measured.get(name)
             rate = 0.0 if measured is None else measured.activation_bytes_per_token
             card = self._cold[name].card if name in self._cold else None
             lines[name] = report.warm(warm, card, self._space.meter(name), rate, now)
         for name, place in self._space.places.items():
             if name not in self._loading:
-                lines[name] = report.resident(place, self._item_bytes, now)
+                lines[name] = report.resident(place, self._files.item_bytes, now)
         return [lines[name] for name in sorted(lines)]
 
     async def run(self) -> None:
         """Keeps the list of models on disk fresh, until `stop`."""
-        shelves = self._shelves if self._store is None else (*self._shelves, disk.Shelf(self._store.models))
         while not self._stopped.is_set():
             known = self._cold
-            found = await in_thread(partial(_read_cards, shelves, known, self._catalog, self._item_bytes))
+            found = await in_thread(partial(self._files.listing, known))
             if found.keys() != known.keys():
                 self._cold = found
                 self._changed()
@@ -299,42 +241,35 @@ class Residency:
 
     # Loading
 
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = self._tasks.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
-
-    async def _bring(self, loading: Loading) -> None:
+    async def _supervise(self, loading: Loading) -> None:
         """Supervises one load: it ends with the model resident or with a failure that the heartbeat reports."""
         model = loading.model
         try:
-            resident = await self._loader.bring(loading)
+            resident = await self._loader.load(loading)
         except ShoalError as error:
             self._fail(model, error)
             await in_thread(self._trim)
         except Exception as error:
-            log.exception("loading failed", extra=fields({"model": model}))
+            log.exception("a model could not be loaded: its load failed with an unexpected error", extra=fields({"model": model}))
             self._fail(model, ModelBroken(f"{model} could not be loaded: {type(error).__name__}: {error}"))
             error.__traceback__ = None
             await in_thread(self._trim)
         else:
             del self._loading[model]
-            seconds = self._clock() - loading.asked_at
+            seconds = self._clock() - loading.requested_at
             metrics.LOADS.labels("OK").inc()
             metrics.SWAP_SECONDS.labels("host" if loading.is_from_host else "disk").observe(seconds)
-            told = fields(
-                {
-                    "model": model,
-                    "bytes": resident.model.bytes,
-                    "seconds": seconds,
-                    "used_bytes": self.used_bytes,
-                    "peak_bytes": self.peak_bytes,
-                    "host_used_bytes": self.host_used_bytes,
-                }
-            )
-            log.info("model loaded", extra=told)
-        self._space.tell()
+            outcome: dict[str, Value] = {
+                "model": model,
+                "bytes": resident.model.bytes,
+                "seconds": seconds,
+                "used_bytes": self.used_bytes,
+                "peak_bytes": self.peak_bytes,
+                "host_used_bytes": self.host_used_bytes,
+            }
+            log.info("model loaded", extra=fields(outcome))
+            self._adapters.load_wanted(resident)
+        self._space.wake_loads()
         self._changed()
 
     def _fail(self, model: str, error: ShoalError) -> None:
@@ -343,23 +278,9 @@ class Residency:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._failed[model] = Failed(self._clock(), error)
         metrics.LOADS.labels(error.reason).inc()
-        log.warning("model failed", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
+        log.warning("a model could not be loaded", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
 
-
-def _read_cards(shelves: tuple[disk.Shelf, ...], known: dict[str, OnDisk], catalog: Catalog, item_bytes: int) -> dict[str, OnDisk]:
-    """The models on disk. A broken one is listed without a card; the reason is reported when it is loaded."""
-    cards: dict[str, OnDisk] = {}
-    for model, directory in disk.listing(shelves).items():
-        if model in known:
-            cards[model] = known[model]
-            continue
-        try:
-            card = read_card(directory, model, catalog.of(model))
-            cards[model] = OnDisk(card, disk.weight_bytes(directory, ITEM_BYTES.get(card.dtype, item_bytes)))
-        except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
-            log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
-            cards[model] = OnDisk()
-        except Exception:  # whatever one directory holds, the others are served
-            log.exception("a model on disk cannot be read", extra=fields({"model": model}))
-            cards[model] = OnDisk()
-    return cards
+    def _claim(self, name: str, size: int) -> Callable[[], None] | None:
+        """Reserves device memory for an adapter. Returns the function that releases it, or None if so much is not free."""
+        claim = self._space.device_memory.claim(name, Size(size))
+        return None if claim is None else partial(self._space.release, claim)

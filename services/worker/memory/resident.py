@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An adapter that could not be loaded, when, and why."""
+    """A load of a model or adapter that failed: when (monotonic clock), and why."""
 
     at: float
     error: ShoalError
@@ -48,7 +48,7 @@ class AdapterCache:
     arriving: int = 0
     """How many of those in `loading` have been given a slot and are being read."""
     failed: dict[str, Failed] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something changes that a load may be waiting for."""
     plain_used: float = 0.0
     """When jobs without an adapter last came."""
@@ -80,12 +80,12 @@ class AdapterCache:
             entry.held_jobs += jobs
             entry.last_used, entry.is_used = now, True
 
-    def let_go(self, adapter: str) -> None:
+    def release(self, adapter: str) -> None:
         """Counts one job of the adapter as no longer held."""
         entry = self.entries.get(adapter)
         if entry is not None:
             entry.held_jobs -= 1
-            self.news.set()
+            self.changed.set()
 
     def failures(self, now: float) -> dict[str, ShoalError]:
         """The failed loads of the last minute."""
@@ -103,7 +103,7 @@ class AdapterCache:
     def forget(self, adapter: str) -> None:
         """Removes the adapter's entry and releases its memory."""
         self.entries.pop(adapter).release()
-        self.news.set()
+        self.changed.set()
 
     def clear(self) -> None:
         """Forgets all adapters, because the model leaves the device."""

@@ -1,8 +1,8 @@
 """What is resident on the device and what is warm in host memory: grants room to loads, and evicts models for them.
 
-Not on the request path; used by `residency.py`: `loading.py` asks for room here and registers what it has loaded. A model is
-evicted in two steps, so that nothing in flight is lost: first it takes no new work (`leaving`), then it leaves the device once its
-last job has been answered. Event loop only.
+Not on the request path; used by `residency.py`: `loading.py` reserves room here and registers what it has loaded; `host.py` keeps
+the warm models. A model is evicted in two steps, so that nothing in flight is lost: first it takes no new work (`leaving`), then it
+leaves the device once its last job has been answered. Event loop only.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from libs.errors import ModelBroken, NoCapacity
-from libs.eviction import Candidate, Challenger, Policy, choose_victims
-from libs.models import Model, Parked
+from libs.eviction import Candidate, Challenger, Policy
+from libs.models import Model
 from libs.store import Copy
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.host import HostMemory, Warm
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.meter import Meter
 
@@ -34,16 +37,14 @@ _LOOK_AGAIN_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited so long for room may evict any model that is not pinned, however much work that model has."""
 
-Start = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
-
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A request for room on the device for one model. `asked_at`: seconds of the worker's monotonic clock."""
+class RoomRequest:
+    """A request for room on the device for one model. `requested_at`: seconds of the worker's monotonic clock."""
 
     name: str
     size: Size
-    asked_at: float
+    requested_at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -56,54 +57,34 @@ class Place:
     host: Claim | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Warm:
-    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
-
-    name: str
-    parked: Parked
-    copy: Copy
-    size: Size
-    host: Claim | None
-    """None: the model is returning to a device that shares the host's memory."""
-    load_seconds: float
-    last_used: float
-    uses: int
-    floor: float
-
-
 class Space:
-    """Device and host memory. `shares_memory`: both are the same, so that a warm model is a resident one that is not served.
+    """Device and host memory. Where `device` shares the host's memory, a warm model is a resident one that is not served.
 
-    `start` runs work in the background, `changed` is called when a model changes its state, `trim` returns freed memory to the
-    system. `wait_seconds`: how long a load may wait for room once it is first in the queue.
+    `changed` is called when a model changes its state. `wait_seconds`: how long a load may wait for room once it is first in the
+    queue. `clock` is monotonic (seconds).
     """
 
     def __init__(
         self,
-        memory_bytes: int,
-        host_bytes: int,
-        policy: Policy,
+        device: Device,
+        tasks: Tasks,
         *,
-        shares_memory: bool,
+        policy: Policy,
+        wait_seconds: float,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        trim: Callable[[], None],
-        start: Start,
-        wait_seconds: float,
     ) -> None:
-        self.device = Ledger(memory_bytes)
-        self.host = Ledger(host_bytes)
+        self.device_memory = Ledger(device.memory_bytes)
+        self.host = HostMemory(device, tasks, policy=policy, clock=clock, changed=changed)
+        self._shares_memory = device.shares_memory
+        self._trim = device.trim
+        self._tasks = tasks
         self._policy = policy
-        self._shares_memory = shares_memory
+        self._wait_seconds = wait_seconds
         self._clock = clock
         self._changed = changed
-        self._trim = trim
-        self._start = start
-        self._wait_seconds = wait_seconds
-        # Mutable state. A name is in at most one of `places` and `warm`, in none while it is loaded.
+        # Mutable state. A name is in at most one of `places` and `host.models`, in none while it is loaded.
         self.places: dict[str, Place] = {}
-        self.warm: dict[str, Warm] = {}
         self.unloading: dict[str, asyncio.Task[None]] = {}
         self.meters: dict[str, Meter] = {}  # of models that have left, too
         self._going: list[Holding] = []  # have left `places`, and their memory is being given back
@@ -112,12 +93,10 @@ class Space:
         self.is_crowded = False
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
-        self._resumed = Size(0)
-        self._resumed_seconds = 0.0
         self._turn = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
 
-    # What it looks like
+    # What policies see
 
     def candidate(self, place: Place) -> Candidate:
         """A resident model as the eviction policies and rules see it."""
@@ -125,7 +104,7 @@ class Space:
         return Candidate(
             one.name,
             bytes=place.device.size.bytes + one.adapters.bytes,
-            load_seconds=self._seconds_back(place),
+            load_seconds=self._reload_seconds(place),
             idle_seconds=0.0 if one.held_jobs else now - one.last_used,
             uses=max(1, one.uses),
             floor=one.floor,
@@ -136,12 +115,10 @@ class Space:
             resident_seconds=now - one.loaded_at,
         )
 
-    def _seconds_back(self, place: Place) -> float:
-        """Seconds to reload the model: from host memory if it fits there, at the rate measured over all models; else from disk."""
-        size = place.device.size.bytes
-        if size > self.host.limit_bytes or not self._resumed.bytes:
-            return place.resident.load_seconds
-        return min(place.resident.load_seconds, self._resumed_seconds * size / self._resumed.bytes)
+    def _reload_seconds(self, place: Place) -> float:
+        """Seconds to reload the model: from host memory if that is possible and measured, else from disk."""
+        resume_seconds = self.host.resume_seconds(place.device.size.bytes)
+        return place.resident.load_seconds if resume_seconds is None else min(place.resident.load_seconds, resume_seconds)
 
     def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
         meter = self.meters.get(model)
@@ -150,50 +127,53 @@ class Space:
     def meter(self, model: str) -> Meter:
         return self.meters.setdefault(model, Meter())
 
-    def used(self, resident: Resident, jobs: int) -> None:
+    def record_use(self, resident: Resident, jobs: int) -> None:
         """Records newly pulled jobs of the model for the eviction policies."""
         resident.last_used = self._clock()
         resident.uses += jobs
         resident.floor = self._floor
 
-    def tell(self) -> None:
+    def wake_loads(self) -> None:
         """Wakes a load that waits for room, because something has changed."""
-        self._news.set()
+        self._wake.set()
 
-    # Room
+    # Room for loads
 
-    async def room(self, wish: Wish, warm: Warm | None = None) -> Claim:
-        """Evicts models until the wish fits, and reserves the room. Wishes are served first come, first served.
+    async def reserve(self, request: RoomRequest, warm: Warm | None = None) -> Claim:
+        """Evicts models until the request fits, and reserves the room. Requests are served first come, first served.
 
-        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the wish can never fit, and
-        NoCapacity if there is no room within `wait_seconds`.
+        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers if the request can never fit,
+        and NoCapacity if there is no room within `wait_seconds`.
         """
         async with self._turn:
             until = self._clock() + self._wait_seconds
             try:
                 while True:
-                    self._refuse_what_never_fits(wish)
+                    self._check_fits(request)
                     if warm is not None and self._shares_memory:
-                        self._make_homeless(warm)
-                    claim = self.device.claim(wish.name, wish.size)
+                        # Once there is room the model counts on the device, which is the same memory, and models evicted for it may
+                        # take its place in host memory.
+                        self.host.release_of(warm)
+                    claim = self.device_memory.claim(request.name, request.size)
                     if claim is not None:
                         return claim
                     if self._clock() > until:
-                        raise NoCapacity(f"{wish.name} waited {self._wait_seconds:g} seconds for room on the device in vain")
-                    self.is_crowded = not self._make_way(wish)
-                    self._news.clear()
+                        waited = f"{self._wait_seconds:g} seconds"
+                        raise NoCapacity(f"{request.name} found no room on the device within {waited}: no model may be evicted")
+                    self.is_crowded = not self._start_evictions(request)
+                    self._wake.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
-                            await self._news.wait()
+                            await self._wake.wait()
             finally:
                 self.is_crowded = False
 
-    async def grow(self, claim: Claim, wish: Wish) -> bool:
-        """Resizes a claim to the wish's size, evicting models if need be. False: no eviction is in progress, and a load that holds
-        memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `room` does."""
-        while not self.device.resize(claim, wish.size):
-            self._refuse_what_never_fits(wish, claim)
-            self._make_way(wish, claim)
+    async def grow(self, claim: Claim, request: RoomRequest) -> bool:
+        """Resizes a claim to the request's size, evicting models if need be. False: no eviction is in progress, and a load that
+        holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `reserve` does."""
+        while not self.device_memory.resize(claim, request.size):
+            self._check_fits(request, claim)
+            self._start_evictions(request, claim)
             if not self.unloading:
                 return False
             await asyncio.wait(self.unloading.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -201,51 +181,44 @@ class Space:
 
     def release(self, claim: Claim) -> None:
         """Releases the claim of a load that failed, or of an adapter."""
-        self.device.release(claim)
-        self.tell()
+        self.device_memory.release(claim)
+        self.wake_loads()
 
-    def _make_homeless(self, warm: Warm) -> None:
-        """Releases the warm model's host claim: once there is room it counts on the device, which is the same memory, and models
-        evicted for it may take its place in host memory."""
-        if warm.host is not None:
-            self.host.release(warm.host)
-            warm.host = None
-
-    def _refuse_what_never_fits(self, wish: Wish, own: Claim | None = None) -> None:
+    def _check_fits(self, request: RoomRequest, own: Claim | None = None) -> None:
         places = [place for place in self.places.values() if place.resident.pinned and not place.resident.leaving]
         pinned = [place.device for place in places]
         adapters = sum(place.resident.adapters.bytes for place in places)
-        if not never_fits(self.device, pinned, wish.size, own, more_bytes=adapters):
+        if not never_fits(self.device_memory, pinned, request.size, own, more_bytes=adapters):
             return
-        size = wish.size
+        size, memory = request.size, self.device_memory
         batch = f" and {size.activation_bytes:,} for a batch" if size.activation_bytes else ""
-        hung = sum(claim.size.bytes for claim in self.device.stuck)
-        lost = f", {hung:,} are held by loads that hang" if hung else ""
+        stuck = sum(claim.size.bytes for claim in memory.stuck)
+        hung = f", {stuck:,} are held by loads that hang" if stuck else ""
         raise ModelBroken(
-            f"{wish.name} needs {size.bytes:,} bytes{batch}; this worker has {self.device.limit_bytes:,}, of which "
-            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{lost} and {max(0, self.device.free_bytes):,} free"
+            f"{request.name} needs {size.bytes:,} bytes{batch}; this worker has {memory.limit_bytes:,}, of which "
+            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{hung} and {max(0, memory.free_bytes):,} free"
         )
 
-    def _make_way(self, wish: Wish, own: Claim | None = None) -> bool:
-        """Starts the evictions that the wish needs; False if the rules forbid enough of them for now."""
+    def _start_evictions(self, request: RoomRequest, own: Claim | None = None) -> bool:
+        """Starts the evictions that the request needs; False if the rules forbid enough of them for now."""
         holdings = [Holding(self.candidate(place), place.device, place.resident.adapters.bytes) for place in self.places.values()]
         holdings += self._going
-        waiting = self._clock() - wish.asked_at
-        waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(wish.name))
-        challenger = Challenger(wish.name, wish.size.bytes, waiting)
-        chosen = victims(self.device, holdings, wish.size, self._policy, challenger, own)
+        waiting = self._clock() - request.requested_at
+        waiting = math.inf if waiting > _PATIENCE_SECONDS else max(waiting, self._waiting_seconds(request.name))
+        challenger = Challenger(request.name, request.size.bytes, waiting)
+        chosen = victims(self.device_memory, holdings, request.size, self._policy, challenger, own)
         for one in chosen or ():
             self._floor = max(self._floor, self._policy(one))
-            self.leave(self.places[one.name].resident)
+            self.evict(self.places[one.name].resident)
         return chosen is not None
 
-    # Leaving
+    # Eviction
 
-    def leave(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
+    def evict(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
         """Starts to evict a model: it takes no new work, and leaves the device when none of its jobs is held, for host memory if
         there is room and `to_host`."""
         resident.leaving = True
-        task = self._start(self._unload(resident.name, resident.drained, to_host=to_host))
+        task = self._tasks.start(self._unload(resident.name, resident.drained, to_host=to_host))
         self.unloading[resident.name] = task
         self._changed()
         return task
@@ -254,7 +227,7 @@ class Space:
         await drained.wait()
         self.places[model].resident.adapters.clear()
         size = self.places[model].device.size.bytes
-        warm = await self._parked(self.places[model]) if to_host else None
+        warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
         claim = place.device
@@ -268,18 +241,18 @@ class Space:
             await in_thread(self._trim)
             self._going.remove(going)
         else:
-            self.warm[model] = warm
-        self.device.release(claim)
+            self.host.models[model] = warm
+        self.device_memory.release(claim)
         del self.unloading[model]
         metrics.EVICTIONS.labels("cold" if warm is None else "warm").inc()
         log.info("model unloaded", extra=fields({"model": model, "bytes": size, "to_host": warm is not None}))
-        self.tell()
+        self.wake_loads()
         self._changed()
 
-    async def _parked(self, place: Place) -> Warm | None:
+    async def _park(self, place: Place) -> Warm | None:
         """Moves the model to host memory. None if that has no room, or only by dropping warm models that are worth more."""
         one = place.resident
-        host = place.host or self._host_room(one.name, one.model.bytes, one)
+        host = place.host or self.host.reserve(one.name, one.model.bytes, one)
         if host is None:
             return None
         try:
@@ -292,48 +265,10 @@ class Space:
         place.host = host
         return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
 
-    def _host_room(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
-        """Reserves host memory, dropping warm models that are worth less than this one. None if that is not enough."""
-        missing = self.host.missing(Size(needed))
-        if missing > 0:
-            candidates = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
-            candidates.append(self._warm_candidate(model, needed, like))
-            chosen = choose_victims(candidates, missing, self._policy, Challenger("", needed))
-            if chosen is None or any(one.name == model for one in chosen):
-                return None
-            for victim in chosen:
-                self.drop_warm(victim.name)
-        return self.host.claim(model, Size(needed))
-
-    def _warm_candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
-        idle = self._clock() - like.last_used
-        return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
-
-    def drop_warm(self, model: str) -> bool:
-        """Drops a model from host memory; returns whether it was warm."""
-        warm = self.warm.get(model)
-        if warm is not None:
-            self.forget(self.take(warm))
-            log.info("warm model dropped", extra=fields({"model": model}))
-            self._changed()
-        return warm is not None
-
-    def take(self, warm: Warm) -> Warm:
-        """Removes the model from the warm ones; the caller makes it resident or forgets it."""
-        return self.warm.pop(warm.name)
-
-    def forget(self, warm: Warm) -> None:
-        """Frees the model's host memory, and lets the store delete its directory."""
-        if warm.host is not None:
-            self.host.release(warm.host)
-        warm.copy.close()
-        self._start(in_thread(self._trim))
-
     async def relieve(self, keep: str) -> bool:
         """Frees the memory of one model: a warm one where memory is shared, else one that is idle and not pinned, other than
         `keep`. False if there is none."""
-        if self._shares_memory and (warm := self._cheapest_warm()) is not None:
-            self.drop_warm(warm)
+        if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
             return True
         idle = [
@@ -344,19 +279,34 @@ class Space:
         if not idle:
             return False
         victim = min(idle, key=self._policy).name
-        await asyncio.wait([self.leave(self.places[victim].resident, to_host=not self._shares_memory)])
+        await asyncio.wait([self.evict(self.places[victim].resident, to_host=not self._shares_memory)])
         return True
 
-    def _cheapest_warm(self) -> str | None:
-        found = [self._warm_candidate(one.name, one.parked.host_bytes, one) for one in self.warm.values()]
-        return min(found, key=self._policy).name if found else None
-
-    # Arriving
+    # Admission
 
     async def admit(self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float) -> Resident:
         """Makes a loaded model resident."""
-        now, name = self._clock(), claim.name
-        resident = Resident(
+        resident = self._resident(claim.name, model, load_seconds, activation)
+        place = Place(resident, copy, claim)
+        if model.host_bytes:
+            place.host = self.host.reserve(claim.name, model.host_bytes, resident)
+            if place.host is None:
+                await in_thread(model.drop_host_copy)
+        self.places[claim.name] = place
+        return resident
+
+    def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
+        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
+        self.host.resumed(warm, seconds)
+        resident = self._resident(warm.name, model, warm.load_seconds, activation)
+        if not model.host_bytes:
+            self.host.release_of(warm)
+        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
+        return resident
+
+    def _resident(self, name: str, model: Model, load_seconds: float, activation: float) -> Resident:
+        now = self._clock()
+        return Resident(
             name,
             model,
             load_seconds=load_seconds,
@@ -367,32 +317,3 @@ class Space:
             activation_bytes_per_token=activation,
             meter=self.meter(name),
         )
-        place = Place(resident, copy, claim)
-        if model.host_bytes:
-            place.host = self._host_room(name, model.host_bytes, resident)
-            if place.host is None:
-                await in_thread(model.drop_host_copy)
-        self.places[name] = place
-        return resident
-
-    def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
-        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
-        now = self._clock()
-        self._resumed = Size(self._resumed.bytes + warm.size.bytes)
-        self._resumed_seconds += seconds
-        resident = Resident(
-            warm.name,
-            model,
-            load_seconds=warm.load_seconds,
-            loaded_at=now,
-            last_used=now,
-            pinned=model.card.pinned,
-            floor=self._floor,
-            activation_bytes_per_token=activation,
-            meter=self.meter(warm.name),
-        )
-        if not model.host_bytes and warm.host is not None:
-            self.host.release(warm.host)
-            warm.host = None
-        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
-        return resident

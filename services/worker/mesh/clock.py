@@ -16,7 +16,7 @@ class MeshClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._unix_time = unix_time
-        # The state: by how many seconds Redis' clock is ahead of `clock`; None until it was heard.
+        # The state: by how many seconds Redis' clock is ahead of `clock`; None before the first estimate.
         self._ahead: float | None = None
 
     def now(self) -> float:
@@ -27,7 +27,7 @@ class MeshClock:
         """Converts a moment of this clock to the machine's own, Unix time."""
         return self._unix_time() + at - self.now()
 
-    def hear(self, now_unix_ms: int, asked_at: float, heard_at: float) -> None:
+    def synchronise(self, now_unix_ms: int, sent_at: float, received_at: float) -> None:
         """Updates the estimate from a call that was sent and answered at these moments of `clock`. `now_unix_ms`: the router's time
         (0: it sends none).
 
@@ -37,6 +37,6 @@ class MeshClock:
         """
         if not now_unix_ms:
             return
-        told = now_unix_ms / 1000
-        least, most = told - heard_at, told - asked_at
+        router_time = now_unix_ms / 1000
+        least, most = router_time - received_at, router_time - sent_at
         self._ahead = least if self._ahead is None else min(max(self._ahead, least), most)

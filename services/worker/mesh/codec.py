@@ -132,7 +132,7 @@ def to_work(job: worker_pb2.Job) -> Work:
             return _score_work(job.score)
         case "extract":
             return _extract_work(job.extract)
-    raise TaskNotSupported(f"no operation that this worker (wire version {WIRE_VERSION}) knows: upgrade the workers of this pool")
+    raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
 def result_of(result: Result, *, revision: str, tokens: int, timings: Timings) -> bytes:
@@ -280,7 +280,7 @@ def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = Fal
 def _text(item: inference_pb2.Item, field: str, *, given: bool = False) -> str:
     """`given`: the task takes entities beside the text."""
     if item.entities and not given:
-        raise InvalidInput(f"{field}.entities are for the task relations", field=f"{field}.entities")
+        raise InvalidInput(f"{field}.entities may be given for the task relations only", field=f"{field}.entities")
     match item.WhichOneof("content"):
         case "text":
             return item.text

@@ -12,6 +12,7 @@ import random
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -25,6 +26,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.telemetry.traces import TRACEPARENT
+from services.worker.mesh.clock import MeshClock
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_OUR_FAULT: Final = (
+_NOT_RETRIABLE: Final = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
@@ -54,11 +56,11 @@ _OUR_FAULT: Final = (
 )
 """Statuses that any other router would answer, too: the call does not fail over."""
 
-_NOT_LET_IN: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+_UNAUTHORISED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """Authentication or authorisation failed. Retried as if the router were down: the token or certificate may be renewed here, or
 registered there."""
-TELL_SECONDS: Final = 60.0
-"""The interval between two log lines that say so."""
+REFUSED_LOG_SECONDS: Final = 60.0
+"""The interval between two log lines about that."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -93,21 +95,33 @@ _HEARTBEAT: Final = _method("Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2
 _CONNECT: Final = _method("Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse)
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The worker's identity in calls to routers. `epoch` is new at each start of the process."""
+
+    worker_id: str
+    epoch: str
+    pool: str
+
+
 class Link:
     """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError if the call is refused.
 
-    `trust`: the certificates and the token, read again when their files change; calls in flight end on the connection they have.
+    `identity`: what calls name this worker. `clock`: Redis' clock, synchronised by the answers to pulls. `trust`: the certificates
+    and the token, read again when their files change; calls in flight end on the connection they have.
     """
 
-    def __init__(self, addresses: Sequence[str], worker_id: str, trust: Trust | None = None) -> None:
+    def __init__(self, identity: Identity, addresses: Sequence[str], trust: Trust | None = None) -> None:
+        self.identity = identity
+        self.clock = MeshClock()
         self._addresses = tuple(addresses)
         self._trust = trust or Trust()
         self._channels = Channels(self._open, self._trust.tls)
         # Workers start at different routers, which balances the load.
-        self._current = zlib.crc32(worker_id.encode()) % len(self._addresses)
+        self._current = zlib.crc32(identity.worker_id.encode()) % len(self._addresses)
         self._answered = asyncio.Event()
         self._down: set[int] = set()
-        self._told = -math.inf
+        self._refusal_logged_at = -math.inf
 
     async def __aenter__(self) -> Link:
         return self
@@ -129,7 +143,10 @@ class Link:
         self._current = (self._current + 1) % len(self._addresses)
 
     async def pull(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
-        return await self._call(_PULL, request, request.wait_seconds + PULL_MARGIN_SECONDS)
+        sent_at = time.monotonic()
+        response = await self._call(_PULL, request, request.wait_seconds + PULL_MARGIN_SECONDS)
+        self.clock.synchronise(response.now_unix_ms, sent_at, time.monotonic())
+        return response
 
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatResponse:
         return await self._call(_HEARTBEAT, request, HEARTBEAT_SECONDS)
@@ -161,9 +178,9 @@ class Link:
             async for _ in line.stream(_CONNECT)(request, metadata=self._trust.metadata()):
                 pass
         except grpc.aio.AioRpcError as error:
-            if error.code() in _OUR_FAULT:
+            if error.code() in _NOT_RETRIABLE:
                 raise InternalError(f"{address}: {error.details()}") from error
-            self._leave(index, error)
+            self._fail_over(index, error)
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
         finally:
             for channel in self._channels.give_back(line):
@@ -186,13 +203,13 @@ class Link:
             index = self._current
             address = self._addresses[index]
             try:
-                response = await self._ask(address, method, request, timeout, metadata)
+                response = await self._send(address, method, request, timeout, metadata)
             except grpc.aio.AioRpcError as error:
-                if error.code() in _OUR_FAULT:
+                if error.code() in _NOT_RETRIABLE:
                     log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
                     raise InternalError(f"{address}: {error.details()}") from error
                 reasons.append(f"{address}: {error.code().name} {error.details()}")
-                self._leave(index, error)
+                self._fail_over(index, error)
                 if isinstance(request, worker_pb2.PullRequest):
                     request.asked_again = True  # what was lost may have been a batch
             else:
@@ -201,7 +218,7 @@ class Link:
                 return response
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
-    async def _ask(
+    async def _send(
         self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
     ) -> _Response:
         line = self._channels.take(address)
@@ -212,17 +229,21 @@ class Link:
                 await channel.close()
         return response
 
-    def _leave(self, index: int, error: grpc.aio.AioRpcError) -> None:
+    def _fail_over(self, index: int, error: grpc.aio.AioRpcError) -> None:
         if self._current == index:
             self._current = (index + 1) % len(self._addresses)
         reason = f"{error.code().name} {error.details()}"
-        if error.code() in _NOT_LET_IN:
-            self._tell_not_let_in(self._addresses[index], reason)
+        if error.code() in _UNAUTHORISED:
+            self._log_refusal(self._addresses[index], reason)
         elif index not in self._down:
             self._down.add(index)
-            log.warning("a router does not answer", extra=fields({"router": self._addresses[index], "reason": reason}))
+            outcome = {"router": self._addresses[index], "reason": reason}
+            log.warning("a router does not answer: the next one is called", extra=fields(outcome))
 
-    def _tell_not_let_in(self, address: str, reason: str) -> None:
-        if time.monotonic() >= self._told + TELL_SECONDS:
-            self._told = time.monotonic()
-            log.error("a router does not take our token or certificate", extra=fields({"router": address, "reason": reason}))
+    def _log_refusal(self, address: str, reason: str) -> None:
+        if time.monotonic() >= self._refusal_logged_at + REFUSED_LOG_SECONDS:
+            self._refusal_logged_at = time.monotonic()
+            log.error(
+                "a router refuses the token or certificate of this worker: renew it here, or register it there",
+                extra=fields({"router": address, "reason": reason}),
+            )

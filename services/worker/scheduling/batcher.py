@@ -128,7 +128,7 @@ class _Share:
     def leave(self, line: _Line, now: float) -> None:
         turns = self.lines[line.group.model]
         turns.leave(line.key, now)
-        if not turns.anybody:
+        if not turns.has_waiting:
             self.models.leave(line.group.model, now)
 
     def first(self) -> tuple[Group, Flow]:
@@ -231,7 +231,7 @@ class WaitingRoom:
         """
         self._now = now
         self._forget()
-        if not self._callers.anybody:
+        if not self._callers.has_waiting:
             return None
         self._models.next()
         group, flow = self._shares[self._callers.next()].next()
@@ -252,7 +252,7 @@ class WaitingRoom:
         the length of a batch, so that callers at the same pace do not preempt each other. Both batches together must keep within
         `limits.tokens`, since the activations of both are in memory.
         """
-        if not self._callers.anybody:
+        if not self._callers.has_waiting:
             return False
         caller = self._callers.first()
         _, is_bulk = caller
@@ -301,7 +301,7 @@ class WaitingRoom:
         if not any(group.model == line.group.model for group in self._lines):
             self._models.leave(line.group.model, self._now)
         share.leave(line, self._now)
-        if not share.models.anybody:
+        if not share.models.has_waiting:
             self._callers.leave(line.flow.caller, self._now)
 
     def _count(self, line: _Line, tokens: int) -> None:

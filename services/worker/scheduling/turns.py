@@ -39,7 +39,7 @@ class Turns(Generic[Key]):
         return len(self._tags) + len(self._away)
 
     @property
-    def anybody(self) -> bool:
+    def has_waiting(self) -> bool:
         return bool(self._tags)
 
     def tag(self, key: Key) -> float:

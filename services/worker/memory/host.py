@@ -1,0 +1,128 @@
+"""Warm models: evicted from the device to host memory, from where they return without being read from disk.
+
+Not on the request path: `space.py` evicts models to it, `loading.py` resumes them. Event loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from libs.eviction import Candidate, Challenger, Policy, choose_victims
+from libs.models import Parked
+from libs.store import Copy
+from libs.telemetry.logs import fields
+from services.worker.machine.device import Device
+from services.worker.machine.tasks import Tasks
+from services.worker.machine.threads import in_thread
+from services.worker.memory.budget import Claim, Ledger, Size
+from services.worker.memory.resident import Resident
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Warm:
+    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
+
+    name: str
+    parked: Parked
+    copy: Copy
+    size: Size
+    host: Claim | None
+    """None: the model is returning to a device that shares the host's memory."""
+    load_seconds: float
+    last_used: float
+    uses: int
+    floor: float
+
+
+class HostMemory:
+    """Host memory for warm models and for the host copies of resident ones. `changed` is called when a warm model is dropped."""
+
+    def __init__(
+        self, device: Device, tasks: Tasks, *, policy: Policy, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self._ledger = Ledger(device.host_bytes)
+        self._trim = device.trim
+        self._tasks = tasks
+        self._policy = policy
+        self._clock = clock
+        self._changed = changed
+        # Mutable state: the warm models by name; bytes and seconds of all that were resumed.
+        self.models: dict[str, Warm] = {}
+        self._resumed_bytes = 0
+        self._resumed_seconds = 0.0
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._ledger.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._ledger.used_bytes
+
+    def reserve(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
+        """Reserves memory, dropping warm models that are worth less than this one (`like`). None if that is not enough."""
+        missing = self._ledger.missing(Size(needed))
+        if missing > 0:
+            candidates = [*self._candidates(), self._candidate(model, needed, like)]
+            chosen = choose_victims(candidates, missing, self._policy, Challenger("", needed))
+            if chosen is None or any(one.name == model for one in chosen):
+                return None
+            for victim in chosen:
+                self.drop(victim.name)
+        return self._ledger.claim(model, Size(needed))
+
+    def release(self, claim: Claim) -> None:
+        self._ledger.release(claim)
+
+    def release_of(self, warm: Warm) -> None:
+        """Releases the model's memory, if it still has any."""
+        if warm.host is not None:
+            self._ledger.release(warm.host)
+            warm.host = None
+
+    def take(self, warm: Warm) -> Warm:
+        """Removes the model from the warm ones; the caller makes it resident or forgets it."""
+        return self.models.pop(warm.name)
+
+    def forget(self, warm: Warm) -> None:
+        """Frees the model's memory, and lets the store delete its directory."""
+        self.release_of(warm)
+        warm.copy.close()
+        self._tasks.start(in_thread(self._trim))
+
+    def drop(self, model: str) -> bool:
+        """Drops a model from host memory; returns whether it was warm."""
+        warm = self.models.get(model)
+        if warm is not None:
+            self.forget(self.take(warm))
+            log.info("warm model dropped", extra=fields({"model": model}))
+            self._changed()
+        return warm is not None
+
+    def drop_cheapest(self) -> bool:
+        """Drops the warm model of the lowest value; False if there is none."""
+        candidates = self._candidates()
+        return bool(candidates) and self.drop(min(candidates, key=self._policy).name)
+
+    def resumed(self, warm: Warm, seconds: float) -> None:
+        """Adds a measurement: how long a model took to return to the device."""
+        self._resumed_bytes += warm.size.bytes
+        self._resumed_seconds += seconds
+
+    def resume_seconds(self, size: int) -> float | None:
+        """How long a model of so many bytes takes to return, at the rate measured over all models. None if it does not fit here, or
+        nothing was measured yet."""
+        if size > self.limit_bytes or not self._resumed_bytes:
+            return None
+        return self._resumed_seconds * size / self._resumed_bytes
+
+    def _candidates(self) -> list[Candidate]:
+        return [self._candidate(one.name, one.parked.host_bytes, one) for one in self.models.values()]
+
+    def _candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
+        idle = self._clock() - like.last_used
+        return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
