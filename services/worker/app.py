@@ -135,7 +135,7 @@ class Worker:
         residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
         self.metrics = WorkerMetrics(settings.pool, device, residency, waste)
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
-        finisher = Finisher(delivery, threads.finishing, Widening(threads.widening), wake)
+        finisher = Finisher(delivery, threads.finishing, Widening(threads.widening, unix_time=link.clock.now), wake)
         runner = self._runner = Runner(
             Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
             finisher,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
@@ -30,9 +29,9 @@ def nonfinite_outputs(held: HeldJob) -> list[int]:
 
 
 class Widening:
-    """`thread` must be an executor with one thread. `unix_time`: seconds, for deadlines."""
+    """`thread` must be an executor with one thread. `unix_time`: seconds since 1970 by the clock of Redis, as deadlines count."""
 
-    def __init__(self, thread: Executor, *, unix_time: Callable[[], float] = time.time) -> None:
+    def __init__(self, thread: Executor, *, unix_time: Callable[[], float]) -> None:
         self._thread = thread
         self._unix_time = unix_time
         self._lock = threading.Lock()
