@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.texts import minilm_directory
-from services.local.process import Child
 from services.local.settings import free_port
+from services.local.supervision.child import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"

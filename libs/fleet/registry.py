@@ -20,7 +20,7 @@ from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
-from libs.queue.connection import translated
+from libs.queue.connection.client import translated
 from libs.queue.keys import BELL, LaneKey, WorkerBell
 
 FAILURE_MS = 15 * 60_000

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from redis.asyncio import Redis
 
-from libs.queue import connection
-from libs.queue.connection import UnsuitableRedis, translated
+from libs.queue.connection import client as connection
+from libs.queue.connection.client import UnsuitableRedis, translated
 from libs.queue.keys import LAYOUT
 from libs.telemetry.logs import fields
 from libs.versions import LAYOUT_VERSION

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import fitness, operations, upkeep
-from libs.queue.connection import Subscriber, translated
+from libs.queue.connection.client import Subscriber, translated
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import BELL, KEYS, Keys, LaneKey, WorkerBell, parse_bell
 

@@ -18,11 +18,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.errors import NoCapacity
-from libs.serving.auth import Authenticator
-from libs.serving.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
-from libs.serving.interceptor import Interceptor
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.calls.interceptor import Interceptor
 from libs.serving.reflection import add_reflection
-from libs.serving.security import Security, check_exposure, is_loopback
+from libs.serving.security.authentication import Authenticator
+from libs.serving.security.settings import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # All of a call's headers, the token included. Above the soft limit some calls are refused, above the hard limit all.
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
-    # Per connection, so that no single one takes all concurrent calls of the server (`bounds.py`).
+    # Per connection, so that no single one takes all concurrent calls of the server (`calls/bounds.py`).
     ("grpc.max_concurrent_streams", 10_000),
 )
 

@@ -15,15 +15,15 @@ import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
-from services.local import launch
-from services.local.certs import caller_variables, issue_all, server_variables
 from services.local.devices import VISIBLE
-from services.local.environment import environment_of
-from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
-from services.local.supervision import Role, ending
-from services.local.supervisor import Supervisor, Tell
+from services.local.supervision import launch
+from services.local.supervision.child import Child
+from services.local.supervision.environment import environment_of
+from services.local.supervision.policy import Role, ending
+from services.local.supervision.supervisor import Supervisor, Tell
+from services.local.trust.certificates import caller_variables, issue_all, server_variables
 from services.local.workplace import Workplace, workplace
 
 START_SECONDS: Final = 120.0

@@ -16,7 +16,7 @@ from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
-from libs.serving.decode import SMALL_REQUEST_BYTES
+from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission import report_limits
 from services.router.admission.standings import LaneAsker

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from services.local.supervision import PAUSES_SECONDS, WINDOW_SECONDS, History, Role, can_serve, complaint, ending, next_step
+from services.local.supervision.policy import PAUSES_SECONDS, WINDOW_SECONDS, History, Role, can_serve, complaint, ending, next_step
 
 ROLES: dict[str, Role] = {
     "redis": "redis",

@@ -1,4 +1,4 @@
-"""Children that end are started again: real processes, by the rules of `supervision.py` without its pauses."""
+"""Children that end are started again: real processes, by the rules of `policy.py` without its pauses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from libs import processes
 from libs.errors import InvalidInput, NoCapacity
-from services.local import supervision
-from services.local.process import Child
-from services.local.supervisor import Supervisor
+from services.local.supervision import policy as supervision
+from services.local.supervision.child import Child
+from services.local.supervision.supervisor import Supervisor
 from services.local.workplace import Workplace, workplace
 from tests.support.waiting import wait_until
 
@@ -78,7 +78,7 @@ def test_children_die_with_their_parent_however_that_dies(tmp_path: Path) -> Non
     parent = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from services.local.process import Child\n"
+        "from services.local.supervision.child import Child\n"
         "deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'\n"
         "async def main():\n"
         "    child = Child('deaf', [sys.executable, '-c', deaf], dict(os.environ), Path(sys.argv[1]))\n"

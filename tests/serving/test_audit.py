@@ -12,7 +12,7 @@ import pytest
 from shoal.v1 import models_pb2
 
 from libs.serving import Identity, Security
-from libs.serving.audit import Asked, Audit
+from libs.serving.security.audit import Asked, Audit
 from tests.router.parts import until
 from tests.serving.parts import ADMIN, CLIENT, LIST, LOAD, Calls, connected, server_of, write_tokens
 

@@ -20,7 +20,7 @@ from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.serving import current_call
-from libs.serving.identity import ANONYMOUS
+from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router.admission import reports
 from services.router.admission.control import why_broken

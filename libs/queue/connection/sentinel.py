@@ -21,8 +21,8 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from libs.environment import is_loopback_host
-from libs.queue.trust import PasswordFile
-from libs.queue.urls import SentinelUrl
+from libs.queue.connection.trust import PasswordFile
+from libs.queue.connection.urls import SentinelUrl
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)

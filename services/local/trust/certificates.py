@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libs.errors import InvalidInput
-from libs.serving.identity import CERTIFIED_NAME, is_certified_name
+from libs.serving.security.identity import CERTIFIED_NAME, is_certified_name
 
 SERVERS: Final = ("router", "scheduler")
 CALLERS: Final = ("worker", "client", "admin", "scaler")

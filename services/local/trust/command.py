@@ -14,8 +14,17 @@ from rich.table import Table
 from shoal.cli.console import Console, emit
 
 from libs.errors import InvalidInput, ShoalError
-from libs.queue.acl import acl_file
-from services.local.certs import CALLERS, LEAF_DAYS, SERVERS, Issued, Party, caller_variables, issue_all, server_variables
+from libs.queue.connection.acl import acl_file
+from services.local.trust.certificates import (
+    CALLERS,
+    LEAF_DAYS,
+    SERVERS,
+    Issued,
+    Party,
+    caller_variables,
+    issue_all,
+    server_variables,
+)
 
 _HELP_NAME = "One more certificate: a role, or role/name, such as client/search (of the tenant `search`). May be repeated."
 _HELP_HOST = "A DNS name or IP address by which router and scheduler are reached, beside loopback. May be repeated."

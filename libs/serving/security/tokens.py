@@ -17,7 +17,7 @@ import yaml
 
 from libs.catalog.shapes import At, Choice, Key, Record, Schema, Text
 from libs.errors import InvalidInput
-from libs.serving.identity import DEFAULT_TENANT, NAMED_ROLES, PRINTABLE, Identity, Role, digest_of
+from libs.serving.security.identity import DEFAULT_TENANT, NAMED_ROLES, PRINTABLE, Identity, Role, digest_of
 
 VARIABLE: Final = "SHOAL_TOKENS"
 LONGEST: Final = 8192

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.identity import Identity
+from libs.serving.security.identity import Identity
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 
 log = logging.getLogger("shoal.audit")

@@ -1,4 +1,4 @@
-"""Supervises the children of a local mesh: restarts those that end, by the policy of `supervision.py`, while the others serve."""
+"""Supervises the children of a local mesh: restarts those that end, by the policy of `policy.py`, while the others serve."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from libs.processes import MOST_LETTERS, Process, to_text
-from services.local.process import Child
-from services.local.supervision import History, Role, can_serve, ending, next_step
+from services.local.supervision.child import Child
+from services.local.supervision.policy import History, Role, can_serve, ending, next_step
 
 Tell = Callable[[str], None]
 """Called with one sentence on what happened to a child, for the user."""

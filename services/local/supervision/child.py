@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from services.local.supervision import complaint
+from services.local.supervision.policy import complaint
 
 STOP_SECONDS: Final = 30.0
 _LAST_BYTES: Final = 64 << 10

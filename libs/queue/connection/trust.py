@@ -21,7 +21,7 @@ from shoal.trust import Tls, Watched
 
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
-from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 _BEYOND: Final = (
     "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain "

@@ -25,9 +25,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.errors import NoCapacity
-from libs.queue.sentinel import NoMaster, master_pool
-from libs.queue.trust import PasswordFile, RedisTrust, TlsConnection
-from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.sentinel import NoMaster, master_pool
+from libs.queue.connection.trust import PasswordFile, RedisTrust, TlsConnection
+from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0

@@ -13,8 +13,8 @@ from typing import Final
 
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
-from libs.serving.identity import is_printable
-from libs.serving.tls import TlsFiles
+from libs.serving.security.identity import is_printable
+from libs.serving.security.tls import TlsFiles
 
 DEFAULT_TRUST_DOMAIN: Final = "shoal"
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
@@ -95,11 +95,11 @@ class Security:
             self.tls.read()
         # Imported only where they are needed: a worker's health server takes no tokens.
         if self.tokens is not None:
-            from libs.serving.tokens import read_tokens
+            from libs.serving.security.tokens import read_tokens
 
             read_tokens(self.tokens)
         if self.jwks is not None:
-            from libs.serving.jwks import read_keys
+            from libs.serving.security.jwks import read_keys
 
             read_keys(self.jwks, self.issuer, self.audience)
 

@@ -25,10 +25,8 @@ from opentelemetry import trace
 
 from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
 from libs.names import is_model_id
-from libs.serving.audit import Asked, Audit
-from libs.serving.auth import Authenticator, Metadata
-from libs.serving.bounds import MOST_CALLS, Bound
-from libs.serving.call import (
+from libs.serving.calls.bounds import MOST_CALLS, Bound
+from libs.serving.calls.call import (
     REQUEST_ID_HEADER,
     TENANT_HEADER,
     Call,
@@ -37,12 +35,14 @@ from libs.serving.call import (
     header,
     new_request_id,
 )
-from libs.serving.decode import MAX_REQUEST_BYTES, parse, request_type
-from libs.serving.identity import UNKNOWN, Identity, is_printable
-from libs.serving.public import Public
-from libs.serving.roles import CHANGES, check_may
-from libs.serving.security import Security
-from libs.serving.status import DETAILS_HEADER, to_status
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, parse, request_type
+from libs.serving.calls.public import Public
+from libs.serving.calls.status import DETAILS_HEADER, to_status
+from libs.serving.security.audit import Asked, Audit
+from libs.serving.security.authentication import Authenticator, Metadata
+from libs.serving.security.identity import UNKNOWN, Identity, is_printable
+from libs.serving.security.roles import CHANGES, check_may
+from libs.serving.security.settings import Security
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, fields
 
