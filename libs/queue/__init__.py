@@ -1,6 +1,7 @@
 """The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues, `services/router/lanes/pull.py` dequeues."""
 
-from libs.queue.connection.client import UnsuitableRedis, connect, open_all
+from libs.queue.connection.client import connect, open_all
+from libs.queue.connection.requirements import UnsuitableRedis
 from libs.queue.connection.trust import RedisTrust
 from libs.queue.fitness import Fitness
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
