@@ -59,7 +59,7 @@ class Lanes:
         self._dead_letter_limit = dead_letter_limit
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
-        self._clock = RedisClock(redis, clock)
+        self.clock = RedisClock(redis, clock)
         # Batch ids are never reused, not even after Redis lost its data: a late answer must not end another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
         # The state: the number of the next batch.
@@ -77,11 +77,11 @@ class Lanes:
 
     async def now_ms(self) -> int:
         """Redis' clock, Unix milliseconds; measures it for `clock_ms`."""
-        return await self._clock.measure()
+        return await self.clock.measure()
 
     def clock_ms(self) -> int:
         """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs no round trip."""
-        return self._clock.now_ms()
+        return self.clock.now_ms()
 
     async def enqueue(self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool) -> list[bool]:
         """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
@@ -124,7 +124,7 @@ class Lanes:
             bell=BELL,
             ring=ring,
             router_id=self._router_id,
-            now_ms=self._clock.argument(),
+            now_ms=self.clock.argument(),
             max_tokens=max_tokens,
             groups=arguments,
         )
@@ -160,7 +160,7 @@ class Lanes:
                 ring=ring,
                 batch_id=batch_id,
                 worker_id=worker_id,
-                now_ms=self._clock.argument(),
+                now_ms=self.clock.argument(),
                 lease_ms=self.lease_ms,
                 budget_tokens=budget_tokens,
                 budget_jobs=max(1, budget_jobs),
@@ -210,7 +210,7 @@ class Lanes:
             self._redis,
             self._keys.of(lane),
             worker_id=worker_id,
-            now_ms=self._clock.argument(),
+            now_ms=self.clock.argument(),
             lease_ms=self.lease_ms,
             batch_ids=batch_ids,
         )
@@ -334,7 +334,7 @@ class Lanes:
             self._redis,
             self._keys.of(lane),
             lane=lane.name,
-            now_ms=self._clock.argument(),
+            now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
             max_attempts=self._max_attempts,
             dead_letter_limit=self._dead_letter_limit,

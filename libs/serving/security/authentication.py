@@ -52,7 +52,7 @@ class Authenticator:
 
     def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
         """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if needed. Raises Unauthenticated."""
-        if not self._security.tells_callers_apart:
+        if not self._security.authenticates:
             return ANONYMOUS
         given = [value for key, value in metadata if key == AUTHORIZATION]
         if given:
