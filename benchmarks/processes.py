@@ -181,7 +181,7 @@ async def _listening(child: Child, port: int) -> None:
     async with asyncio.timeout(START_SECONDS):
         while True:
             if child.status is not None:
-                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.last_words()}")
+                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.log_end()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from redis.asyncio import Redis
 
@@ -30,6 +30,15 @@ DAY_MS = 86_400_000
 _OWNER, _LEASES = KEYS.index("owner"), KEYS.index("leases")
 _COUNTERS = ("queued", "leased", "enqueued", "done", "expired", "dead", "cancelled", "enqueued_tokens")
 """Fields of a lane's `meta`, in the order of LaneGauges."""
+
+
+class _Attempts(TypedDict):
+    """When a job whose leases expire is given up, and how: its answer, and the length of the dead-letter stream. Arguments of
+    several scripts."""
+
+    max_attempts: int
+    dead_letter_limit: int
+    dead_result: bytes
 
 
 class Lanes:
@@ -54,9 +63,7 @@ class Lanes:
         self.lease_ms = lease_ms
         self._redis = redis
         self._router_id = router_id
-        self._dead_result = dead_result
-        self._max_attempts = max_attempts
-        self._dead_letter_limit = dead_letter_limit
+        self._attempts = _Attempts(max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result)
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
         self.clock = RedisClock(redis, clock)
@@ -164,9 +171,7 @@ class Lanes:
                 lease_ms=self.lease_ms,
                 budget_tokens=budget_tokens,
                 budget_jobs=max(1, budget_jobs),
-                max_attempts=self._max_attempts,
-                dead_letter_limit=self._dead_letter_limit,
-                dead_result=self._dead_result,
+                **self._attempts,
                 others_than=others_than,
             )
             if (found := _pulled(batch_id, reply)) is not None:
@@ -336,9 +341,7 @@ class Lanes:
             lane=lane.name,
             now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
-            max_attempts=self._max_attempts,
-            dead_letter_limit=self._dead_letter_limit,
-            dead_result=self._dead_result,
+            **self._attempts,
         )
 
     async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
@@ -351,9 +354,7 @@ class Lanes:
             bell=BELL,
             worker_id=worker_id,
             prefix=f"{epoch}-",
-            max_attempts=self._max_attempts,
-            dead_letter_limit=self._dead_letter_limit,
-            dead_result=self._dead_result,
+            **self._attempts,
         )
         return cast(int, back)
 

@@ -184,12 +184,7 @@ async def serving(
         authenticator,
         {name: most for service in services for name, most in service.limits.items()},
     )
-    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
-    plain = grpc.aio.server(interceptors=[interceptor], options=options)
-    for service in services:
-        service.add_to(plain)
-    add_reflection([*names, "grpc.health.v1.Health"], plain)
-    server = Server(plain, interceptor, [*names, *health])
+    server = Server(_grpc_server(services, interceptor, connection_seconds), interceptor, [*names, *health])
     await server.start(address, security)
     async with AsyncExitStack() as stack:
         if security.takes_tokens:
@@ -200,6 +195,15 @@ async def serving(
             await server.drain(grace_seconds)
             on_drained()
             await server.stop()
+
+
+def _grpc_server(services: Sequence[Service], interceptor: Interceptor, connection_seconds: float) -> grpc.aio.Server:
+    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
+    server = grpc.aio.server(interceptors=[interceptor], options=options)
+    for service in services:
+        service.add_to(server)
+    add_reflection([*(service.name for service in services), "grpc.health.v1.Health"], server)
+    return server
 
 
 @asynccontextmanager

@@ -78,15 +78,8 @@ class Router:
         self.presence = Presence(self.lanes, self.fleet, bells, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
-        admission = AdmissionController(
-            self.view,
-            outstanding,
-            StandingReader(standings, background),
-            TenantLimits(settings.tenants, Rates(redis)),
-            self.lanes.clock,
-            routes=settings.routes,
-            max_queued_seconds=settings.max_queued_seconds,
-        )
+        limits = TenantLimits(settings.tenants, Rates(redis))
+        admission = self._admission(settings, outstanding, StandingReader(standings, background), limits)
         self.inference = InferenceService(
             admission, self.dispatcher, self.flight, default_deadline_seconds=settings.default_deadline_seconds
         )
@@ -96,6 +89,19 @@ class Router:
         membership = Membership(self.fleet, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
         self.upkeep = Upkeep(self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files)
+
+    def _admission(
+        self, settings: Settings, outstanding: Outstanding, standings: StandingReader, limits: TenantLimits
+    ) -> AdmissionController:
+        return AdmissionController(
+            self.view,
+            outstanding,
+            standings,
+            limits,
+            self.lanes.clock,
+            routes=settings.routes,
+            max_queued_seconds=settings.max_queued_seconds,
+        )
 
 
 @asynccontextmanager

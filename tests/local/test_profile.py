@@ -98,7 +98,7 @@ def test_what_no_stop_tells_is_named() -> None:
         (["nonsense"], "neither a directory nor a model id"),
         ([MINILM, "--model", "a/b=/no/such"], "/no/such is not a directory"),
         ([MINILM, "--texts", "/no/such.txt"], "No such file"),
-        ([MINILM, "--texts", "/dev/null"], "/dev/null has no text"),
+        ([MINILM, "--texts", "/dev/null"], "/dev/null contains no text"),
         ([MINILM, "--trace", "trace.txt"], "must end in .json"),
         ([MINILM, "--trace", "/no/such/trace.json"], "no directory /no/such"),
         ([MINILM, "--plot", "parts.txt"], "must end in .png, .svg, .pdf"),
