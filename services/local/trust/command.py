@@ -68,7 +68,7 @@ def redis_acl(
         if router is None:
             notes.print("Both users are disabled: set their password with --password-file.")
         else:
-            notes.print("Only digests of the passwords are printed. Set aclfile in redis.conf. Routers and schedulers then need")
+            notes.print("Passwords are printed only as digests. Set aclfile in redis.conf. Routers and schedulers then need")
             notes.print("  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)", markup=False)
             notes.print("  SHOAL_REDIS_PASSWORD_FILE=FILE")
 
