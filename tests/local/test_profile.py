@@ -69,7 +69,13 @@ def test_tables_of_a_directory_with_texts_of_a_file(run: Run, small: Path, tmp_p
     texts.write_text("a first text\n\nand a second one\n")
     done = run(small, *SHORT, "--requests", "0", "--texts", texts)
     assert done.exit_code == 0
-    for wanted in ("org/small: a forward pass of", "float32" if "float32" in done.stdout else "bfloat16", "GEMM", "attention", "gaps"):
+    for wanted in (
+        "org/small: a forward pass of",
+        "float32" if "float32" in done.stdout else "bfloat16",
+        "GEMM",
+        "attention",
+        "gaps",
+    ):
         assert wanted in done.stdout
     for wanted in ("sum of the parts", "whole", "without the profiler", "tokenise", "█"):
         assert wanted in done.stdout
