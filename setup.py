@@ -1,7 +1,7 @@
 """Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the way of what others install.
 
 The names `libs` and `services` are too common to be anybody's in a shared environment. Only processes of the mesh have that folder
-on their path (services/local/installed, services/local/launch.py).
+on their path (services/local/installed, services/local/supervision/launch.py).
 """
 
 from setuptools import find_packages, setup

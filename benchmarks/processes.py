@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.texts import minilm_directory
-from services.local.process import Child
 from services.local.settings import free_port
+from services.local.supervision.child import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
@@ -181,7 +181,7 @@ async def _listening(child: Child, port: int) -> None:
     async with asyncio.timeout(START_SECONDS):
         while True:
             if child.status is not None:
-                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.last_words()}")
+                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.log_end()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -1,7 +1,7 @@
 """Every error that a caller can see, in one hierarchy (the table in docs/api.md).
 
-An error is raised where the fact is known and mapped to a gRPC status in one place, `libs/serving/interceptor.py`. Between worker
-and router it travels as a `Failure` message: `reason` names the class, so `from_reason` can raise the same error again.
+An error is raised where the fact is known and mapped to a gRPC status in one place, `libs/serving/calls/interceptor.py`. Between
+worker and router it travels as a `Failure` message: `reason` names the class, so `from_reason` can raise the same error again.
 """
 
 from __future__ import annotations

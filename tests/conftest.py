@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from shoal import trust
 
 from libs.queue import connect
-from libs.queue.acl import ROUTER
+from libs.queue.connection.acl import ROUTER
 from libs.serving import watched
 from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
@@ -59,7 +59,7 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
-    """A client of it that may do what a router may; what it was refused fails the test (libs/queue/acl.py)."""
+    """A client of it that may do what a router may; what it was refused fails the test (libs/queue/connection/acl.py)."""
     await add_user(redis, ROUTER)
     await refusals(redis)  # what another test has provoked
     client = connect_as(ROUTER, server.url)

@@ -2,7 +2,7 @@
 
 - README.md's table of values, of values.yaml and the comments in it;
 - values.schema.json's definition of a pool's `scaling`, of libs/catalog/pools.py;
-- files/users.acl, with places for the digests of passwords, of libs/queue/acl.py.
+- files/users.acl, with places for the digests of passwords, of libs/queue/connection/acl.py.
 
 With --check nothing is written; what is not current fails.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 import yaml
 
 from libs.catalog.schema import pools_text
-from libs.queue.acl import acl_file
+from libs.queue.connection.acl import acl_file
 
 CHART: Final = Path(__file__).parents[1] / "charts/shoal"
 BEGIN: Final = "<!-- values: made by make chart -->\n"

@@ -20,7 +20,7 @@ from libs.errors import ModelNotFound, NoCapacity
 from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
-from libs.queue.connection import translated
+from libs.queue.connection.client import translated
 from libs.queue.keys import BELL, LaneKey, WorkerBell
 
 FAILURE_MS = 15 * 60_000
@@ -62,9 +62,9 @@ class Fleet:
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
         # The digests of the cards that each worker reported last, by model.
-        self._told_cards: dict[str, dict[str, int]] = {}
+        self._reported_cards: dict[str, dict[str, int]] = {}
         # Own updates since the last refresh began: the data that it reads may be older.
-        self._told: list[_Change] = []
+        self._own_changes: list[_Change] = []
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
         """Stores a heartbeat for all routers, and applies it to `snapshot` at once. A model that has just failed is recorded by
@@ -72,8 +72,8 @@ class Fleet:
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
         kept = _without_cards(heartbeat)
-        told = {model.model: digest_of(model.card) for model in heartbeat.models if model.HasField("card")}
-        changed = self._changed_cards(heartbeat, kept, told)
+        digests = {model.model: digest_of(model.card) for model in heartbeat.models if model.HasField("card")}
+        changed = self._changed_cards(heartbeat, kept, digests)
         now_ms = await scripts.report(
             self._redis,
             (_WORKERS, _CARDS),
@@ -82,7 +82,7 @@ class Fleet:
             leaving=heartbeat.leaving,
             new_cards=[part for name, card in changed.items() for part in (name, card.SerializeToString())],
         )
-        self._told_cards[heartbeat.worker_id] = told
+        self._reported_cards[heartbeat.worker_id] = digests
         record = WorkerRecord.of(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
@@ -91,20 +91,20 @@ class Fleet:
                 workers[record.worker_id] = record
             return replace(snapshot, workers=workers, cards={**snapshot.cards, **changed}, now_ms=max(snapshot.now_ms, now_ms))
 
-        self._tell(change)
+        self._apply(change)
         await self._note_failures(previous, heartbeat)
 
     def _changed_cards(
-        self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, told: Mapping[str, int]
+        self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, digests: Mapping[str, int]
     ) -> dict[str, models_pb2.ModelCard]:
         """The merged cards that change by the cards in this heartbeat (`libs/fleet/cards.py`)."""
-        before = self._told_cards.get(heartbeat.worker_id, {})
+        before = self._reported_cards.get(heartbeat.worker_id, {})
         others = [worker.models for name, worker in self.snapshot.workers.items() if name != heartbeat.worker_id]
         changed = {}
         for model, own in zip(heartbeat.models, kept.models, strict=True):
             name, known = model.model, self.snapshot.card(model.model)
             if model.HasField("card"):
-                repeats = known is not None and told[name] == before.get(name)
+                repeats = known is not None and digests[name] == before.get(name)
                 plain = without_measures(known if known is not None and repeats else model.card)
                 copies = [models[name] for models in others if name in models]
                 card = merged(plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)])
@@ -112,8 +112,8 @@ class Fleet:
                     changed[name] = card
         return changed
 
-    def _tell(self, change: _Change) -> None:
-        self._told.append(change)
+    def _apply(self, change: _Change) -> None:
+        self._own_changes.append(change)
         self.snapshot = change(self.snapshot)
 
     async def _note_failures(self, previous: WorkerRecord | None, heartbeat: worker_pb2.HeartbeatRequest) -> None:
@@ -140,7 +140,7 @@ class Fleet:
             }
             return replace(snapshot, failures=failures)
 
-        self._tell(change)
+        self._apply(change)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
         """Records that the worker cannot load the model: for 15 minutes, doubled with each further failure, or for one minute if it
@@ -155,13 +155,13 @@ class Fleet:
             doublings=0 if is_passing else FAILURE_DOUBLINGS,
         )
 
-        told = _until(failure, PASSING_MS)
+        shown = _until(failure, PASSING_MS)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            failed = {**snapshot.failures.get(model, {}), worker_id: told}
+            failed = {**snapshot.failures.get(model, {}), worker_id: shown}
             return replace(snapshot, failures={**snapshot.failures, model: failed})
 
-        self._tell(change)
+        self._apply(change)
 
     async def forgive(self, models: Collection[str]) -> int:
         """Halves the backoff after failed loads of these models, because they have work: workers for which half of it is over may
@@ -180,7 +180,7 @@ class Fleet:
 
     async def refresh(self) -> FleetSnapshot:
         """Reads the registry in one round trip into `snapshot`, and deletes expired entries. Updates made meanwhile are kept."""
-        self._told.clear()
+        self._own_changes.clear()
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.time()
@@ -196,7 +196,7 @@ class Fleet:
                 now_ms,
                 _leader(leader),
             )
-        for change in self._told:
+        for change in self._own_changes:
             snapshot = change(snapshot)
         self.snapshot = snapshot
         return snapshot
@@ -217,7 +217,7 @@ class Fleet:
         if gone:
             await self._redis.hdel(_WORKERS, *gone)
         self._heartbeats = {worker_id: self._heartbeats[worker_id] for worker_id in heartbeats if worker_id.decode() in live}
-        self._told_cards = {worker_id: told for worker_id, told in self._told_cards.items() if worker_id in live}
+        self._reported_cards = {worker_id: digests for worker_id, digests in self._reported_cards.items() if worker_id in live}
         return live
 
     def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
@@ -238,7 +238,7 @@ class Fleet:
             await self._redis.hdel(_FAILURES, *gone)
         return dict(live)
 
-    async def heard(self, worker_id: str) -> tuple[str, int] | None:
+    async def last_heartbeat(self, worker_id: str) -> tuple[str, int] | None:
         """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock); None if it is not registered."""
         with translated():
             value = cast("bytes | None", await self._redis.hget(_WORKERS, worker_id))
@@ -255,7 +255,7 @@ class Fleet:
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             return replace(snapshot, workers={name: one for name, one in snapshot.workers.items() if name != worker_id})
 
-        self._tell(change)
+        self._apply(change)
         return True
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
@@ -339,10 +339,10 @@ class Fleet:
         """Publishes the leader's last plan: its number, the changed notes by model (empty: removed; `anew`: they replace all
         notes), how many workers each pool should have, and how long one takes to start. LostLeadership if another leads."""
         parts = [part for note in changed.items() for part in note]
-        wishes, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
+        desired_json, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
         keys = (_LEADER, _NOTES)
         if not await scripts.note_plan(
-            self._redis, keys, fence=fence, plan=str(plan), desired=wishes, cold_starts=starts, anew=anew, changed=parts
+            self._redis, keys, fence=fence, plan=str(plan), desired=desired_json, cold_starts=starts, anew=anew, changed=parts
         ):
             raise LostLeadership
 
@@ -370,11 +370,11 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
 
 def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
     """The failure; with a retry time if the model could not be reached: the worker itself tries again in `left_ms`."""
-    told = worker_pb2.Failure()
-    told.CopyFrom(failure)
+    copy = worker_pb2.Failure()
+    copy.CopyFrom(failure)
     if failure.reason == NoCapacity.reason:
-        told.retry_after_seconds = left_ms / 1000
-    return told
+        copy.retry_after_seconds = left_ms / 1000
+    return copy
 
 
 def _claim(lane: LaneKey) -> str:

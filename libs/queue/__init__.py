@@ -1,11 +1,12 @@
 """The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues, `services/router/lanes/pull.py` dequeues."""
 
-from libs.queue.connection import UnsuitableRedis, connect, open_all
+from libs.queue.connection.client import connect, open_all
+from libs.queue.connection.requirements import UnsuitableRedis
+from libs.queue.connection.trust import RedisTrust
 from libs.queue.fitness import Fitness
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import LaneKey, WorkerBell
 from libs.queue.lanes import Lanes
-from libs.queue.trust import RedisTrust
 
 __all__ = [
     "Completed",

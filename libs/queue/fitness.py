@@ -2,44 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, cast
-
-from redis.asyncio import Redis
-
-from libs.queue import connection
-from libs.queue.connection import UnsuitableRedis, translated
-from libs.queue.keys import LAYOUT
-from libs.telemetry.logs import fields
-from libs.versions import LAYOUT_VERSION
-
-if TYPE_CHECKING:
-    from libs.queue.lanes import Lanes
-
-log = logging.getLogger(__name__)
-
-
-async def check(redis: Redis, *, again: bool = False) -> None:
-    """Raises UnsuitableRedis unless the server can hold the queue and its data has our layout.
-
-    `again`: the server replaced one that passed. Unsuitable settings (version, eviction of keys) are only logged then: routers
-    enqueue lost jobs again, and a mesh that stopped would answer nobody.
-    """
-    try:
-        await connection.check(redis)
-    except UnsuitableRedis as error:
-        if not again:
-            raise
-        log.error("redis is not fit", extra=fields({"error": str(error)}))
-    with translated():
-        await redis.set(LAYOUT, LAYOUT_VERSION, nx=True)
-        found = cast("bytes | None", await redis.get(LAYOUT))
-    layout = str(LAYOUT_VERSION) if found is None else found.decode(errors="replace")
-    if layout != str(LAYOUT_VERSION):
-        raise UnsuitableRedis(
-            f"Redis holds layout {layout} ({LAYOUT}), and this version of Shoal reads layout {LAYOUT_VERSION}: run the version "
-            "that wrote it, or drain that mesh first and start this one on an empty Redis"
-        )
+from libs.queue.lanes import Lanes
 
 
 class Fitness:

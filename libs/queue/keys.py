@@ -30,7 +30,7 @@ KEYS = (
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
     "holders",  # HASH: job id -> {worker TAB lease LF} of every lease of it that was not released, newest first; padded
-    "whose",  # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
+    "tenant_of",  # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
 _MOST_LANES = 8192
@@ -83,7 +83,7 @@ class Keys:
         self._lanes: dict[LaneKey, tuple[str, ...]] = {}
 
     def of(self, lane: LaneKey) -> tuple[str, ...]:
-        """A lane's keys in the order of `library.KEYS`."""
+        """A lane's keys in the order of `KEYS`."""
         keys = self._lanes.get(lane)
         if keys is None:
             if len(self._lanes) == _MOST_LANES:

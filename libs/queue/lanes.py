@@ -7,22 +7,21 @@ state is in Redis, every operation is one script and so is atomic, and any route
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
-from typing import cast
+from typing import Any, TypedDict, cast
 
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import fitness, operations, upkeep
-from libs.queue.connection import Subscriber, translated
+from libs.queue import operations, upkeep
+from libs.queue.chunks import CALL_JOBS, batched, chunks_of, is_large
+from libs.queue.clock import RedisClock
+from libs.queue.connection.client import Subscriber, translated
+from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import BELL, KEYS, Keys, LaneKey, WorkerBell, parse_bell
 
-CALL_JOBS = 256
-CALL_BYTES = 4 << 20
-"""The most jobs and bytes of one script call, which so occupies Redis for 1 or 2 milliseconds only."""
 LONGEST_WAIT_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
 REPLIES_AT_ONCE = 256
@@ -31,6 +30,15 @@ DAY_MS = 86_400_000
 _OWNER, _LEASES = KEYS.index("owner"), KEYS.index("leases")
 _COUNTERS = ("queued", "leased", "enqueued", "done", "expired", "dead", "cancelled", "enqueued_tokens")
 """Fields of a lane's `meta`, in the order of LaneGauges."""
+
+
+class _Attempts(TypedDict):
+    """When a job whose leases expire is given up, and how: its answer, and the length of the dead-letter stream. Arguments of
+    several scripts."""
+
+    max_attempts: int
+    dead_letter_limit: int
+    dead_result: bytes
 
 
 class Lanes:
@@ -55,17 +63,14 @@ class Lanes:
         self.lease_ms = lease_ms
         self._redis = redis
         self._router_id = router_id
-        self._dead_result = dead_result
-        self._max_attempts = max_attempts
-        self._dead_letter_limit = dead_letter_limit
+        self._attempts = _Attempts(max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result)
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
-        self._clock = clock
+        self.clock = RedisClock(redis, clock)
         # Batch ids are never reused, not even after Redis lost its data: a late answer must not end another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
-        # The state: the number of the next batch, and the offset of Redis' clock from our monotonic one.
+        # The state: the number of the next batch.
         self._batch_numbers = count(1)
-        self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
     @property
     def server(self) -> object:
@@ -73,22 +78,17 @@ class Lanes:
         return getattr(self._redis.connection_pool, "master_address", None)
 
     async def check(self, *, again: bool = False) -> None:
-        """Raises UnsuitableRedis unless the server can hold the queue (`fitness.check`). Also synchronises the clock."""
-        await fitness.check(self._redis, again=again)
+        """Raises UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also measures its clock."""
+        await check_redis(self._redis, again=again)
         await self.now_ms()
 
     async def now_ms(self) -> int:
-        """Redis' clock, Unix milliseconds; synchronises `clock_ms` with it."""
-        if self._clock is None:
-            asked = time.monotonic()
-            with translated():
-                seconds, microseconds = await self._redis.time()
-            self._ahead_ms = seconds * 1000 + microseconds / 1000 - (asked + time.monotonic()) * 500
-        return self.clock_ms()
+        """Redis' clock, Unix milliseconds; measures it for `clock_ms`."""
+        return await self.clock.measure()
 
     def clock_ms(self) -> int:
         """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs no round trip."""
-        return self._clock() if self._clock else round(time.monotonic() * 1000 + self._ahead_ms)
+        return self.clock.now_ms()
 
     async def enqueue(self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool) -> list[bool]:
         """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
@@ -98,17 +98,17 @@ class Lanes:
         first decides for the whole. After an error some jobs may be queued: it is safe to enqueue them again, and to cancel them.
         """
         admitted = [False] * len(groups)
-        for call in _calls(groups):
+        for call in batched(groups):
             answers = await self._enqueue(lane, [(groups[index], 0) for index in call], max_tokens, ring)
             for index, answer in zip(call, answers, strict=True):
                 admitted[index] = answer
         for index, group in enumerate(groups):
-            if _is_large(group):
+            if is_large(group):
                 admitted[index] = await self._enqueue_large(lane, group, max_tokens, ring)
         return admitted
 
     async def _enqueue_large(self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool) -> bool:
-        first, *others = _chunks(group)
+        first, *others = chunks_of(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
         if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, ring))[0]:
             return False
@@ -131,7 +131,7 @@ class Lanes:
             bell=BELL,
             ring=ring,
             router_id=self._router_id,
-            now_ms=self._script_clock(),
+            now_ms=self.clock.argument(),
             max_tokens=max_tokens,
             groups=arguments,
         )
@@ -167,25 +167,15 @@ class Lanes:
                 ring=ring,
                 batch_id=batch_id,
                 worker_id=worker_id,
-                now_ms=self._script_clock(),
+                now_ms=self.clock.argument(),
                 lease_ms=self.lease_ms,
                 budget_tokens=budget_tokens,
                 budget_jobs=max(1, budget_jobs),
-                max_attempts=self._max_attempts,
-                dead_letter_limit=self._dead_letter_limit,
-                dead_result=self._dead_result,
+                **self._attempts,
                 others_than=others_than,
             )
-            if reply[0] == 1:
-                ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]
-                jobs = [
-                    PulledJob(job_id.decode(), payload, tries, size)
-                    for job_id, payload, tries, size in zip(ids, payloads, attempts, tokens, strict=True)
-                ]
-                return Pulled(batch_id, jobs, reply[2], reply[1] == 1)
-            if reply[1] == 0:
-                return Idle(reply[2] if reply[2] >= 0 else None)
-            # else the script dropped a thousand expired jobs and stopped early: pull again
+            if (found := _pulled(batch_id, reply)) is not None:
+                return found
 
     async def leasing(self, lanes: Sequence[LaneKey], batch_id: str) -> LaneKey | None:
         """Which of the lanes has leased a batch of that name, if any."""
@@ -225,7 +215,7 @@ class Lanes:
             self._redis,
             self._keys.of(lane),
             worker_id=worker_id,
-            now_ms=self._script_clock(),
+            now_ms=self.clock.argument(),
             lease_ms=self.lease_ms,
             batch_ids=batch_ids,
         )
@@ -240,7 +230,7 @@ class Lanes:
         Notifies the workers that hold some of them; their next heartbeats learn which (`renew`).
         """
         cancelled = 0
-        for chunk in _chunks(jobs):
+        for chunk in chunks_of(jobs):
             ids = [job.job_id for job in chunk]
             keys = self._keys.of(lane)
             cancelled += await operations.cancel(self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids)
@@ -260,10 +250,10 @@ class Lanes:
         owners = self._keys.of(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
-            asked = list(job_ids[start : start + CALL_JOBS])
+            chunk = list(job_ids[start : start + CALL_JOBS])
             with translated():
-                routers = await self._redis.hmget(owners, asked)
-            absent += [job_id for job_id, router in zip(asked, routers, strict=True) if router is None]
+                routers = await self._redis.hmget(owners, chunk)
+            absent += [job_id for job_id, router in zip(chunk, routers, strict=True) if router is None]
         return absent
 
     async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
@@ -349,11 +339,9 @@ class Lanes:
             self._redis,
             self._keys.of(lane),
             lane=lane.name,
-            now_ms=self._script_clock(),
+            now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
-            max_attempts=self._max_attempts,
-            dead_letter_limit=self._dead_letter_limit,
-            dead_result=self._dead_result,
+            **self._attempts,
         )
 
     async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
@@ -366,44 +354,21 @@ class Lanes:
             bell=BELL,
             worker_id=worker_id,
             prefix=f"{epoch}-",
-            max_attempts=self._max_attempts,
-            dead_letter_limit=self._dead_letter_limit,
-            dead_result=self._dead_result,
+            **self._attempts,
         )
         return cast(int, back)
 
-    def _script_clock(self) -> int:
-        """The time to pass to scripts. Below 0: they read Redis' clock themselves, so routers' clocks need not agree."""
-        return self._clock() if self._clock else -1
 
-
-def _is_large(group: Sequence[QueuedJob]) -> bool:
-    return len(group) > CALL_JOBS or sum(len(job.payload) for job in group) > CALL_BYTES
-
-
-def _calls(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
-    """The indexes of all groups that are not large, batched in order into calls within the limits."""
-    calls: list[list[int]] = []
-    jobs, size = CALL_JOBS + 1, 0
-    for index, group in enumerate(groups):
-        if _is_large(group):
-            continue
-        jobs += len(group)
-        size += sum(len(job.payload) for job in group)
-        if jobs > CALL_JOBS or size > CALL_BYTES:
-            calls.append([])
-            jobs, size = len(group), sum(len(job.payload) for job in group)
-        calls[-1].append(index)
-    return calls
-
-
-def _chunks(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
-    """The jobs in order, split into chunks within the limits of one call. A single job above them is a chunk by itself."""
-    chunks: list[Sequence[QueuedJob]] = []
-    start, size = 0, 0
-    for position, job in enumerate(jobs):
-        if position > start and (position - start == CALL_JOBS or size + len(job.payload) > CALL_BYTES):
-            chunks.append(jobs[start:position])
-            start, size = position, 0
-        size += len(job.payload)
-    return [*chunks, jobs[start:]]
+def _pulled(batch_id: str, reply: Sequence[Any]) -> Pulled | Idle | None:
+    """The result of the script `pull`; None if it dropped a thousand expired jobs and stopped early, so that another call is
+    needed."""
+    if reply[0] == 1:
+        ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]
+        jobs = [
+            PulledJob(job_id.decode(), payload, tries, size)
+            for job_id, payload, tries, size in zip(ids, payloads, attempts, tokens, strict=True)
+        ]
+        return Pulled(batch_id, jobs, reply[2], reply[1] == 1)
+    if reply[1] == 0:
+        return Idle(reply[2] if reply[2] >= 0 else None)
+    return None

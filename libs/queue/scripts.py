@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from libs.queue.connection import translate
+from libs.queue.connection.client import translate
 
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]

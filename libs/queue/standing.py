@@ -44,8 +44,8 @@ class Standings:
         """The standing of each tenant in the lane, in order; one round trip per 256 tenants."""
         found: list[Standing] = []
         for start in range(0, len(tenants), CALL_TENANTS):
-            asked = tenants[start : start + CALL_TENANTS]
-            queued, leased, interactive, bulk, *ahead = await standing(self._redis, self._keys.of(lane), tenants=asked)
+            chunk = tenants[start : start + CALL_TENANTS]
+            queued, leased, interactive, bulk, *ahead = await standing(self._redis, self._keys.of(lane), tenants=chunk)
             size = queued / max(1, interactive + bulk)
             found += [
                 Standing(

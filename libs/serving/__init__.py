@@ -6,10 +6,10 @@ import os
 # compressed request would let anybody who can connect fill a disk.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from libs.serving.call import Call, current_call
-from libs.serving.deadline import Deadline
-from libs.serving.identity import Identity
-from libs.serving.security import Security
+from libs.serving.calls.call import Call, current_call
+from libs.serving.calls.deadline import Deadline
+from libs.serving.security.identity import Identity
+from libs.serving.security.settings import Security
 from libs.serving.server import LIVENESS, Server, Service, serving
 
 __all__ = ["LIVENESS", "Call", "Deadline", "Identity", "Security", "Server", "Service", "current_call", "serving"]

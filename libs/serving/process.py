@@ -39,11 +39,11 @@ class Settings(Protocol):
         """For the one log line at the start, without secrets."""
 
 
-Told = TypeVar("Told", bound=Settings)
-Running = Callable[[Told], AbstractAsyncContextManager[object]]
+_Settings = TypeVar("_Settings", bound=Settings)
+Running = Callable[[_Settings], AbstractAsyncContextManager[object]]
 
 
-def run(name: str, read: Callable[[Mapping[str, str]], Told], running: Running[Told], *refusals: type[Exception]) -> int:
+def run(name: str, read: Callable[[Mapping[str, str]], _Settings], running: Running[_Settings], *refusals: type[Exception]) -> int:
     """Runs a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
 
     Exit status: 0 after a drain; 2 for what the operator must change, raised by `read` or `running` as a ShoalError or one of
@@ -74,20 +74,20 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _until_signalled(settings: Told, running: Running[Told]) -> None:
-    asked_to_end = asyncio.Event()
+async def _until_signalled(settings: _Settings, running: Running[_Settings]) -> None:
+    signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _end, asked_to_end, loop, number)
+        loop.add_signal_handler(number, _end, signalled, loop, number)
     tidying = loop.create_task(memory.tidy())
     async with running(settings):
-        await asked_to_end.wait()
+        await signalled.wait()
     tidying.cancel()
 
 
-def _end(asked_to_end: asyncio.Event, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+def _end(signalled: asyncio.Event, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
     loop.remove_signal_handler(number)
-    asked_to_end.set()
+    signalled.set()
 
 
 def _first(error: BaseException) -> BaseException:

@@ -18,11 +18,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.errors import NoCapacity
-from libs.serving.auth import Authenticator
-from libs.serving.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
-from libs.serving.interceptor import Interceptor
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.calls.interceptor import Interceptor
 from libs.serving.reflection import add_reflection
-from libs.serving.security import Security, check_exposure, is_loopback
+from libs.serving.security.authentication import Authenticator
+from libs.serving.security.settings import Security, check_exposure, is_loopback
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # All of a call's headers, the token included. Above the soft limit some calls are refused, above the hard limit all.
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
-    # Per connection, so that no single one takes all concurrent calls of the server (`bounds.py`).
+    # Per connection, so that no single one takes all concurrent calls of the server (`calls/bounds.py`).
     ("grpc.max_concurrent_streams", 10_000),
 )
 
@@ -184,12 +184,7 @@ async def serving(
         authenticator,
         {name: most for service in services for name, most in service.limits.items()},
     )
-    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
-    plain = grpc.aio.server(interceptors=[interceptor], options=options)
-    for service in services:
-        service.add_to(plain)
-    add_reflection([*names, "grpc.health.v1.Health"], plain)
-    server = Server(plain, interceptor, [*names, *health])
+    server = Server(_grpc_server(services, interceptor, connection_seconds), interceptor, [*names, *health])
     await server.start(address, security)
     async with AsyncExitStack() as stack:
         if security.takes_tokens:
@@ -200,6 +195,15 @@ async def serving(
             await server.drain(grace_seconds)
             on_drained()
             await server.stop()
+
+
+def _grpc_server(services: Sequence[Service], interceptor: Interceptor, connection_seconds: float) -> grpc.aio.Server:
+    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
+    server = grpc.aio.server(interceptors=[interceptor], options=options)
+    for service in services:
+        service.add_to(server)
+    add_reflection([*(service.name for service in services), "grpc.health.v1.Health"], server)
+    return server
 
 
 @asynccontextmanager

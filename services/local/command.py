@@ -20,22 +20,32 @@ from services.local.mesh import LocalMesh, running
 from services.local.requirements import check_installed
 from services.local.settings import Settings, example_model, known_models, known_stores
 
-_HELP_MODEL = "A model to offer: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
+_HELP_MODEL = "A model to serve: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
 
-_HELP_DEVICE = "auto: all accelerators, one for each worker, else the CPU; cpu; cuda; or some of those visible, such as cuda:0,2."
-_HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary one, which stays if the mesh fails."
+_HELP_DEVICE = (
+    "auto (all accelerators, one for each worker; without any, the CPU), cpu, cuda, or certain accelerators, such as cuda:0,2."
+)
+_HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary folder, which is kept if the mesh fails."
 
 
 def up(
     port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
-    workers: Annotated[int | None, typer.Option(help="Workers. Default: one an accelerator, else one a core.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: the cores shared out evenly.")] = None,
-    latency: Annotated[bool, typer.Option("--latency", help="One worker with all cores: best latency, less throughput.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers. Default: one per accelerator, or one per core without any.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: the cores, divided evenly among the workers.")
+    ] = None,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="Start one worker with all cores: lowest latency, less throughput.")
+    ] = False,
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
     device: Annotated[str, typer.Option(envvar="SHOAL_DEVICE", help=_HELP_DEVICE)] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Number format of the computation: auto, bfloat16 or float32.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
-    tls: Annotated[bool, typer.Option("--tls", help="Mutual TLS everywhere, with certificates made for this mesh.")] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use mutual TLS between all processes, with certificates made for this mesh.")
+    ] = False,
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
     """Start Redis, a router, a scheduler and workers on this machine, keep them running, and stop them on Ctrl-C."""
@@ -75,7 +85,7 @@ async def _up(settings: Settings, console: Console) -> None:
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not serving.done():
-        console.print("stopping: calls in flight are answered first")
+        console.print("stopping, after the calls in flight are answered")
         serving.cancel()
         await asyncio.wait({serving})
         console.print("stopped")
@@ -87,10 +97,12 @@ async def _serve(settings: Settings, console: Console) -> None:
     starting = console.status(f"starting Redis, a router and {settings.workers} worker(s) ...")
     starting.start()
     try:
-        async with running(settings, lambda told: console.print(told, markup=False, highlight=False, soft_wrap=True)) as mesh:
+        async with running(settings, lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)) as mesh:
             starting.stop()
             _greet(mesh, settings, console)
-            raise NoCapacity(f"the mesh can answer no more:\n{await mesh.supervisor.wait_for_failure()}")
+            raise NoCapacity(
+                f"no more requests can be answered: too many processes were given up:\n{await mesh.supervisor.wait_for_failure()}"
+            )
     finally:
         starting.stop()
 
@@ -103,16 +115,21 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
         )
-    console.print(f"models  {', '.join(names) or 'those of your folders'}", highlight=False)
+    console.print(f"models  {', '.join(names) or 'those in the given folders'}", highlight=False)
     if settings.stores:
-        console.print(f"        and any other from {settings.stores}, fetched when first asked for", highlight=False)
+        console.print(f"        any other model is downloaded from {settings.stores} on its first request", highlight=False)
     if mesh.scheduler_address:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
     console.print(f"logs    {mesh.logs}", highlight=False)
     if mesh.certificates:
-        console.print(f"tls     {mesh.certificates} (client.pem to encode, admin.pem also to look and to steer)", highlight=False)
+        console.print(
+            f"tls     {mesh.certificates} (client.pem for inference; admin.pem also for status, loads and evictions)",
+            highlight=False,
+        )
     if not model:
-        console.print("No model is here yet: give one with --model org/name=/path/to/checkpoint. Ctrl-C stops it.", highlight=False)
+        console.print(
+            "No model is available yet: add one with --model org/name=/path/to/checkpoint. Ctrl-C stops the mesh.", highlight=False
+        )
         return
     shell, python, grpcurl = _shown(mesh.certificates, "client")
     lines = [
@@ -123,10 +140,10 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     ]
     if mesh.certificates:
         lines.append(f"shoal status --address {mesh.address}{_shown(mesh.certificates, 'admin')[0]}")
-    console.print("try")
+    console.print("examples")
     for line in lines:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    console.print("Ctrl-C stops it.")
+    console.print("Ctrl-C stops the mesh.")
 
 
 def _shown(certificates: Path | None, role: str) -> tuple[str, str, str]:

@@ -15,8 +15,8 @@ from services.local.settings import available_cores
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """If none of these exists, there is no usable accelerator, and torch, which takes seconds to import, need not be asked."""
-_ASK: Final = "import torch; print(torch.cuda.device_count())"
-_ASK_SECONDS: Final = 120.0
+_COUNT_CODE: Final = "import torch; print(torch.cuda.device_count())"
+_COUNT_SECONDS: Final = 120.0
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:(?P<numbers>\d+(,\d+)*))?")
 
 
@@ -26,7 +26,10 @@ def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     Raises InvalidInput for an invalid or missing device.
     """
     if not _DEVICE.fullmatch(device):
-        raise InvalidInput(f"device {device!r} is none of auto, cpu, cuda, cuda:0 and cuda:0,1", field="device")
+        raise InvalidInput(
+            f"device {device!r} is not valid: it must be auto, cpu, cuda, or numbers of accelerators such as cuda:0 or cuda:0,1",
+            field="device",
+        )
     if device == "cpu" or (device == "auto" and not any(map(_exists, _DRIVERS))):
         return ()
     return chosen(device, visible(environ.get(VISIBLE), _count(environ)))
@@ -43,31 +46,34 @@ def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
     found = _DEVICE.fullmatch(device)
     assert found is not None
     if device.startswith("cuda") and not names:
-        raise InvalidInput(f"device {device}, but torch finds no such device here", field="device")
+        raise InvalidInput(f"device {device} was requested, but torch finds no such device on this machine", field="device")
     if found["numbers"] is None:
         return tuple(names)
     numbers = list(dict.fromkeys(map(int, found["numbers"].split(","))))
     if max(numbers) >= len(names):
-        raise InvalidInput(f"device {device}, but there are {len(names)} here: 0 to {len(names) - 1}", field="device")
+        raise InvalidInput(
+            f"device {device} was requested, but this machine has only {len(names)}, numbered 0 to {len(names) - 1}", field="device"
+        )
     return tuple(names[number] for number in numbers)
 
 
 def layout(workers: int | None, threads: int | None, accelerators: int = 0, cores: int | None = None) -> tuple[int, int]:
-    """Workers and threads of each. With accelerators one worker each, else one single-threaded worker a core unless told otherwise
-    (facts: 427 against 375 sentences/s). Raises InvalidInput for more than there are."""
+    """Workers and threads of each. With accelerators one worker each, else one single-threaded worker a core unless given otherwise
+    (measured: 427 against 375 sentences/s). Raises InvalidInput for more than there are."""
     cores = cores or available_cores()
     if workers is None:
         workers = accelerators or max(1, cores // (threads or 1))
     if accelerators and workers > accelerators:
         raise InvalidInput(
-            f"{workers} workers want an accelerator each, and there are {accelerators}: each would claim all memory of its own",
+            f"{workers} workers need an accelerator each, because a worker claims all memory of its own, but there are only "
+            f"{accelerators}: set --workers to at most {accelerators}",
             field="workers",
         )
     if threads is None:
         threads = max(1, cores // workers)
     if workers * threads > max(cores, workers):
         raise InvalidInput(
-            f"{workers} workers x {threads} threads are more than the {cores} cores here: they would fight for them",
+            f"{workers} workers with {threads} threads each exceed the {cores} cores here: reduce --workers or --threads",
             field="threads",
         )
     return workers, threads
@@ -80,11 +86,11 @@ def _exists(path: str) -> bool:
 def _count(environ: Mapping[str, str]) -> int:
     """The number of accelerators that torch sees, in a process of its own: this one must not import torch or open a device. 0
     without torch."""
-    command = [sys.executable, "-P", "-c", _ASK]
+    command = [sys.executable, "-P", "-c", _COUNT_CODE]
     try:
-        asked = subprocess.run(  # noqa: S603  # words of our own
-            command, env=dict(environ), capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+        counted = subprocess.run(  # noqa: S603  # words of our own
+            command, env=dict(environ), capture_output=True, text=True, timeout=_COUNT_SECONDS, check=True
         )
-        return int(asked.stdout)
+        return int(counted.stdout)
     except (subprocess.SubprocessError, OSError, ValueError):
         return 0

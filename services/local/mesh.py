@@ -15,15 +15,15 @@ import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
-from services.local import launch
-from services.local.certs import caller_variables, issue_all, server_variables
 from services.local.devices import VISIBLE
-from services.local.environment import environment_of
-from services.local.process import Child
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
-from services.local.supervision import Role, ending
-from services.local.supervisor import Supervisor, Tell
+from services.local.supervision import launch
+from services.local.supervision.child import Child
+from services.local.supervision.environment import environment_of
+from services.local.supervision.policy import Role, ending
+from services.local.supervision.supervisor import Notify, Supervisor
+from services.local.trust.certificates import caller_variables, issue_all, server_variables
 from services.local.workplace import Workplace, workplace
 
 START_SECONDS: Final = 120.0
@@ -45,14 +45,14 @@ class LocalMesh:
     supervisor: Supervisor
 
 
-def to_stderr(told: str) -> None:
-    print(told, file=sys.stderr)
+def to_stderr(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 @asynccontextmanager
-async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[LocalMesh]:
+async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterator[LocalMesh]:
     """Starts the mesh, yields when its router answers and all workers have reported, and stops it on exit. Meanwhile a process that
-    ends is restarted, and `tell` is called with a message.
+    ends is restarted, and `notify` is called with a message.
 
     Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end of its output).
     """
@@ -65,23 +65,23 @@ async def running(settings: Settings, tell: Tell = to_stderr) -> AsyncIterator[L
         certificates = place.certificates if settings.tls else None
         if certificates is not None:
             issue_all(certificates, [])
-        children = _children(settings, _told(settings, address, scheduler_address, place), place)
+        children = _children(settings, _common_variables(settings, address, scheduler_address, place), place)
         stack.push_async_callback(_stop, children)
         for _, child in children:
             await child.start()
         await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers))
-        supervisor = await stack.enter_async_context(Supervisor(children, place.processes, tell))
+        supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
         yield LocalMesh(address, scheduler_address, place.logs, certificates, supervisor)
 
 
-def _children(settings: Settings, told: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
+def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
     """The children, in start order."""
     redis = redis_arguments(find_redis_server(), place.redis, is_durable=True)
     services = _services(settings, place.certificates if settings.tls else None)
     return [
         ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log")),
         *(
-            (role, Child(name, command, environment_of(role, os.environ) | told | extra, place.logs / f"{name}.log"))
+            (role, Child(name, command, environment_of(role, os.environ) | common | extra, place.logs / f"{name}.log"))
             for role, name, command, extra in services
         ),
     ]
@@ -93,7 +93,7 @@ async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
 
 
-def _told(settings: Settings, address: str, scheduler_address: str, place: Workplace) -> dict[str, str]:
+def _common_variables(settings: Settings, address: str, scheduler_address: str, place: Workplace) -> dict[str, str]:
     """The variables of all services, which override this shell's."""
     device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
     return {
@@ -135,18 +135,20 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
     """Runs `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: a child that fails at the start would fail
     again."""
     working = asyncio.create_task(work)
-    ends = {asyncio.create_task(child.wait()): child for child in children}
+    exits = {asyncio.create_task(child.wait()): child for child in children}
     try:
-        done, _ = await asyncio.wait({working, *ends}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({working, *exits}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if working in done:
             return working.result()
-        for end, child in ends.items():
-            if end in done:
-                raise NoCapacity(f"{child.name} {ending(end.result())}; its last words ({child.log}):\n{child.last_words()}")
-        words = "\n".join(f"--- {child.log}\n{child.last_words(5)}" for child in children)
-        raise NoCapacity(f"the mesh was not ready after {START_SECONDS:.0f} s:\n{words}")
+        for exited, child in exits.items():
+            if exited in done:
+                raise NoCapacity(
+                    f"{child.name} {ending(exited.result())} during the start. The end of its log ({child.log}):\n{child.log_end()}"
+                )
+        ends = "\n".join(f"--- {child.log}\n{child.log_end(5)}" for child in children)
+        raise NoCapacity(f"the mesh was not ready after {START_SECONDS:.0f} s. The ends of the logs:\n{ends}")
     finally:
-        for task in (working, *ends):
+        for task in (working, *exits):
             task.cancel()
 
 

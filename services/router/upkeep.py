@@ -1,4 +1,4 @@
-"""A router's background loops: receive replies and bells, refresh the view once a second, sweep.
+"""A router's background loops: refresh the view once a second and correct what depends on it; sweep lanes.
 
 Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a bug and stops the router.
 """
@@ -11,22 +11,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from libs.errors import NoCapacity
-from libs.fleet import Fleet
-from libs.queue import Fitness, LaneKey, Lanes, WorkerBell
+from libs.queue import Fitness, LaneKey, Lanes
 from libs.queue.standing import Standings
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
 from services.router.lanes.bells import Bells
+from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
-from services.router.lanes.pull import WorkerService
+from services.router.state.membership import Membership
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
+AWAY_TICK_SECONDS: Final = 0.2
+"""The interval of looks, and that while Redis is away."""
 SWEEP_SECONDS: Final = 30.0
-REPLY_WAIT_SECONDS: Final = 2.0
-RECONNECT_SECONDS: Final = 0.2
 KEPT_UNKNOWN: Final = 256
 FORGOTTEN_AT_ONCE: Final = 1000
 """Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the others so many are dropped in each
@@ -41,54 +41,28 @@ class Upkeep:
     def __init__(
         self,
         lanes: Lanes,
-        fleet: Fleet,
         view: View,
+        membership: Membership,
         bells: Bells,
         dispatcher: Dispatcher,
-        workers: WorkerService,
+        broken: BrokenLanes,
         standings: Standings,
         files: Sequence[Watched[Any]],
-        *,
-        router_id: str,
     ) -> None:
         self._lanes = lanes
-        self._fleet = fleet
         self._view = view
+        self._membership = membership
         self._bells = bells
         self._dispatcher = dispatcher
-        self._workers = workers
+        self._broken = broken
         self._standings = standings
         self._files = files
-        self._router_id = router_id
         self._fitness = Fitness(lanes)
         # The state.
         self.sees_redis = False
         """Whether Redis answered in the last look."""
         self.oldest: Mapping[LaneKey, float] = {}
         """By lane, how many seconds the oldest of this router's jobs had waited at the last look; replaced whole."""
-
-    async def take_replies(self) -> None:
-        """Delivers answers to this router's jobs that workers returned through other routers."""
-        while True:
-            try:
-                for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
-                    self._dispatcher.deliver(job_id, result)
-            except NoCapacity:
-                await asyncio.sleep(RECONNECT_SECONDS)
-
-    async def hear_bells(self) -> None:
-        """Receives the bells that other routers ring."""
-        while True:
-            try:
-                async for bell in self._lanes.bells():
-                    if bell is None:
-                        self._bells.ring_all()
-                    elif isinstance(bell, WorkerBell):
-                        self._bells.waiters.ring_worker(bell.worker_id)
-                    else:
-                        self._bells.ring(bell)
-            except NoCapacity:
-                await asyncio.sleep(RECONNECT_SECONDS)
 
     async def look_around(self, set_health: SetHealth) -> None:
         """Looks once a second, more often while Redis is away. `set_health` is told after each look whether Redis answers."""
@@ -108,20 +82,17 @@ class Upkeep:
             self.sees_redis = not was_away
             self.oldest = self._dispatcher.oldest_seconds()
             await set_health(not was_away)
-            await asyncio.sleep(RECONNECT_SECONDS if was_away else TICK_SECONDS)
+            await asyncio.sleep(AWAY_TICK_SECONDS if was_away else TICK_SECONDS)
 
     async def look(self) -> None:
         """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
         for file in self._files:
             await asyncio.to_thread(file.look)
         await self._fitness.look()
-        await self._fleet.refresh()
-        self._view.update(await self._lanes.lane_gauges(), asyncio.get_running_loop().time())
-        for router_id in await self._fleet.beat(self._router_id):
-            log.info("router lost", extra=fields({"router": router_id}))
-            await self._lanes.drop_replies(router_id)
+        await self._view.refresh(self._lanes)
+        await self._membership.beat()
         self._bells.remind(self._view.gauges.values(), self._lanes.clock_ms())
-        await self._workers.fail_lanes_of_broken_models()
+        await self._broken.fail_all()
         await self._dispatcher.reconcile()
         for lane in self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + FORGOTTEN_AT_ONCE]:
             await self._standings.forget(lane)

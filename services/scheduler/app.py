@@ -85,7 +85,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
                     await server.set_health(True)
 
             stack.push_async_callback(_resign, control)
-            await stack.enter_async_context(_looping(control.run(seen), control.hear_bells()))
+            await stack.enter_async_context(_looping(control.run(seen), control.receive_bells()))
             try:
                 yield Addresses(server.address, metrics)
             finally:

@@ -20,10 +20,10 @@ from libs.eviction import Policy
 from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
 from libs.queue import Fitness, LaneGauges, LaneKey, Lanes, UnsuitableRedis
 from libs.telemetry.logs import fields
-from services.scheduler.deeds import Deeds
 from services.scheduler.demand import PoolDemand
 from services.scheduler.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
 from services.scheduler.rates import Arrivals
+from services.scheduler.recent_orders import RecentOrders
 from services.scheduler.view import Look, View
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `hear_bells` wakes it. `seen` is called with every look before `view` is updated. `demands`
+    """`run` looks, leads and plans; `receive_bells` wakes it. `seen` is called with every look before `view` is updated. `demands`
     returns each pool's demand, to be published with the plan."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Control:
         self._fence = 0
         self._plans = 0
         self._sent: list[SentOrder] = []
-        self._told: dict[str, str] = {}
-        self._deeds = Deeds()
+        self._published: dict[str, str] = {}
+        self._recent_orders = RecentOrders()
 
     async def run(self, on_look: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled; `on_look` is awaited after every look. Raises UnsuitableRedis."""
@@ -100,12 +100,12 @@ class Control:
                 log.exception("the plan failed")  # the mesh serves without it, and the next look may differ
             await self._pause(wait)
 
-    async def hear_bells(self) -> None:
+    async def receive_bells(self) -> None:
         """Until cancelled: wakes `run` when work arrives for a model without a copy that the last look did not show."""
         while True:
             try:
                 async for bell in self._lanes.bells():
-                    if bell is None or (isinstance(bell, LaneKey) and self._is_news(bell)):
+                    if bell is None or (isinstance(bell, LaneKey) and self._is_unseen(bell)):
                         self._rung.set()
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
@@ -140,7 +140,7 @@ class Control:
         await asyncio.sleep(DEBOUNCE_SECONDS)
         self._rung.clear()
 
-    def _is_news(self, lane: LaneKey) -> bool:
+    def _is_unseen(self, lane: LaneKey) -> bool:
         look, at = self._view.look, (lane.pool, lane.model)
         return look is None or (at not in self._waiting_since_ms and at not in _served(look.fleet, [at]))
 
@@ -166,7 +166,7 @@ class Control:
                 self._lost()
         elif fence != self._fence:
             log.info("leading", extra=fields({"fence": fence}))
-            self._fence, self._plans, self._sent, self._told, self._deeds = fence, 0, [], {}, Deeds()
+            self._fence, self._plans, self._sent, self._published, self._recent_orders = fence, 0, [], {}, RecentOrders()
 
     def _lost(self) -> None:
         log.warning("lead lost", extra=fields({"fence": self._fence}))
@@ -183,7 +183,7 @@ class Control:
         # In a thread: a plan for thousands of models takes longer than KEDA's calls may wait.
         made = await asyncio.to_thread(plan, state)
         await self._send(made.orders, number, look.fleet.now_ms)
-        await self._tell(made, look, number, anew=is_first)
+        await self._publish(made, look, number, anew=is_first)
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
@@ -215,12 +215,12 @@ class Control:
         for order in orders:
             async with free:
                 seq = await self._order(order, number)
-            told = fields({"order": order.kind, "model": order.model, "worker": order.worker_id, "plan": number, "seq": seq})
+            values = fields({"order": order.kind, "model": order.model, "worker": order.worker_id, "plan": number, "seq": seq})
             if seq:
                 self._sent.append(SentOrder(order, number, now_ms))
-                log.info("ordered", extra=told)
+                log.info("ordered", extra=values)
             else:
-                log.info("the model is being claimed", extra=told)
+                log.info("the model is being claimed", extra=values)
 
     async def _order(self, order: Order, number: int) -> int:
         if order.kind == "evict":
@@ -232,14 +232,14 @@ class Control:
         known = {*order.known, *(other.worker_id for other in earlier if other.model == order.model)}
         return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS, lane=lane, known=known)
 
-    async def _tell(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
+    async def _publish(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
         """Publishes the plan's notes: models that are held back now, and the orders of the last minutes with their outcomes."""
         now, ordered = self._clock(), {order.model for order in made.orders}
-        self._deeds.ordered(made.orders, made.notes, now)
+        self._recent_orders.ordered(made.orders, made.notes, now)
         held_back = {model: note for model, note in made.notes.items() if model not in ordered}
-        notes = self._deeds.notes(look.fleet, now) | held_back
-        changed = {model: note for model, note in notes.items() if self._told.get(model) != note}
-        changed |= dict.fromkeys(self._told.keys() - notes.keys(), "")
+        notes = self._recent_orders.notes(look.fleet, now) | held_back
+        changed = {model: note for model, note in notes.items() if self._published.get(model) != note}
+        changed |= dict.fromkeys(self._published.keys() - notes.keys(), "")
         demands = self._demands()
         await self._fleet.note_plan(
             number >> FENCE_BITS,
@@ -249,7 +249,7 @@ class Control:
             cold_starts={name: demand.input.cold_start_seconds for name, demand in demands.items()},
             anew=anew,
         )
-        self._told = notes
+        self._published = notes
 
 
 def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:

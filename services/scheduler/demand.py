@@ -251,10 +251,10 @@ class Track:
             self._current = min(self._current, self._highest[0][1])
         return self._current
 
-    def follow(self, need: float, told: int, at: float, hold_seconds: float) -> int:
-        """As `decide`, for a scheduler that does not lead: the leader's number `told`, or its own need if that is higher."""
-        self.decide(max(need, told), at, hold_seconds)
-        self._current = max(math.ceil(need - _EPSILON), told)
+    def follow(self, need: float, published: int, at: float, hold_seconds: float) -> int:
+        """As `decide`, for a scheduler that does not lead: the leader's number `published`, or its own need if that is higher."""
+        self.decide(max(need, published), at, hold_seconds)
+        self._current = max(math.ceil(need - _EPSILON), published)
         return self._current
 
     def forget_above(self, workers: int) -> int:
@@ -271,13 +271,13 @@ class _Pool:
 
     input: PoolInput
     tracks: dict[Options, Track] = field(default_factory=dict)
-    asked_at: dict[Options, float] = field(default_factory=dict)
+    requested_at: dict[Options, float] = field(default_factory=dict)
     starts: ColdStarts = field(default_factory=ColdStarts)
     held: int = 0
     """Workers that a scheduler found when it started."""
-    was_told: bool = False
+    was_published: bool = False
     """Another, leading scheduler has published the number before."""
-    told_start: float = 0.0
+    published_start: float = 0.0
     """The leader's estimate of a cold start, in seconds; 0: none published."""
     named_at: float = 0.0
     last_arrival: float | None = None
@@ -299,7 +299,7 @@ class Demand:
         self._arrivals = Arrivals()
         self._speeds = Speeds()
         self._answers: dict[tuple[str, Options], PoolDemand] = {}
-        self._told: LeaderRecord | None = None  # of another scheduler, which leads
+        self._leader: LeaderRecord | None = None  # of another scheduler, which leads
 
     def knows(self, pool: str) -> bool:
         """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour (assumed of
@@ -315,7 +315,7 @@ class Demand:
         elapsed = look.at - self.at if self.at is not None else 0.0
         self._began = self._began if self.at is not None else look.at
         self.at = look.at
-        self._told = None if look.leads else look.fleet.leader
+        self._leader = None if look.leads else look.fleet.leader
         self._arrivals.update(look.gauges, look.at)
         reading = _Reading(look.fleet, look.gauges)
         for name in self._names(reading, look.at):
@@ -337,11 +337,11 @@ class Demand:
             return None
         if options not in remembered.tracks:
             if len(remembered.tracks) > MOST_OPTIONS:
-                self._drop(pool, min(remembered.asked_at, key=remembered.asked_at.__getitem__))
+                self._drop(pool, min(remembered.requested_at, key=remembered.requested_at.__getitem__))
             remembered.tracks[options] = remembered.tracks[Options()].copy()
             self._answers[pool, options] = self._decide(pool, options)
         if options != Options():
-            remembered.asked_at[options] = self.at
+            remembered.requested_at[options] = self.at
         return self._answers[pool, options]
 
     def _names(self, reading: _Reading, at: float) -> Iterable[str]:
@@ -357,12 +357,12 @@ class Demand:
 
     def _options(self, pool: _Pool) -> list[Options]:
         at = self.at or 0.0
-        for options in [options for options, asked_at in pool.asked_at.items() if asked_at < at - FORGET_SECONDS]:
-            del pool.asked_at[options], pool.tracks[options]
+        for options in [options for options, requested_at in pool.requested_at.items() if requested_at < at - FORGET_SECONDS]:
+            del pool.requested_at[options], pool.tracks[options]
         return list(pool.tracks)
 
     def _drop(self, pool: str, options: Options) -> None:
-        del self._pools[pool].asked_at[options], self._pools[pool].tracks[options]
+        del self._pools[pool].requested_at[options], self._pools[pool].tracks[options]
         self._answers.pop((pool, options), None)
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
@@ -372,19 +372,19 @@ class Demand:
         need = need_of(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know the earlier answers: it keeps the workers that it finds (later ones it has
         # asked for itself), unless a leader has published its number.
-        told = self._told.desired.get(name) if self._told is not None else None
+        published = self._leader.desired.get(name) if self._leader is not None else None
         age = seen.at - self._began
-        pool.was_told = pool.was_told or told is not None
-        if age >= hold_seconds or pool.was_told:
+        pool.was_published = pool.was_published or published is not None
+        if age >= hold_seconds or pool.was_published:
             pool.held = 0
         elif age <= FIND_SECONDS:
             pool.held = max(pool.held, seen.live)
         active = is_active(seen, goals) or pool.wanted_elsewhere > 0 or pool.held > 0
         track = pool.tracks[options]
-        if told is None or options != Options():
+        if published is None or options != Options():
             kept = track.decide(need.workers, seen.at, hold_seconds)
         else:
-            kept = track.follow(need.workers, told, seen.at, hold_seconds)
+            kept = track.follow(need.workers, published, seen.at, hold_seconds)
         desired = max(kept, pool.held, int(active))
         if not active:
             # An unneeded pool may keep workers, but starts none: when they are removed (KEDA does that, all at once), none counts
@@ -398,9 +398,9 @@ class Demand:
         workers = seen.workers
         configured = spec.cold_start_seconds + spec.node_seconds
         pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured)
-        told_start = self._told.cold_starts.get(name, 0.0) if self._told is not None else 0.0
-        pool.told_start = told_start or pool.told_start
-        cold_start = told_start or pool.starts.seconds(pool.told_start or configured)
+        published_start = self._leader.cold_starts.get(name, 0.0) if self._leader is not None else 0.0
+        pool.published_start = published_start or pool.published_start
+        cold_start = published_start or pool.starts.seconds(pool.published_start or configured)
         health = [_health(worker, reading.fleet.now_ms) for worker in workers]
         usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
         models = [self._work(spec, model, lanes, reading, elapsed) for model, lanes in reading.lanes_of(name)]

@@ -21,7 +21,7 @@ import grpc
 
 from libs.errors import InvalidInput, NotReady
 from libs.serving import Service
-from libs.serving.decode import SMALL_REQUEST_BYTES
+from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from services.scheduler.demand import Demand, Options, PoolDemand
 from services.scheduler.externalscaler import externalscaler_pb2 as pb
 from services.scheduler.externalscaler import externalscaler_pb2_grpc

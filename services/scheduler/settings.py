@@ -11,7 +11,7 @@ from libs.catalog.pools import Pools, read_pools
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, number, random_id
 from libs.eviction import DEFAULT, POLICIES
 from libs.queue import RedisTrust
-from libs.queue.urls import without_password
+from libs.queue.connection.urls import without_password
 from libs.serving import Security
 from libs.serving.watched import Watched
 

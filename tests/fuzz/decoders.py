@@ -27,8 +27,8 @@ from libs.fleet import FleetSnapshot
 from libs.fleet.affinity import busy_shares, score
 from libs.fleet.snapshot import WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from libs.serving import decode
-from libs.serving.tokens import read_tokens
+from libs.serving.calls import decode
+from libs.serving.security.tokens import read_tokens
 from services.router.admission import control as admission
 from services.router.admission import reports, validation
 from services.router.admission.routes import Routes, Wanted, choose_lane

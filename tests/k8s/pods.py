@@ -25,7 +25,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from libs.queue.acl import acl_file
+from libs.queue.connection.acl import acl_file
 from services.local.redis_server import find_redis_server
 from tests.k8s import dockerfile
 from tests.k8s.manifests import (

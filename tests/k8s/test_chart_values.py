@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from libs.queue.acl import acl_file
+from libs.queue.connection.acl import acl_file
 from tests.k8s.charts import CHART, ON, Values, chart, comparable, helm, refusal, template, unlike
 from tests.k8s.fake_api_server import FakeApiServer
 from tests.k8s.manifests import K8S, NAMESPACE, OVERLAYS, ROOT, Object, containers, environment, named, of_kind, rendered

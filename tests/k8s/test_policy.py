@@ -12,7 +12,7 @@ import pytest
 from libs.catalog.pools import read_pools
 from libs.environment import number
 from libs.serving import LIVENESS
-from services.local.certs import Party
+from services.local.trust.certificates import Party
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.app import READINESS
 from services.scheduler.settings import Settings as SchedulerSettings

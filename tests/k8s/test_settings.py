@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from libs.queue.acl import acl_file
+from libs.queue.connection.acl import acl_file
 from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.settings import Settings as SchedulerSettings

@@ -21,9 +21,9 @@ from typer.testing import CliRunner, Result
 from libs.environment import check_name
 from libs.errors import InvalidInput
 from libs.serving import Security
-from libs.serving.auth import certified
-from services.local.certs import CALLERS, SERVERS, Party, issue_all
-from services.local.trust_command import certs, redis_acl
+from libs.serving.security.authentication import certified
+from services.local.trust.certificates import CALLERS, SERVERS, Party, issue_all
+from services.local.trust.command import certs, redis_acl
 
 Run = Callable[..., Result]
 EVERYBODY = (*SERVERS, *CALLERS)

@@ -11,7 +11,7 @@ import pytest
 from libs.errors import InvalidInput
 from services.local import devices
 from services.local.devices import accelerators, chosen, layout, visible
-from services.local.mesh import _services, _told
+from services.local.mesh import _common_variables, _services
 from services.local.settings import Settings
 from services.local.workplace import Workplace
 
@@ -59,7 +59,7 @@ def test_one_worker_an_accelerator_else_one_a_core() -> None:
 
 def test_each_worker_sees_its_own_accelerator_alone(tmp_path: Path) -> None:
     settings = Settings(workers=2, accelerators=UUIDS, device="cuda")
-    common = _told(settings, "127.0.0.1:1", "", Workplace(tmp_path, tmp_path))
+    common = _common_variables(settings, "127.0.0.1:1", "", Workplace(tmp_path, tmp_path))
     workers = [common | extra for role, _, _, extra in _services(settings, None) if role == "worker"]
     assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == list(UUIDS)
     assert {worker["SHOAL_DEVICE"] for worker in workers} == {"cuda"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.local.environment import environment_of
 from services.local.mesh import running
 from services.local.settings import Settings
+from services.local.supervision.environment import environment_of
 
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
 OTHERS = ("SHOAL_TOKEN", "SHOAL_REDIS_URL", "SHOAL_TLS_KEY", "SHOAL_JWKS", "GITHUB_TOKEN", "DATABASE_URL", "CCACHE_SECRET")

@@ -69,7 +69,13 @@ def test_tables_of_a_directory_with_texts_of_a_file(run: Run, small: Path, tmp_p
     texts.write_text("a first text\n\nand a second one\n")
     done = run(small, *SHORT, "--requests", "0", "--texts", texts)
     assert done.exit_code == 0
-    for wanted in ("org/small: a forward of", "float32" if "float32" in done.stdout else "bfloat16", "GEMM", "attention", "gaps"):
+    for wanted in (
+        "org/small: a forward pass of",
+        "float32" if "float32" in done.stdout else "bfloat16",
+        "GEMM",
+        "attention",
+        "gaps",
+    ):
         assert wanted in done.stdout
     for wanted in ("sum of the parts", "whole", "without the profiler", "tokenise", "█"):
         assert wanted in done.stdout
@@ -98,7 +104,7 @@ def test_what_no_stop_tells_is_named() -> None:
         (["nonsense"], "neither a directory nor a model id"),
         ([MINILM, "--model", "a/b=/no/such"], "/no/such is not a directory"),
         ([MINILM, "--texts", "/no/such.txt"], "No such file"),
-        ([MINILM, "--texts", "/dev/null"], "/dev/null has no text"),
+        ([MINILM, "--texts", "/dev/null"], "/dev/null contains no text"),
         ([MINILM, "--trace", "trace.txt"], "must end in .json"),
         ([MINILM, "--trace", "/no/such/trace.json"], "no directory /no/such"),
         ([MINILM, "--plot", "parts.txt"], "must end in .png, .svg, .pdf"),

@@ -6,7 +6,16 @@ import signal
 
 import pytest
 
-from services.local.supervision import PAUSES_SECONDS, WINDOW_SECONDS, History, Role, can_serve, complaint, ending, next_step
+from services.local.supervision.policy import (
+    PAUSES_SECONDS,
+    WINDOW_SECONDS,
+    History,
+    Role,
+    can_serve,
+    ending,
+    last_fault,
+    next_step,
+)
 
 ROLES: dict[str, Role] = {
     "redis": "redis",
@@ -61,20 +70,20 @@ def test_what_happened_is_said_in_words() -> None:
     assert ending(3) == "ended with status 3"
     assert ending(None) == "could not be started"
     history = History().ended(0.0)
-    assert next_step(history) == "it is started again now (restart 1 of 3 in 60 s)"
+    assert next_step(history) == "it is restarted now (restart 1 of at most 3 within 60 s)"
     assert "in 1 s" in next_step(history.started().ended(1.0))
     for now in (2.0, 3.0, 4.0):
         history = history.started().ended(now)
-    assert next_step(history) == "it is given up, having ended 4 times in 60 s"
+    assert next_step(history) == "it is given up, because it ended 4 times within 60 s"
 
 
 def test_last_words_are_the_last_fault_not_the_settings() -> None:
     settings = '{"level": "INFO", "message": "settings", "pool": "cpu"}'
     failed = '{"level": "ERROR", "message": "call failed", "exception": "Traceback:\\n  File x\\nOSError: disk is full"}'
     warned = '{"level": "WARNING", "message": "cannot listen", "reason": "NO_CAPACITY"}'
-    assert complaint([]) == complaint([settings]) == complaint(["", settings, "  "]) == ""
-    assert complaint([warned, failed, settings]) == "call failed: OSError: disk is full"
-    assert complaint([failed, warned, settings, ""]) == "cannot listen: NO_CAPACITY"
+    assert last_fault([]) == last_fault([settings]) == last_fault(["", settings, "  "]) == ""
+    assert last_fault([warned, failed, settings]) == "call failed: OSError: disk is full"
+    assert last_fault([failed, warned, settings, ""]) == "cannot listen: NO_CAPACITY"
     trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "MemoryError: no room"]
-    assert complaint([settings, *trace]) == "MemoryError: no room"
-    assert complaint(["17", '"text"', "[1]"]) == "[1]"
+    assert last_fault([settings, *trace]) == "MemoryError: no room"
+    assert last_fault(["17", '"text"', "[1]"]) == "[1]"

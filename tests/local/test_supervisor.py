@@ -1,4 +1,4 @@
-"""Children that end are started again: real processes, by the rules of `supervision.py` without its pauses."""
+"""Children that end are started again: real processes, by the rules of `policy.py` without its pauses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from libs import processes
 from libs.errors import InvalidInput, NoCapacity
-from services.local import supervision
-from services.local.process import Child
-from services.local.supervisor import Supervisor
+from services.local.supervision import policy as supervision
+from services.local.supervision.child import Child
+from services.local.supervision.supervisor import Supervisor
 from services.local.workplace import Workplace, workplace
 from tests.support.waiting import wait_until
 
@@ -48,7 +48,7 @@ async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others
             assert told["bad"].restarts == 3
             assert told["bad"].detail == "ended with status 3: no such device"
             await until(lambda: "no such device" in said[-1], "its last words to be told")
-            assert sum("started again" in words for words in said) == 3
+            assert sum("is restarted" in words for words in said) == 3
             bad_log = bad.log.read_text()
             assert bad_log.count("no such device") == 4
             # The last worker goes, too.
@@ -78,12 +78,12 @@ def test_children_die_with_their_parent_however_that_dies(tmp_path: Path) -> Non
     parent = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from services.local.process import Child\n"
+        "from services.local.supervision.child import Child\n"
         "deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'\n"
         "async def main():\n"
         "    child = Child('deaf', [sys.executable, '-c', deaf], dict(os.environ), Path(sys.argv[1]))\n"
         "    await child.start()\n"
-        "    while not child.last_words(): await asyncio.sleep(0.01)\n"
+        "    while not child.log_end(): await asyncio.sleep(0.01)\n"
         "    print(child.pid, flush=True)\n"
         "    await child.wait()\n"
         "asyncio.run(main())\n"

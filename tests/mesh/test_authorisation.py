@@ -1,7 +1,7 @@
 """Who may call what: every method of every service x every role x every kind of credential, against a router and a scheduler.
 
 The methods come from the proto files, so that a new one is in the table at once; what is expected is written down here once more,
-by service, and not taken from `libs/serving/roles.py`.
+by service, and not taken from `libs/serving/security/roles.py`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from shoal.v1 import worker_pb2, worker_pb2_grpc
 from typer.testing import CliRunner
 
 from libs.queue import connect
-from libs.queue.acl import ROUTER, SCHEDULER, acl_file
-from services.local.certs import Party, caller_variables, issue_all, server_variables
+from libs.queue.connection.acl import ROUTER, SCHEDULER, acl_file
+from services.local.trust.certificates import Party, caller_variables, issue_all, server_variables
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support import keda_wire
 from tests.support.acl import refusals
@@ -178,7 +178,7 @@ async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Red
     users = {line.split(b"user=")[1].split()[0] for line in (await admin.execute_command("CLIENT", "LIST")).splitlines()}
     assert {ROUTER.name.encode(), SCHEDULER.name.encode()} <= users
     assert mesh.proxy.connections > 0
-    assert await refusals(admin) == [], "libs/queue/acl.py lacks what the mesh uses"
+    assert await refusals(admin) == [], "libs/queue/connection/acl.py lacks what the mesh uses"
 
 
 async def test_a_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:

@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, connect
-from libs.queue.acl import ROUTER, SCHEDULER, User, acl_file
+from libs.queue.connection.acl import ROUTER, SCHEDULER, User, acl_file
 from libs.queue.rates import Rate, Rates
 from libs.queue.standing import Standings
 from tests.queue.parts import DEAD, LANE, Clock, add, job, lease, make_lanes
@@ -139,7 +139,7 @@ async def test_a_router_may_do_what_it_does_and_no_more(connected: As, admin: Re
     await admin.config_resetstat()
     await as_a_router(router)
     assert await refusals(admin) == []
-    assert await used(admin) == allowed(ROUTER), "libs/queue/acl.py names other commands than a router uses"
+    assert await used(admin) == allowed(ROUTER), "libs/queue/connection/acl.py names other commands than a router uses"
 
 
 async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
@@ -153,7 +153,7 @@ async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin:
     await admin.config_resetstat()
     await as_a_scheduler(scheduler)
     assert await refusals(admin) == []
-    assert await used(admin) == allowed(SCHEDULER), "libs/queue/acl.py names other commands than a scheduler uses"
+    assert await used(admin) == allowed(SCHEDULER), "libs/queue/connection/acl.py names other commands than a scheduler uses"
 
 
 @pytest.mark.parametrize("user", [ROUTER, SCHEDULER], ids=lambda user: user.name)

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import Fitness, LaneKey, Lanes, RedisTrust, UnsuitableRedis, connect, open_all
-from libs.queue.acl import ROUTER
+from libs.queue.connection.acl import ROUTER
 from libs.queue.keys import BELL, LAYOUT
 from services.local.settings import free_port
 from tests.queue.parts import LANE, Clock, add, ids, job, lease, make_lanes

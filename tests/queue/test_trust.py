@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.queue import RedisTrust, connect
-from libs.queue.acl import ROUTER
+from libs.queue.connection.acl import ROUTER
 from services.local.redis_server import find_redis_server
 from services.local.settings import free_port
 from tests.queue.parts import Clock, add, job, make_lanes

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from libs.errors import InvalidInput
 from libs.queue import connect
-from libs.queue.urls import SentinelUrl, without_password
+from libs.queue.connection.urls import SentinelUrl, without_password
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.settings import Settings as SchedulerSettings
 

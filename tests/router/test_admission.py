@@ -26,8 +26,8 @@ from services.router.admission.control import (
     job_target,
     price,
     refuse_broken,
-    refuse_hoard,
     refuse_late,
+    refuse_over_quota,
     refuse_unknown,
     request_digest,
     split,
@@ -212,11 +212,11 @@ def test_a_refusal_says_when_to_come_again(seconds: float, leased: int, waiting:
 
 
 def test_a_tenant_keeps_to_its_quota_at_a_router() -> None:
-    refuse_hoard(50, 40, 100, Pace(10.0))
-    refuse_hoard(500, 0, 100, Pace(10.0))
-    refuse_hoard(500, 400, 0, Pace(10.0))
+    refuse_over_quota(50, 40, 100, Pace(10.0))
+    refuse_over_quota(500, 0, 100, Pace(10.0))
+    refuse_over_quota(500, 400, 0, Pace(10.0))
     with pytest.raises(QueueFull, match="quota is 100") as refusal:
-        refuse_hoard(50, 80, 100, Pace(10.0))
+        refuse_over_quota(50, 80, 100, Pace(10.0))
     assert refusal.value.retry_after == pytest.approx(3.0)
 
 

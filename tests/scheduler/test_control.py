@@ -78,7 +78,7 @@ async def no_more() -> None:
 
 @asynccontextmanager
 async def running(one: Control) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.hear_bells())]
+    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.receive_bells())]
     try:
         yield
     finally:

@@ -211,7 +211,7 @@ async def running(
             mesh = Mesh(cluster, deployment, clock, Traffic(client), spec)
             lanes = Lanes(redis, router_id="scheduler", dead_result=b"")
             control = Control(lanes, Fleet(redis), mesh.view, scheduler_id="scheduler", policy=POLICIES[DEFAULT], seen=mesh.seen)
-            loops = [asyncio.create_task(control.run(nothing)), asyncio.create_task(control.hear_bells())]
+            loops = [asyncio.create_task(control.run(nothing)), asyncio.create_task(control.receive_bells())]
             try:
                 async with serving("127.0.0.1:0", [mesh.scaler.service()], on_drained=mesh.scaler.close) as server:
                     mesh.keda = FakeKeda(server.address, scaled, deployment, clock, about_to=mesh.about_to)

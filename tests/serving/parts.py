@@ -13,7 +13,7 @@ import grpc
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from libs.serving import Security, Server, Service, current_call, serving
-from libs.serving.call import Call
+from libs.serving.calls.call import Call
 
 LOAD = "/shoal.v1.ModelService/LoadModel"
 LIST = "/shoal.v1.ModelService/ListModels"

@@ -12,7 +12,7 @@ import pytest
 from shoal.v1 import models_pb2
 
 from libs.serving import Identity, Security
-from libs.serving.audit import Asked, Audit
+from libs.serving.security.audit import Audit, AuditRecord
 from tests.router.parts import until
 from tests.serving.parts import ADMIN, CLIENT, LIST, LOAD, Calls, connected, server_of, write_tokens
 
@@ -76,15 +76,15 @@ def test_the_audit_log_has_a_rate_and_loses_no_count(caplog: pytest.LogCaptureFi
     now = 5.0
     due: list[tuple[float, Any]] = []
     audit = Audit(lambda seconds, call: due.append((now + seconds, call)), clock=lambda: now, most_a_second=3)
-    asked = Asked(Identity("s", "client", "t"), "peer", LIST, "PERMISSION_DENIED")
+    record = AuditRecord(Identity("s", "client", "t"), "peer", LIST, "PERMISSION_DENIED")
     for _ in range(10):
-        audit.refused(asked)
+        audit.refused(record)
     assert [record.message for record in caplog.records] == ["refused"] * 3
     now = 6.0
-    audit.refused(asked)
+    audit.refused(record)
     assert len(caplog.records) == 4
     assert [at for at, _ in due] == [6.0]
     due.pop()[1]()
     assert caplog.records[-1].shoal_fields == {"count": 7}  # type: ignore[attr-defined]
-    audit.refused(asked)
+    audit.refused(record)
     assert due == []

@@ -14,8 +14,8 @@ import shoal.v1
 
 from libs.errors import PermissionDenied
 from libs.serving import Identity, Security
-from libs.serving.identity import ANONYMOUS, NAMED_ROLES
-from libs.serving.roles import METHODS, check_may, may
+from libs.serving.security.identity import ANONYMOUS, NAMED_ROLES
+from libs.serving.security.roles import METHODS, check_may, may
 from services.scheduler.externalscaler import externalscaler_pb2
 from tests.router.parts import until
 from tests.serving.parts import (

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2
 from shoal.v1 import inference_pb2
 
 from libs.errors import DeadlinePassed, NoCapacity
-from libs.serving import arrivals
-from libs.serving.arrivals import GROWTH_BYTES, Arrivals
-from libs.serving.public import REQUEST_BYTES
+from libs.serving.calls import arrivals
+from libs.serving.calls.arrivals import GROWTH_BYTES, Arrivals
+from libs.serving.calls.public import REQUEST_BYTES
 from tests.router.parts import refused, until
 from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, server_of
 from tests.support.cluster import Cluster, lasting_port

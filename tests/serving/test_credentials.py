@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from libs.errors import InvalidInput, Unauthenticated
 from libs.serving import Identity, Security
-from libs.serving.auth import Authenticator, certified
-from libs.serving.jwks import read_keys
-from libs.serving.tokens import read_tokens
+from libs.serving.security.authentication import Authenticator, certified
+from libs.serving.security.jwks import read_keys
+from libs.serving.security.tokens import read_tokens
 from tests.serving.parts import CLIENT, write_tokens
 from tests.support.certificates import AUDIENCE, ISSUER, Issuer, forged, write_jwks
 
@@ -122,7 +122,7 @@ def test_a_jwt_is_checked_once_until_it_ends_or_the_keys_change(tmp_path: Path, 
     issuer = Issuer.make()
     jwks = write_jwks(tmp_path / "keys.json", issuer)
     known = Authenticator(Security(jwks=jwks, issuer=ISSUER, audience=AUDIENCE), clock=lambda: now)
-    monkeypatch.setattr("libs.serving.auth.MOST_REMEMBERED", 2)
+    monkeypatch.setattr("libs.serving.security.authentication.MOST_REMEMBERED", 2)
     checked: list[str] = []
     decode = jwt.decode
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from libs.serving.decode import MAX_FIELDS, MAX_REQUEST_BYTES, SCANNED_BYTES, find_invalid_text, parse, request_type
+from libs.serving.calls.decode import MAX_FIELDS, MAX_REQUEST_BYTES, SCANNED_BYTES, find_invalid_text, parse, request_type
 
 LABELS = b"\x1a\x07\x0a\x01a\x0a\x02\xc3\x28"
 """entities {labels: ["a", bad]}"""

@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 import grpc
 import pytest
 
-from libs.serving import Security, interceptor, public
+from libs.serving import Security
 from libs.serving import server as serving_module
+from libs.serving.calls import interceptor, public
 from libs.serving.process import _allow_connections
 from tests.router.parts import refused, until
 from tests.serving.parts import GET_MESH, HEALTH, PULL, WATCH, Calls, connected, server_of

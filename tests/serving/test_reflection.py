@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
 
-from libs.serving.public import REQUEST_BYTES
+from libs.serving.calls.public import REQUEST_BYTES
 from tests.serving.parts import Caller, Calls, connected, server_of
 
 BUF = Path(sys.executable).with_name("buf")

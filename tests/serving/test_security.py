@@ -8,7 +8,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from libs.serving import Security, Service, serving
-from libs.serving.security import exposure, is_loopback
+from libs.serving.security.settings import exposure, is_loopback
 from tests.serving.parts import HEALTH, connected
 
 MESH = Service("shoal.v1.MeshService", lambda server: None)

@@ -9,7 +9,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from libs.errors import InvalidInput
-from libs.serving.status import to_status
+from libs.serving.calls.status import to_status
 
 HEADERS_BYTES = 8192
 """What gRPC's peers take of headers."""

@@ -15,7 +15,7 @@ from cryptography import x509
 
 from libs.errors import InvalidInput
 from libs.serving import Security
-from libs.serving.tls import TlsFiles
+from libs.serving.security.tls import TlsFiles
 from tests.serving.parts import GET_MESH, HEALTH, PULL, Calls, connected, server_of
 from tests.support.certificates import Certificates
 

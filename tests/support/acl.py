@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from libs.queue import connect
-from libs.queue.acl import User
+from libs.queue.connection.acl import User
 
 PASSWORD = "a password of the tests"
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from libs.serving import Security
-from services.local.certs import Authority, Issued, Party, issue, open_authority
+from services.local.trust.certificates import Authority, Issued, Party, issue, open_authority
 
 ISSUER = "https://issuer.example"
 AUDIENCE = "shoal-tests"

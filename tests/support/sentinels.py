@@ -15,7 +15,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from libs.queue.acl import ROUTER, acl_file
+from libs.queue.connection.acl import ROUTER, acl_file
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.redis import RedisServer

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from libs.queue.acl import ROUTER, SCHEDULER, User
+from libs.queue.connection.acl import ROUTER, SCHEDULER, User
 from tests.terraform.configuration import EXAMPLES, FILES, MODULES, TERRAFORM, blocks, read, values
 
 GIVEN_TO_BOTH = {"accelerator", "capacity", "min", "max", "zones", "disk_gib", "reservation"}

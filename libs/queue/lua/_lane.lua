@@ -62,7 +62,7 @@ local function finish(ids)             -- ends jobs wherever they stand: for eac
   write('HDEL', owner, ids)
   if call('EXISTS', attempts) == 1 then write('HDEL', attempts, ids) end
   write('HDEL', holders, ids)
-  write('HDEL', whose, ids)
+  write('HDEL', tenant_of, ids)
   count('queued', -freed)
   return ended
 end
@@ -86,7 +86,7 @@ end
 
 local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease of that name given the job to that worker?
   local is, mine, members = {}, '\n' .. holding(worker_id, batch_id), nil
-  local function is_leased(id)         -- whose, nobody has noted: routers of before 2026-11-22
+  local function is_leased(id)         -- for leases without holders: routers of before 2026-11-22
     if not members then
       members = {}
       local packed = call('HGET', batches, batch_id)
@@ -167,6 +167,6 @@ end
 
 local function settle()                -- an idle lane keeps nothing but its counters, which expire
   if call('EXISTS', interactive, bulk, leases) > 0 then return end
-  call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, whose)
+  call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, tenant_of)
   call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')
 end

@@ -54,8 +54,8 @@ for class, list in pairs(members) do
 end
 write('HSET', payload, payloads)
 write('HSET', owner, owners)
-write('HSET', whose, names)
-if #names > 0 then call('PEXPIRE', whose, DAY) end    -- routers of before 2026-11-22 do not remove it
+write('HSET', tenant_of, names)
+if #names > 0 then call('PEXPIRE', tenant_of, DAY) end    -- routers of before 2026-11-22 do not remove it
 count('queued', added_tokens)
 count('enqueued', added)
 count('enqueued_tokens', added_tokens)

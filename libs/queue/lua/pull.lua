@@ -78,7 +78,7 @@ local function take_others()               -- of the first that wait; virtual ti
   for at = others_than, #ARGV do left[ARGV[at]] = true end
   local heads = call('ZRANGE', interactive, 0, 127, 'WITHSCORES')
   for i = 1, #heads, 2 do ids[#ids + 1] = (parse(heads[i])) end
-  local names = #ids > 0 and call('HMGET', whose, unpack(ids)) or {}
+  local names = #ids > 0 and call('HMGET', tenant_of, unpack(ids)) or {}
   for i, tenant in ipairs(names) do
     if size == budget_jobs or alone then break end
     if tenant and not left[tenant] then

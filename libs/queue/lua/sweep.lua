@@ -35,10 +35,10 @@ if complete then
       if not live[id] and finish({ id })[1] then expired = expired + 1 end
     end
   end
-  -- routers of before 2026-11-22 leave jobs that they end in `holders` and `whose`; a lost hint costs a cancellation two
+  -- routers of before 2026-11-22 leave jobs that they end in `holders` and `tenant_of`; a lost hint costs a cancellation two
   -- seconds, a slow worker whose lease ran out its answer, or a job the time until the next pull for everybody
   if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
-  if call('HLEN', whose) > call('HLEN', payload) then call('DEL', whose) end
+  if call('HLEN', tenant_of) > call('HLEN', payload) then call('DEL', tenant_of) end
   call('HSET', meta, 'queued', queued, 'leased', leased)
 end
 count('expired', expired)

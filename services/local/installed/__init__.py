@@ -19,8 +19,8 @@ CODE: Final = HERE / "_code" if (HERE / "_code").is_dir() else HERE.parents[2]
 # What `shoal` calls a command: where it is, and the extra that brings what it needs.
 COMMANDS: Final = {
     "up": ("services.local.command:up", "local"),
-    "certs": ("services.local.trust_command:certs", "local"),
-    "redis_acl": ("services.local.trust_command:redis_acl", "local"),
+    "certs": ("services.local.trust.command:certs", "local"),
+    "redis_acl": ("services.local.trust.command:redis_acl", "local"),
     "check": ("services.worker.check.command:check", "worker"),
     "simulate": ("services.scheduler.simulate.command:app", "scheduler"),
     "profile": ("services.local.profile.command:profile", "local"),

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _KINETO_SILENT = "99"
 """Above all its levels, or torch's profiler prints a line when it starts and one when it stops."""
-_HELP_OFFERED = "Where a model is: org/name=/path/to/checkpoint, or a folder with <org>/<name> below it. May be repeated."
-_HELP_TEXTS = "File with a text a line, repeated until the batch is full. Default: made ones of log-normal lengths."
+_HELP_OFFERED = "A model's location: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
+_HELP_TEXTS = "File with one text per line, repeated until the batch is full. Default: generated texts of log-normal lengths."
 
 
 def profile(
@@ -41,18 +41,18 @@ def profile(
     ],
     offered: Annotated[list[str] | None, typer.Option("--model", help=_HELP_OFFERED)] = None,
     texts: Annotated[Path | None, typer.Option(help=_HELP_TEXTS)] = None,
-    batch_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the batch; 0: as many as a worker would take.")] = 0,
-    device: Annotated[DeviceChoice, typer.Option(help="Where to compute.")] = "auto",
-    dtype: Annotated[DtypeChoice, typer.Option(help="What to compute in.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a CPU. Default: all cores.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Forward passes with, and as many without the profiler.")] = 20,
-    requests: Annotated[int, typer.Option(min=0, help="Requests of one text each; 0: no mesh is started.")] = 50,
+    batch_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the batch. 0: as many as a worker would take.")] = 0,
+    device: Annotated[DeviceChoice, typer.Option(help="Device of the computation.")] = "auto",
+    dtype: Annotated[DtypeChoice, typer.Option(help="Number format of the computation.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of threads on a CPU. Default: all cores.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Number of forward passes with the profiler, and of those without it.")] = 20,
+    requests: Annotated[int, typer.Option(min=0, help="Number of requests, of one text each. 0: no mesh is started.")] = 50,
     trace: Annotated[Path | None, typer.Option(help="Write the profiler's trace to this file, for ui.perfetto.dev: .json.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the parts to this file: .png, .svg or .pdf (needs matplotlib).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a model's forward pass goes, part by part, and that of a request, stop by stop."""
-    with told(), _said():
+    """Say where the time of a model's forward pass goes, part by part, and that of a request, stage by stage."""
+    with told(), _errors_on_stderr():
         _check_files(trace, plot)
         settings = replace(
             Settings.from_env(os.environ),
@@ -64,7 +64,7 @@ def profile(
             batch_tokens=batch_tokens,
         )
         lines = None if texts is None else _lines(texts)
-        with _telling(model) as tell:
+        with _progress(model) as tell:
             forward, request = _measured(settings, model, lines, runs, requests, trace, tell)
         if plot is not None:
             report.plot(forward, request, plot)
@@ -126,7 +126,7 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not UTF-8", field="texts") from None
     if not lines:
-        raise InvalidInput(f"{path} has no text", field="texts")
+        raise InvalidInput(f"{path} contains no text", field="texts")
     return lines
 
 
@@ -142,14 +142,14 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
 
 
 @contextmanager
-def _telling(target: str) -> Iterator[Tell]:
+def _progress(target: str) -> Iterator[Tell]:
     """Says on stderr what is being done, if somebody watches."""
     with Console(stderr=True).status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _errors_on_stderr() -> Iterator[None]:
     """Our errors become words on stderr and exit code 1."""
     try:
         yield

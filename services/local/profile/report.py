@@ -36,16 +36,16 @@ def describe(forward: ForwardProfile) -> str:
     """What was run."""
     size = f"{_count(forward.tokens, 'token')} in {_count(forward.texts, 'text')}"
     with_threads = f", {_count(forward.threads, 'thread')}" if forward.device == "cpu" else ""
-    return f"{forward.model}: a forward of {size}, {forward.dtype} on {forward.device}{with_threads}"
+    return f"{forward.model}: a forward pass of {size}, {forward.dtype} on {forward.device}{with_threads}"
 
 
 def forward_table(forward: ForwardProfile) -> Table:
-    made = table(describe(forward), "part", "time", "share", "", "mostly", right=("time", "share"))
+    made = table(describe(forward), "part", "time", "share", "", "largest operators", right=("time", "share"))
     for part, seconds in sorted(forward.parts.items(), key=lambda entry: -entry[1]):
-        made.add_row(part, *_measured(seconds, forward.seconds), _mostly(forward.inside[part]))
+        made.add_row(part, *_measured(seconds, forward.seconds), _largest_operators(forward.inside[part]))
     made.add_section()
     made.add_row("sum of the parts", *_measured(sum(forward.parts.values()), forward.seconds), "")
-    made.add_row("whole", _time(forward.seconds), "", Text(), f"the forward in the middle of {forward.runs}")
+    made.add_row("whole", _time(forward.seconds), "", Text(), f"median of {forward.runs} forward passes")
     plain = f"the profiler adds {_percent(forward.overhead)}"
     made.add_row("without the profiler", _time(forward.plain_seconds), "", Text(), plain)
     made.add_row("tokenise", _time(forward.prepare_seconds), "", Text(), "before it, on a thread of its own")
@@ -54,7 +54,7 @@ def forward_table(forward: ForwardProfile) -> Table:
 
 
 def request_table(request: RequestProfile) -> Table:
-    title = f"a request of one text, through a mesh of its own: mean of {request.requests}, one after the other"
+    title = f"a request of one text through a mesh of its own: mean of {request.requests} sequential requests"
     made = table(title, "stage", "time", "share", "", "what", right=("time", "share"))
     for stage in request.stages:
         made.add_row(stage.name, *_measured(stage.seconds, request.seconds), stage.what)
@@ -68,7 +68,7 @@ def _measured(seconds: float, whole: float) -> tuple[str, str, Text]:
     return _time(seconds), _percent(share), Text("█" * min(_BAR, round(share * _BAR)), style="cyan")
 
 
-def _mostly(inside: Mapping[str, float]) -> Text:
+def _largest_operators(inside: Mapping[str, float]) -> Text:
     """The largest of what a part is made of."""
     whole = sum(inside.values())
     largest = sorted(inside.items(), key=lambda entry: -entry[1])[:_MOST]

@@ -22,13 +22,21 @@ _WARM_REQUESTS: Final = 5
 
 # What is measured on the way, and what is left of the clock around it: the stops' names are those of `Timings`.
 _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = (
-    ("client and wire", "client library, gRPC, client to router and back", lambda seconds, told: seconds - told.total_seconds),
-    ("router", "decode, admit, merge; the answer's way from the worker", lambda _, told: told.total_seconds - _told(told)),
-    ("queue", "in the lane, and the job's way to the worker", lambda _, told: told.queue_seconds),
-    ("prepare", "tokenise", lambda _, told: told.prepare_seconds),
-    ("wait", "for the device", lambda _, told: told.wait_seconds),
-    ("forward", "on the device", lambda _, told: told.forward_seconds),
-    ("finish", "the device's output to the answer", lambda _, told: told.finish_seconds),
+    (
+        "client and wire",
+        "client library, gRPC, client to router and back",
+        lambda seconds, timings: seconds - timings.total_seconds,
+    ),
+    (
+        "router",
+        "decode, admit, merge; the answer's way from the worker",
+        lambda _, timings: timings.total_seconds - _worker_seconds(timings),
+    ),
+    ("queue", "in the lane, and the job's way to the worker", lambda _, timings: timings.queue_seconds),
+    ("prepare", "tokenise", lambda _, timings: timings.prepare_seconds),
+    ("wait", "for the device", lambda _, timings: timings.wait_seconds),
+    ("forward", "on the device", lambda _, timings: timings.forward_seconds),
+    ("finish", "the device's output to the answer", lambda _, timings: timings.finish_seconds),
 )
 
 
@@ -68,14 +76,14 @@ def _measure(address: str, model: str, works: Sequence[Work]) -> RequestProfile:
 
 
 def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
-    """Of requests: the client's seconds and what the mesh told of them."""
+    """Of requests: the client's seconds and the timings that the mesh returned with their answers."""
     seconds = [one for one, _ in measured]
     stages = tuple(Stage(name, what, fmean(part(*one) for one in measured)) for name, what, part in _STOPS)
     return RequestProfile(len(measured), fmean(seconds), median(seconds), stages)
 
 
-def _told(timings: Timings) -> float:
-    """By the worker."""
+def _worker_seconds(timings: Timings) -> float:
+    """Seconds from the enqueueing of the job to its answer, as the worker measured them."""
     waited = timings.queue_seconds + timings.prepare_seconds + timings.wait_seconds
     return waited + timings.forward_seconds + timings.finish_seconds
 

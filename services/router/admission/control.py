@@ -211,7 +211,7 @@ def refuse_late(
     raise QueueFull(message, retry_after=_soon(wait - max(0.0, allowed) / 2))
 
 
-def refuse_hoard(tokens: int, waiting: int, most: int, pace: Pace) -> None:
+def refuse_over_quota(tokens: int, waiting: int, most: int, pace: Pace) -> None:
     """Raises QueueFull if a tenant's work at this router, `waiting` and the request's `tokens`, would be above its quota. A request
     that is larger than the quota is admitted when nothing of the tenant waits."""
     if most and waiting and waiting + tokens > most:

@@ -14,7 +14,7 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from libs.serving.decode import MAX_REQUEST_BYTES
+from libs.serving.calls.decode import MAX_REQUEST_BYTES
 
 MIB: Final = 1024 * 1024
 CHARACTERS: Final = "characters"

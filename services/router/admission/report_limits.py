@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, MOST_PROMPT_CHARACTERS, MOST_PROMPTS
-from libs.serving.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
 from services.router.admission.limits import BYTES, CHARACTERS, ENTRIES, MIB, Limit, table
 
 PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)

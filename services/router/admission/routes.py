@@ -1,9 +1,9 @@
 """Routing: chooses the pool for a request. Pure: the pools' file, the catalog, the workers and the backlog in, a lane out.
 
-Called by `service.py` before anything else is decided about a request. A model's pools are an order of preference: the first that
-would begin in good time gets the request, whether it has the model, must load it, or must be started first. While one pool has the
-model and is in time, a stricter limit (IN_TIME_COLD) holds for pools that must load it, so that only requests with time to spare
-bring a model back to a better pool, and urgent ones go where it is resident.
+Called by `controller.py` before anything else is decided about a request. A model's pools are an order of preference: the first
+that would begin in good time gets the request, whether it has the model, must load it, or must be started first. While one pool has
+the model and is in time, a stricter limit (IN_TIME_COLD) holds for pools that must load it, so that only requests with time to
+spare bring a model back to a better pool, and urgent ones go where it is resident.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _anywhere(wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Stand:
+class _Candidate:
     """A pool as a candidate for a request: whether it holds the model, and seconds until it would begin."""
 
     pool: str
@@ -149,21 +149,23 @@ def _best(
     ]
     if len(able) < 2:
         return (able or named)[0]
-    staff: dict[str, list[WorkerRecord]] = {pool: [] for pool in able}
+    staying: dict[str, list[WorkerRecord]] = {pool: [] for pool in able}
     for worker in snapshot.workers.values():
-        if worker.pool in staff and not worker.draining and worker.preempted_in_seconds is None:
-            staff[worker.pool].append(worker)
+        if worker.pool in staying and not worker.draining and worker.preempted_in_seconds is None:
+            staying[worker.pool].append(worker)
     load = load_seconds(wanted.model, snapshot)
-    stands = [_stand(pool, wanted, routes, workers, backlog, load) for pool, workers in staff.items()]
-    held_in_time = any(stand.holds and stand.wait <= seconds * IN_TIME for stand in stands)
-    for stand in stands:
-        share = IN_TIME_COLD if held_in_time and not stand.holds else IN_TIME
-        if stand.wait <= seconds * share:
-            return stand.pool
-    return min(stands, key=lambda stand: stand.wait).pool  # of equals the first, which is the better
+    candidates = [_candidate(pool, wanted, routes, workers, backlog, load) for pool, workers in staying.items()]
+    held_in_time = any(candidate.holds and candidate.wait <= seconds * IN_TIME for candidate in candidates)
+    for candidate in candidates:
+        share = IN_TIME_COLD if held_in_time and not candidate.holds else IN_TIME
+        if candidate.wait <= seconds * share:
+            return candidate.pool
+    return min(candidates, key=lambda candidate: candidate.wait).pool  # of equals the first, which is the better
 
 
-def _stand(pool: str, wanted: Wanted, routes: Routes, workers: Sequence[WorkerRecord], backlog: Backlog, load: float) -> _Stand:
+def _candidate(
+    pool: str, wanted: Wanted, routes: Routes, workers: Sequence[WorkerRecord], backlog: Backlog, load: float
+) -> _Candidate:
     """`workers`: those of the pool that stay. `load`: seconds that loading the model takes."""
     records = [record for worker in workers if (record := worker.models.get(wanted.model)) is not None and not record.leaving]
     copies = [record for record in records if record.state in _COPIES]
@@ -175,7 +177,7 @@ def _stand(pool: str, wanted: Wanted, routes: Routes, workers: Sequence[WorkerRe
         wait += load
     elif wanted.adapter and not any(wanted.adapter in copy.adapters for copy in resident):
         wait += ADAPTER_SECONDS
-    return _Stand(pool, bool(resident), wait)
+    return _Candidate(pool, bool(resident), wait)
 
 
 def _queue_seconds(copies: Sequence[WorkerModelRecord], tokens: int) -> float:

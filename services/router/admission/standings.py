@@ -21,7 +21,7 @@ class Round:
     """One call to Redis, shared by all requests that wait for it."""
 
     tenants: dict[str, asyncio.Future[Standing]] = field(default_factory=dict)
-    let_in: Counter[str] = field(default_factory=Counter)
+    admitted: Counter[str] = field(default_factory=Counter)
     """Tokens of each tenant admitted on this answer, which does not count them."""
 
 
@@ -36,13 +36,13 @@ class Answer:
     @property
     def since(self) -> int:
         """Tokens of the tenant admitted on the same answer."""
-        return self.round.let_in[self.tenant]
+        return self.round.admitted[self.tenant]
 
-    def let_in(self, tokens: int) -> None:
-        self.round.let_in[self.tenant] += tokens
+    def admit(self, tokens: int) -> None:
+        self.round.admitted[self.tenant] += tokens
 
 
-class LaneAsker:
+class StandingReader:
     """Batches the calls for standings of one router. `of` raises NoCapacity while Redis is away."""
 
     def __init__(self, standings: Standings, background: Background) -> None:
@@ -50,27 +50,27 @@ class LaneAsker:
         self._background = background
         # The state: tenants that wait for the next call, by lane; lanes with a call in flight.
         self._next: dict[LaneKey, Round] = {}
-        self._asking: set[LaneKey] = set()
+        self._reading: set[LaneKey] = set()
 
     async def of(self, lane: LaneKey, tenant: str) -> Answer:
         current = self._next.setdefault(lane, Round())
         future = current.tenants.get(tenant)
         if future is None:
             future = current.tenants[tenant] = asyncio.get_running_loop().create_future()
-        if lane not in self._asking:
-            self._asking.add(lane)
-            self._background.spawn(self._ask(lane))
+        if lane not in self._reading:
+            self._reading.add(lane)
+            self._background.spawn(self._read(lane))
         return Answer(await asyncio.shield(future), current, tenant)
 
-    async def _ask(self, lane: LaneKey) -> None:
+    async def _read(self, lane: LaneKey) -> None:
         try:
             while (current := self._next.pop(lane, None)) is not None:
-                await self._ask_for(lane, current)
+                await self._read_round(lane, current)
         finally:
-            self._asking.discard(lane)
+            self._reading.discard(lane)
 
-    async def _ask_for(self, lane: LaneKey, current: Round) -> None:
-        error: ShoalError = InternalError("a lane could not be asked how it stands")
+    async def _read_round(self, lane: LaneKey, current: Round) -> None:
+        error: ShoalError = InternalError("the standing of a lane could not be read")
         try:
             standings = await self._standings.of(lane, list(current.tenants))
             for future, standing in zip(current.tenants.values(), standings, strict=True):

@@ -1,25 +1,28 @@
-"""Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS and its content.
+"""Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS, its content, and charging requests to the rates.
 
 `TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by `Upkeep.look`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import yaml
 
 from libs.catalog.shapes import At, Count, Key, Named, Number, Record, Text
-from libs.errors import InvalidInput
-from libs.queue.rates import Rate
+from libs.errors import InvalidInput, RateLimited
+from libs.queue.rates import Rate, Rates
 from libs.serving.watched import Watched
 
 VARIABLE: Final = "SHOAL_TENANTS"
+
+Refund: TypeAlias = Callable[[], Awaitable[None]]
+"""Undoes the charge of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,26 @@ class Tenants:
 
     def __str__(self) -> str:
         return ", ".join(self.by_name) or "none by name"
+
+
+class TenantLimits:
+    """The limits of tenants, and the rates over all routers to which requests are charged."""
+
+    def __init__(self, tenants: Watched[Tenants], rates: Rates) -> None:
+        self._tenants = tenants
+        self._rates = rates
+
+    def of(self, name: str) -> Tenant:
+        return self._tenants.content.of(name)
+
+    async def charge(self, name: str, tenant: Tenant, tokens: int) -> Refund | None:
+        """Charges a request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
+        if not tenant.rate.is_limited:
+            return None
+        wait = await self._rates.take(name, tenant.rate, tokens)
+        if wait > 0:
+            raise RateLimited(f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s", retry_after=wait)
+        return partial(self._rates.give_back, name, tenant.rate, tokens)
 
 
 NOBODY: Final = Tenants()

@@ -72,7 +72,7 @@ class Bells:
         )
         ripe = []
         for lane in list(islice(able, LANES_AT_ONCE)):
-            if self._patience(lane):
+            if self._scheduler_seconds(lane):
                 self._offer_in_time(lane)
             else:
                 ripe.append(lane)
@@ -110,7 +110,7 @@ class Bells:
         elif wait_ms <= EXPIRES_SOON_MS:
             asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
 
-    def _patience(self, lane: LaneKey) -> float:
+    def _scheduler_seconds(self, lane: LaneKey) -> float:
         """Seconds for which the lane is still left to the scheduler: 0 if none leads; while its pool has a copy of the model,
         infinite, or 0 for a lane with an adapter."""
         snapshot = self._view.snapshot
@@ -124,12 +124,12 @@ class Bells:
 
     def _offer_in_time(self, lane: LaneKey) -> None:
         """Offers an unplaced lane to workers, now or when the scheduler's time for it is over."""
-        patience = self._patience(lane)
-        if not patience:
+        seconds = self._scheduler_seconds(lane)
+        if not seconds:
             self._background.spawn(self._offer(lane))
-        elif lane not in self._later and math.isfinite(patience):
+        elif lane not in self._later and math.isfinite(seconds):
             self._later.add(lane)
-            asyncio.get_running_loop().call_later(patience, self._now, lane)
+            asyncio.get_running_loop().call_later(seconds, self._now, lane)
 
     def _now(self, lane: LaneKey) -> None:
         self._later.discard(lane)

@@ -133,10 +133,10 @@ def job_result(data: bytes) -> Response:
 
 def from_failure(failure: worker_pb2.Failure) -> ShoalError:
     """The error of a worker's failure, with its texts cut to what fits into a gRPC status."""
-    told = worker_pb2.Failure()
-    told.CopyFrom(failure)
-    shorten(told)
-    return from_reason(told.reason, told.message, field=told.field, retry_after=told.retry_after_seconds)
+    short = worker_pb2.Failure()
+    short.CopyFrom(failure)
+    shorten(short)
+    return from_reason(short.reason, short.message, field=short.field, retry_after=short.retry_after_seconds)
 
 
 def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -24,6 +24,7 @@ from services.router.lanes import codec
 from services.router.lanes.bells import Bells
 from services.router.lanes.codec import Response
 from services.router.state.background import Background
+from services.router.state.outstanding import Outstanding
 from services.router.state.pace import Pace
 from services.router.state.view import View
 
@@ -119,20 +120,21 @@ _Group = tuple[Sequence[QueuedJob], "asyncio.Future[bool]"]
 class Dispatcher:
     """All waiting requests of this router. An async context: leaving it finishes the cancellations under way."""
 
-    def __init__(self, lanes: Lanes, bells: Bells, view: View, background: Background, *, max_queued_tokens: int) -> None:
+    def __init__(
+        self, lanes: Lanes, bells: Bells, view: View, background: Background, outstanding: Outstanding, *, max_queued_tokens: int
+    ) -> None:
         self._lanes = lanes
         self._bells = bells
         self._view = view
         self._background = background
+        self._outstanding = outstanding
         self._max_queued_tokens = max_queued_tokens
         # The state: jobs without an answer; requests that wait for the next enqueueing call, by lane; lanes with such a call in
-        # flight; tokens without an answer, by lane and tenant; which of these lanes were opened when no worker knew their model.
+        # flight.
         self._pending: dict[str, _Pending] = {}
         self._outbox: dict[LaneKey, list[_Group]] = {}
         self._sending: set[LaneKey] = set()
         self._is_leaving = False
-        self._tokens: dict[LaneKey, Counter[str]] = {}
-        self._unknown: set[LaneKey] = set()
 
     async def __aenter__(self) -> Dispatcher:
         return self
@@ -197,19 +199,6 @@ class Dispatcher:
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
 
-    @property
-    def lanes(self) -> Mapping[LaneKey, Mapping[str, int]]:
-        """Tokens of this router without an answer, by lane and tenant; no entry where there are none."""
-        return self._tokens
-
-    def unknown(self) -> dict[LaneKey, Mapping[str, int]]:
-        """The same, of lanes whose model no worker knew when they were opened."""
-        return {lane: self._tokens[lane] for lane in self._unknown}
-
-    def tenant_tokens(self, tenant: str) -> int:
-        """The tenant's tokens without an answer, in all lanes of this router."""
-        return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
-
     def oldest_seconds(self) -> dict[LaneKey, float]:
         """How long the oldest job of each lane has waited for its answer."""
         now, oldest = asyncio.get_running_loop().time(), dict[LaneKey, float]()
@@ -244,13 +233,12 @@ class Dispatcher:
 
     def _register(self, plan: Plan, request: _Request) -> None:
         now = asyncio.get_running_loop().time()
-        if plan.is_unknown and plan.lane not in self._tokens:
-            self._unknown.add(plan.lane)
+        self._outstanding.open(plan.lane, is_unknown=plan.is_unknown)
         for index, job in enumerate(plan.jobs):
             pending = self._pending.get(job.job_id)
             if pending is None:
                 pending = self._pending[job.job_id] = _Pending(plan.lane, job, now)
-                self._count(plan.lane, job.tenant, job.tokens)
+                self._outstanding.add(plan.lane, job.tenant, job.tokens)
             pending.waiting.append((request, index))
 
     def _leave(self, plan: Plan, request: _Request) -> None:
@@ -269,17 +257,8 @@ class Dispatcher:
     def _pop(self, job_id: str) -> _Pending | None:
         pending = self._pending.pop(job_id, None)
         if pending is not None:
-            self._count(pending.lane, pending.job.tenant, -pending.job.tokens)
+            self._outstanding.add(pending.lane, pending.job.tenant, -pending.job.tokens)
         return pending
-
-    def _count(self, lane: LaneKey, tenant: str, tokens: int) -> None:
-        at_lane = self._tokens.setdefault(lane, Counter())
-        at_lane[tenant] += tokens
-        if not at_lane[tenant]:
-            del at_lane[tenant]
-            if not at_lane:
-                del self._tokens[lane]
-                self._unknown.discard(lane)
 
     async def _enqueue(self, plan: Plan) -> None:
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -74,7 +74,7 @@ class Presence:
         for seconds in (GRACE_SECONDS, NEXT_SECONDS):
             if await self._closed_within(seconds) or (worker_id, epoch) in self._open:
                 return
-            found = await self._fleet.heard(worker_id)
+            found = await self._fleet.last_heartbeat(worker_id)
             if found is None or found[0] != epoch:
                 break  # its record is gone, or a new process has its id: this one has ended
             heard_ms = found[1]

@@ -20,12 +20,12 @@ from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.serving import current_call
-from libs.serving.identity import ANONYMOUS
+from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router.admission import reports
-from services.router.admission.control import why_broken
 from services.router.lanes import codec
 from services.router.lanes.bells import Bells
+from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.presence import Presence
 from services.router.lanes.waiters import Waiter
@@ -53,6 +53,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         dispatcher: Dispatcher,
         background: Background,
         presence: Presence,
+        broken: BrokenLanes,
     ) -> None:
         self._lanes = lanes
         self._fleet = fleet
@@ -62,6 +63,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._dispatcher = dispatcher
         self._background = background
         self._presence = presence
+        self._broken = broken
 
     async def Pull(
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
@@ -76,7 +78,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._waiters.add(waiter)
         claimed = None
         try:
-            response = await self._answer_again(request, lanes) or await self._answer(waiter, request, end)
+            response = await self._answer_retry(request, lanes) or await self._answer(waiter, request, end)
             claimed = response.load_model
             response.now_unix_ms = self._lanes.clock_ms()
             return response
@@ -143,12 +145,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         yield worker_pb2.ConnectResponse()
         await self._presence.attend(request.worker_id, request.epoch)
 
-    async def fail_lanes_of_broken_models(self) -> None:
-        """Fails the jobs of lanes that no worker of their pool can serve, however they came into the lane."""
-        for lane, gauges in list(self._view.gauges.items()):
-            if gauges.queued_jobs:
-                await self._fail_if_broken(lane)
-
     def _owner(self, worker_id: str) -> str:
         """Authorises the use of a worker id, and returns the subject of the call's credential, empty without one. Raises
         PermissionDenied if the heartbeats of that id come with another subject.
@@ -184,7 +180,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             if self._waiters.is_closed or not await _happens(waiter.event, end):
                 return worker_pb2.PullResponse()
 
-    async def _answer_again(self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]) -> worker_pb2.PullResponse | None:
+    async def _answer_retry(self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]) -> worker_pb2.PullResponse | None:
         """The batch already leased to this pull, whose response was lost with its router or its connection (idempotent retry)."""
         if not request.asked_again:
             return None
@@ -259,17 +255,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:
         log.warning("failed to load", extra=fields({"lane": lane.name, "worker": worker_id}))
-        if not await self._fail_if_broken(lane):
+        if not await self._broken.fail_if_broken(lane):
             self._bells.abandon(lane, worker_id)
-
-    async def _fail_if_broken(self, lane: LaneKey) -> bool:
-        failure = why_broken(lane, self._view.snapshot)
-        if failure is None:
-            return False
-        failed = await self._lanes.fail_all(lane, codec.failed(codec.from_failure(failure)))
-        if failed:
-            log.warning("model given up", extra=fields({"lane": lane.name, "reason": failure.reason, "jobs": failed}))
-        return True
 
 
 async def _happens(event: asyncio.Event, end: float) -> bool:

@@ -60,8 +60,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self.is_closed = False
-        # The state: pulls in order of arrival; by worker; by lane with the lane's rank, choosy ones apart; lanes known to
-        # be empty; how often each lane's bell rang; workers that were rung for while none of their pulls waited.
+        # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that exclude tenants apart; lanes
+        # known to be empty; how often each lane's bell rang; workers that were rung for while none of their pulls waited.
         self._all: dict[Waiter, None] = {}
         self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
@@ -110,16 +110,16 @@ class Waiters:
         return waiter in self._all
 
     def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> int:
-        """Wakes pulls for `jobs` new jobs in the lane. Returns how many look for them, with the one woken early, without choosy
-        ones."""
+        """Wakes pulls for `jobs` new jobs in the lane. Returns how many look for them, with the one woken early, without those
+        that exclude tenants."""
         self._empty.discard(lane)
         self._rings[lane] = self._rings.get(lane, 0) + 1
         is_early = early in self._all and early.will_look_at(lane)
         woken = self._free(lane)[: jobs - is_early]
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
-        choosy = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended]
-        for waiter in choosy[: jobs - is_early - len(woken)]:
+        excluding = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended]
+        for waiter in excluding[: jobs - is_early - len(woken)]:
             waiter.wake(lane, jobs, 1)  # even one that is looking: it may miss what has come meanwhile
         return len(woken) + is_early
 

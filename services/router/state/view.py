@@ -11,7 +11,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
-from libs.queue import LaneGauges, LaneKey
+from libs.queue import LaneGauges, LaneKey, Lanes
 from services.router.state.pace import Drains, Pace, pace_of
 
 # A model's state in the mesh is the nearest that it has on any worker: one that holds it is enough.
@@ -80,6 +80,11 @@ class View:
             if not (gauge.queued_jobs or gauge.leased_tokens)
             and (lane.model not in names or (lane.adapter and (lane.model, lane.adapter) not in loaded))
         ]
+
+    async def refresh(self, lanes: Lanes) -> None:
+        """Reads snapshot and gauges from Redis. Raises NoCapacity while it is away."""
+        await self._fleet.refresh()
+        self.update(await lanes.lane_gauges(), asyncio.get_running_loop().time())
 
     def update(self, gauges: Iterable[LaneGauges], now: float) -> None:
         """`now`: seconds of a clock that only rises."""

@@ -88,7 +88,7 @@ def replay(
     Stall: seconds of loading that requests had to wait for, each load counted once. Loading: how many loads were under way at once
     on average, a worker; as it nears --max-loads, the fleet cannot keep up, stalls say no more, and waits do.
     """
-    with told(), _said():
+    with told(), _errors_on_stderr():
         made = _made(zipf, bursty, uniform)
         if (trace is None) == (made is None):
             raise InvalidInput("give either a trace or one of --zipf SKEW, --bursty and --uniform")
@@ -138,7 +138,7 @@ def scaling(
     as_json: Json = False,
 ) -> None:
     """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held and how long people wait."""
-    with told(), _said():
+    with told(), _errors_on_stderr():
         runs = []
         for seconds in start or (180.0,):
             spec = PoolSpec("pool", max_workers=20, cold_start_seconds=seconds if configured is None else configured)
@@ -168,7 +168,7 @@ def record_command(
 ) -> None:
     """Record what a running mesh is asked for, to be replayed: one line a job, exact to about a second."""
     recorder = record.Recorder()
-    with told(), _said():
+    with told(), _errors_on_stderr():
         secured = Tls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
         if not output.parent.is_dir():
             raise InvalidInput(f"there is no directory {output.parent} to write to")
@@ -219,13 +219,13 @@ def _shifted(on_progress: Callable[[int, int], None] | None, before: int, total:
 
 def _made(zipf: float | None, bursty: bool, uniform: bool) -> tuple[str, float] | None:
     """The generator asked for and its skew."""
-    asked = [name for name, wanted in (("zipf", zipf is not None), ("bursty", bursty), ("uniform", uniform)) if wanted]
-    if asked == ["zipf", "bursty"]:
+    given = [name for name, wanted in (("zipf", zipf is not None), ("bursty", bursty), ("uniform", uniform)) if wanted]
+    if given == ["zipf", "bursty"]:
         return "bursty", zipf or 0.0
-    if len(asked) > 1:
-        raise InvalidInput(f"--{asked[0]} and --{asked[1]} do not go together")
+    if len(given) > 1:
+        raise InvalidInput(f"--{given[0]} and --{given[1]} do not go together")
     skews = {"zipf": zipf or 0.0, "bursty": 0.9, "uniform": 0.0}
-    return (asked[0], skews[asked[0]]) if asked else None
+    return (given[0], skews[given[0]]) if given else None
 
 
 def _beside(trace: Path) -> Path | None:
@@ -252,7 +252,7 @@ def _write_recorded(recorder: record.Recorder, path: Path) -> None:
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _errors_on_stderr() -> Iterator[None]:
     """Our errors become words on stderr and exit code 2."""
     try:
         yield

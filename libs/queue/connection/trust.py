@@ -21,7 +21,7 @@ from shoal.trust import Tls, Watched
 
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
-from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 _BEYOND: Final = (
     "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain "
@@ -69,7 +69,7 @@ class RedisTrust:
         self._check_sentinels(url, query)
         try:
             hosts = [parse_url(one).get("host", "localhost") for one in servers(url)]
-        except ValueError:  # whose text may have a piece of the URL
+        except ValueError:  # its text may repeat a piece of the URL
             raise InvalidInput("SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL") from None
         is_here = parts.scheme == "unix" or all(is_loopback_host(host) for host in hosts)
         check(is_tls(url) or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
@@ -96,13 +96,13 @@ class RedisTrust:
 
     def describe(self) -> str:
         """For logs: the names of the files, nothing of their contents."""
-        told = {
+        files = {
             "password": self.password_file,
             "ca": self.ca,
             "certificate": self.certificate,
             "Sentinels' password": self.sentinel_password_file,
         }
-        return ", ".join(f"{what} {path}" for what, path in told.items() if path is not None)
+        return ", ".join(f"{what} {path}" for what, path in files.items() if path is not None)
 
     def contexts(self) -> Callable[[], ssl.SSLContext]:
         """A function that returns the TLS context for the next connection, by the files as they are then. Raises ValueError if the
@@ -114,7 +114,7 @@ class RedisTrust:
         return Tls(self.ca, self.certificate, self.key)
 
     def _context(self) -> ssl.SSLContext:
-        self._tls.read()  # whose errors name the file
+        self._tls.read()  # its errors name the file
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.ca is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from libs.serving.identity import Identity
+from libs.serving.security.identity import Identity
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 
 log = logging.getLogger("shoal.audit")
@@ -20,8 +20,8 @@ REFUSALS_A_SECOND: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The audit record of a call: the caller, its address, the method, and the outcome (`OK`, or an error's reason)."""
+class AuditRecord:
+    """One audited call: the caller, its address, the method, and the outcome (`OK`, or an error's reason)."""
 
     caller: Identity
     peer: str
@@ -44,39 +44,39 @@ class Audit:
         # The state: when the current second began, the lines written in it, and how many were omitted.
         self._begun = -1.0
         self._written = 0
-        self._left_out = 0
+        self._omitted = 0
 
-    def changed(self, asked: Asked) -> None:
+    def changed(self, record: AuditRecord) -> None:
         """Logs a call that changes where models are, whatever its outcome."""
-        log.info("change", extra=_said(asked))
+        log.info("change", extra=_values(record))
 
-    def refused(self, asked: Asked) -> None:
+    def refused(self, record: AuditRecord) -> None:
         """Logs a call that failed authentication or authorisation."""
         now = self._clock()
         if now >= self._begun + 1.0:
             self._begun, self._written = now, 0
         if self._written < self._most:
             self._written += 1
-            log.warning("refused", extra=_said(asked))
+            log.warning("refused", extra=_values(record))
             return
-        if not self._left_out:
-            self._later(1.0, self._tell_left_out)
-        self._left_out += 1
+        if not self._omitted:
+            self._later(1.0, self._log_omitted)
+        self._omitted += 1
 
-    def _tell_left_out(self) -> None:
-        count, self._left_out = self._left_out, 0
+    def _log_omitted(self) -> None:
+        count, self._omitted = self._omitted, 0
         log.warning("refused, not written one by one", extra=fields({"count": count}))
 
 
-def _said(asked: Asked) -> dict[str, object]:
+def _values(record: AuditRecord) -> dict[str, object]:
     values: dict[str, Value] = {
-        "subject": asked.caller.subject,
-        "role": asked.caller.role,
-        "tenant": asked.caller.tenant,
-        "peer": asked.peer,
-        "method": asked.method,
+        "subject": record.caller.subject,
+        "role": record.caller.role,
+        "tenant": record.caller.tenant,
+        "peer": record.peer,
+        "method": record.method,
         "model": MODEL.get(),
-        "outcome": asked.outcome,
+        "outcome": record.outcome,
         "request_id": REQUEST_ID.get(),
     }
     return dict(fields(values))

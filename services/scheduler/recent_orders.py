@@ -15,7 +15,9 @@ NOTE_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Deed:
+class _Sent:
+    """An order and the note on it."""
+
     order: Order
     note: str
     at: float
@@ -23,21 +25,21 @@ class _Deed:
     """The order's outcome and when; empty while it is in progress."""
 
 
-class Deeds:
+class RecentOrders:
     """The last order for each model, and its outcome. `at`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._deeds: dict[str, _Deed] = {}
+        self._last: dict[str, _Sent] = {}
 
     def ordered(self, orders: Iterable[Order], notes: Mapping[str, str], at: float) -> None:
         """Records a plan's orders and its notes on their models."""
-        self._deeds |= {order.model: _Deed(order, notes[order.model], at) for order in orders if order.model in notes}
+        self._last |= {order.model: _Sent(order, notes[order.model], at) for order in orders if order.model in notes}
 
     def notes(self, fleet: FleetSnapshot, at: float) -> dict[str, str]:
         """The note on each model now."""
-        deeds = {model: deed for model, deed in self._deeds.items() if at - deed.at < NOTE_SECONDS}
-        self._deeds = {model: deed if deed.end else replace(deed, end=_end(deed.order, fleet)) for model, deed in deeds.items()}
-        return {model: f"{deed.note}; {deed.end}" if deed.end else deed.note for model, deed in self._deeds.items()}
+        recent = {model: sent for model, sent in self._last.items() if at - sent.at < NOTE_SECONDS}
+        self._last = {model: sent if sent.end else replace(sent, end=_end(sent.order, fleet)) for model, sent in recent.items()}
+        return {model: f"{sent.note}; {sent.end}" if sent.end else sent.note for model, sent in self._last.items()}
 
 
 def _end(order: Order, fleet: FleetSnapshot) -> str:

@@ -11,9 +11,9 @@ import grpc
 from google.protobuf.message import Message
 
 from libs.errors import DeadlinePassed, InvalidInput, ShoalError
-from libs.serving.arrivals import Arrivals
-from libs.serving.bounds import Bound
-from libs.serving.decode import parse, request_type
+from libs.serving.calls.arrivals import Arrivals
+from libs.serving.calls.bounds import Bound
+from libs.serving.calls.decode import parse, request_type
 
 REQUEST_BYTES: Final = 4096
 """The names of a service, a file or a symbol are shorter."""

@@ -13,12 +13,12 @@ from typing import Final
 
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
-from libs.serving.identity import is_printable
-from libs.serving.tls import TlsFiles
+from libs.serving.security.identity import is_printable
+from libs.serving.security.tls import TlsFiles
 
 DEFAULT_TRUST_DOMAIN: Final = "shoal"
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
-_WAYS_OUT: Final = (
+_REMEDIES: Final = (
     "set SHOAL_TLS_CERT and SHOAL_TLS_KEY together with SHOAL_TLS_CLIENT_CA (callers present certificates), or with SHOAL_TOKENS "
     "or SHOAL_JWKS (callers send tokens), or SHOAL_ALLOW_INSECURE=1 if something else protects it; `shoal certs` makes "
     "certificates for development"
@@ -85,7 +85,7 @@ class Security:
         return self.tokens is not None or self.jwks is not None
 
     @property
-    def tells_callers_apart(self) -> bool:
+    def authenticates(self) -> bool:
         """Whether callers need a credential; else everybody is anonymous and may call everything."""
         return self.takes_tokens or self.client_ca is not None
 
@@ -95,11 +95,11 @@ class Security:
             self.tls.read()
         # Imported only where they are needed: a worker's health server takes no tokens.
         if self.tokens is not None:
-            from libs.serving.tokens import read_tokens
+            from libs.serving.security.tokens import read_tokens
 
             read_tokens(self.tokens)
         if self.jwks is not None:
-            from libs.serving.jwks import read_keys
+            from libs.serving.security.jwks import read_keys
 
             read_keys(self.jwks, self.issuer, self.audience)
 
@@ -118,7 +118,7 @@ class Security:
 def check_exposure(address: str, security: Security) -> None:
     """Raises InvalidInput, with the remedies, for an address beyond loopback that is neither protected nor allowed to be open."""
     if problem := exposure(address, security):
-        raise InvalidInput(f"{problem}: {_WAYS_OUT}", field="SHOAL_ALLOW_INSECURE")
+        raise InvalidInput(f"{problem}: {_REMEDIES}", field="SHOAL_ALLOW_INSECURE")
 
 
 def exposure(address: str, security: Security) -> str:
@@ -129,7 +129,7 @@ def exposure(address: str, security: Security) -> str:
         return f"refusing to listen on {address}, beyond this machine, without TLS: tokens would be sent in clear text"
     if security.cert is None:
         return f"refusing to listen on {address}, beyond this machine, without TLS and without knowing who calls"
-    if not security.tells_callers_apart:
+    if not security.authenticates:
         return f"refusing to listen on {address}, beyond this machine, without knowing who calls: TLS alone lets everybody in"
     return ""
 

@@ -1,4 +1,4 @@
-"""The connection to Redis: timeouts, retries, requirements on the server, and translation of its errors into ours."""
+"""The client of Redis: timeouts, retries, and the translation of its errors into ours."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.errors import NoCapacity
-from libs.queue.sentinel import NoMaster, master_pool
-from libs.queue.trust import PasswordFile, RedisTrust, TlsConnection
-from libs.queue.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.sentinel import NoMaster, master_pool
+from libs.queue.connection.trust import PasswordFile, RedisTrust, TlsConnection
+from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
-OLDEST = (6, 2)
 ANSWER_SECONDS = 5.0
 _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
 """In order: a replica; a master that became one during a blocking command; a master with fewer replicas than
@@ -37,11 +36,6 @@ _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BU
 raised within a script have no class of their own, so their text is searched."""
 _NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
 """What Redis before 7, and Valkey, say for NOPERM within a script."""
-
-
-class UnsuitableRedis(Exception):
-    """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to our user, or holds another
-    layout. Says what to change."""
 
 
 def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16, allow_insecure: bool = False) -> Redis:
@@ -77,16 +71,16 @@ async def open_all(redis: Redis) -> None:
     To be called at the start, before anyone uses `redis`. Raises NoCapacity if a connection fails.
     """
     pool: Any = redis.connection_pool
-    wanted = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections)]
+    opening = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections)]
     try:
         with translated():
-            await asyncio.gather(*wanted)
+            await asyncio.gather(*opening)
     finally:
-        for one in wanted:
-            one.cancel()
-        for had in await asyncio.gather(*wanted, return_exceptions=True):
-            if not isinstance(had, BaseException):
-                await pool.release(had)
+        for task in opening:
+            task.cancel()
+        for connection in await asyncio.gather(*opening, return_exceptions=True):
+            if not isinstance(connection, BaseException):
+                await pool.release(connection)
 
 
 class Subscriber(PubSub):
@@ -123,26 +117,6 @@ def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
         user = parsed.pop("username", "")
         parsed |= {"credential_provider": PasswordFile(user, trust.password_file)}
     return parsed | {"connection_class": _robust(parsed.get("connection_class", Connection))}
-
-
-async def check(redis: Redis) -> None:
-    """UnsuitableRedis if the server is older than 6.2 or may evict keys; NoCapacity if it does not answer."""
-    try:
-        server = await redis.info("server")
-        memory = await redis.info("memory")
-    except NoPermissionError as error:
-        raise UnsuitableRedis(f"our Redis user may not say INFO ({error}): `shoal redis-acl` prints what it needs") from error
-    except RedisError as error:
-        raise translate(error) from error
-    version = str(server["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        raise UnsuitableRedis(f"Redis {version} is too old: Shoal needs 6.2 or newer")
-    policy = memory["maxmemory_policy"]
-    if policy != "noeviction":
-        raise UnsuitableRedis(
-            f"Redis may evict queued work (maxmemory-policy is {policy}): set it to noeviction, with "
-            "`redis-cli CONFIG SET maxmemory-policy noeviction` and in redis.conf or the provider's parameter group"
-        )
 
 
 def translate(error: RedisError) -> Exception:

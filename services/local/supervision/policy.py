@@ -69,7 +69,7 @@ def ending(status: int | None) -> str:
         return f"was ended by signal {-status}"
 
 
-def complaint(lines: Sequence[str]) -> str:
+def last_fault(lines: Sequence[str]) -> str:
     """The last line of a process that reports a fault: in our log one at WARNING or above, as text; in other output any line. Empty
     if there is none: a killed process reports nothing, and its first log line with the settings is not a fault."""
     for line in reversed(lines):
@@ -78,8 +78,8 @@ def complaint(lines: Sequence[str]) -> str:
             if line.strip():
                 return line.strip()
         elif record.get("level") in _FAULTS:
-            said = [str(record[key]) for key in ("message", "reason") if record.get(key)]
-            return ": ".join([*said, *str(record.get("exception", "")).splitlines()[-1:]])
+            parts = [str(record[key]) for key in ("message", "reason") if record.get(key)]
+            return ": ".join([*parts, *str(record.get("exception", "")).splitlines()[-1:]])
     return ""
 
 
@@ -95,7 +95,7 @@ def _record(line: str) -> dict[str, object] | None:
 def next_step(history: History) -> str:
     """What the supervisor does next with a child that has just ended, in words."""
     if history.is_given_up:
-        return f"it is given up, having ended {len(history.ends)} times in {WINDOW_SECONDS:.0f} s"
+        return f"it is given up, because it ended {len(history.ends)} times within {WINDOW_SECONDS:.0f} s"
     pause = history.pause_seconds
     when = f"in {pause:.0f} s" if pause else "now"
-    return f"it is started again {when} (restart {len(history.ends)} of {len(PAUSES_SECONDS)} in {WINDOW_SECONDS:.0f} s)"
+    return f"it is restarted {when} (restart {len(history.ends)} of at most {len(PAUSES_SECONDS)} within {WINDOW_SECONDS:.0f} s)"

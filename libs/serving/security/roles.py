@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from libs.errors import PermissionDenied
-from libs.serving.identity import Identity, Role
+from libs.serving.security.identity import Identity, Role
 
 
 def _methods(service: str, *names: str) -> frozenset[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from services.local.supervision import complaint
+from services.local.supervision.policy import last_fault
 
 STOP_SECONDS: Final = 30.0
 _LAST_BYTES: Final = 64 << 10
@@ -100,13 +100,13 @@ class Child:
             process.kill()
             await process.wait()
 
-    def last_words(self, lines: int = 15) -> str:
+    def log_end(self, lines: int = 15) -> str:
         """The end of its output."""
         return "\n".join(self._end(0)[-lines:])
 
-    def complaint(self) -> str:
+    def last_fault(self) -> str:
         """The last warning or error in its log since its last start; empty if there is none."""
-        return complaint(self._end(self._begins))
+        return last_fault(self._end(self._begins))
 
     def _end(self, begins: int) -> list[str]:
         """The last lines of its log from byte `begins` on."""

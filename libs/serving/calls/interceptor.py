@@ -1,5 +1,5 @@
 """The interceptor around every call: authentication and authorisation, reading and parsing the request, mapping errors to a status,
-one log line, metrics, and the span (`libs/telemetry/traces.py`).
+and the report of the call (`reports.py`).
 
 A call without permission is refused before a byte of its request is read. gRPC would buffer the whole message first, so every
 method is served as one with a request stream, of which one message is read. This is the one place where errors become gRPC
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from contextvars import Context as Variables
@@ -23,12 +22,10 @@ import grpc
 from google.protobuf.message import Message
 from opentelemetry import trace
 
-from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, PermissionDenied, ShoalError, Unauthenticated
+from libs.errors import DeadlinePassed, Draining, InternalError, InvalidInput, ShoalError
 from libs.names import is_model_id
-from libs.serving.audit import Asked, Audit
-from libs.serving.auth import Authenticator, Metadata
-from libs.serving.bounds import MOST_CALLS, Bound
-from libs.serving.call import (
+from libs.serving.calls.bounds import MOST_CALLS, Bound
+from libs.serving.calls.call import (
     REQUEST_ID_HEADER,
     TENANT_HEADER,
     Call,
@@ -37,13 +34,16 @@ from libs.serving.call import (
     header,
     new_request_id,
 )
-from libs.serving.decode import MAX_REQUEST_BYTES, parse, request_type
-from libs.serving.identity import UNKNOWN, Identity, is_printable
-from libs.serving.public import Public
-from libs.serving.roles import CHANGES, check_may
-from libs.serving.security import Security
-from libs.serving.status import DETAILS_HEADER, to_status
-from libs.telemetry import metrics, traces
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, parse, request_type
+from libs.serving.calls.public import Public
+from libs.serving.calls.reports import CallRecord, Reporter
+from libs.serving.calls.status import DETAILS_HEADER, to_status
+from libs.serving.security.audit import Audit
+from libs.serving.security.authentication import Authenticator, Metadata
+from libs.serving.security.identity import Identity, is_printable
+from libs.serving.security.roles import check_may
+from libs.serving.security.settings import Security
+from libs.telemetry import traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, fields
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 _GRPC_SERVICES: Final = "/grpc."
-_REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 
 ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream"})
 """Streams that end with the answer to their request: like unary calls they count as in flight, in latency, and have a span. All
@@ -160,11 +159,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 self._is_idle.set()
 
     def is_internal(self, method: str) -> bool:
-        return service_of(method) in self._internal
+        return _service_of(method) in self._internal
 
     def limit(self, method: str) -> int:
         """The most bytes of a request."""
-        return self._limits.get(method) or self._limits.get(service_of(method), MAX_REQUEST_BYTES)
+        return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class _Behaviour:
         self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         self._is_internal = interceptor.is_internal(method)
         self._has_end = not handler.response_streaming or method in ANSWERS
-        self._level = logging.DEBUG if self._is_internal else logging.INFO
+        self._reporter = Reporter(interceptor.audit, method, is_internal=self._is_internal, has_end=self._has_end)
 
     async def unary(self, _: object, context: Context) -> Message:
         async with self._answering(context) as admitted:
@@ -245,70 +244,31 @@ class _Behaviour:
 
     @asynccontextmanager
     async def _answering(self, context: Context) -> AsyncIterator[_Admitted]:
-        """Authenticates and authorises the caller, turns errors raised inside into a status, and logs the call."""
-        begin = time.perf_counter()
-        caller, span = UNKNOWN, traces.NONE
-        outcome = "CANCELLED"
+        """Authenticates and authorises the caller, turns errors raised inside into a status, and reports the call."""
+        record = CallRecord()
         try:
             metadata = cast(Metadata, context.invocation_metadata() or ())
-            caller = self._identify(metadata, context)
-            span = self._span(metadata)
-            with self._bound.entered(), traces.entered(span):
-                admitted = self._admit(caller, metadata)
+            record.caller = self._identify(metadata, context)
+            record.span = self._reporter.span(metadata)
+            with self._bound.entered(), traces.entered(record.span):
+                admitted = self._admit(record.caller, metadata)
                 if not self._is_internal and REQUEST_ID.get() != header(metadata, REQUEST_ID_HEADER):
                     # Also as a header, for proxies and clients that read only those. Not for a caller that chose the id itself: it
                     # costs a seventh of the CPU of an empty call.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
                 yield admitted
-            outcome = "OK"
+            record.outcome = "OK"
         except ShoalError as error:
-            outcome = error.reason
-            traces.failed(span, error)
+            record.fail(error)
             if isinstance(error, InternalError):
                 log.exception("call failed", extra=fields({"method": self._method}))
             await _abort(context, error)
         except Exception:
-            outcome = InternalError.reason
+            record.outcome = InternalError.reason
             log.exception("call failed", extra=fields({"method": self._method}))
             await _abort(context, InternalError("unexpected error"))
         finally:
-            # After the answer was handed to gRPC: writing a line takes a tenth of a millisecond.
-            loop, seconds = asyncio.get_running_loop(), time.perf_counter() - begin
-            span.set_attribute("shoal.outcome", outcome)
-            span.end()
-            if not self._is_internal:
-                loop.call_soon(self._count, outcome, seconds, span)
-            if outcome in _REFUSED:
-                # Callers without a credential must not fill the log: the audit rate-limits these lines.
-                loop.call_soon(self._interceptor.audit.refused, Asked(caller, context.peer(), self._method, outcome))
-            else:
-                loop.call_soon(self._log, outcome, seconds, span)
-            if self._method in CHANGES and outcome not in _REFUSED:
-                loop.call_soon(self._interceptor.audit.changed, Asked(caller, context.peer(), self._method, outcome))
-
-    def _span(self, metadata: Metadata) -> trace.Span:
-        """The span of a client's call, or of a worker's call that belongs to a traced request; else NONE, as for endless
-        streams."""
-        parent = {name: header(metadata, name) for name in (traces.TRACEPARENT, traces.TRACESTATE)}
-        if not self._has_end or (self._is_internal and not parent[traces.TRACEPARENT]):
-            return traces.NONE
-        return traces.rpc(self._method, parent, {"shoal.request_id": REQUEST_ID.get()})
-
-    def _count(self, outcome: str, seconds: float, span: trace.Span) -> None:
-        metrics.REQUESTS.labels(self._method, outcome).inc()
-        if self._has_end:
-            metrics.REQUEST_SECONDS.labels(self._method).observe(seconds, traces.exemplar(span))
-
-    def _log(self, outcome: str, seconds: float, span: trace.Span) -> None:
-        if log.isEnabledFor(self._level):
-            told = fields({"method": self._method, "outcome": outcome, "seconds": round(seconds, 6)})
-            with traces.entered(span):
-                log.log(self._level, "call", extra=told)
-
-
-def service_of(method: str) -> str:
-    """`package.Service` of `/package.Service/Method`."""
-    return method[1 : method.rfind("/")]
+            self._reporter.report(record, context)
 
 
 async def _write(context: Context, response: Message) -> None:
@@ -328,3 +288,8 @@ async def _abort(context: Context, error: ShoalError) -> None:
 def _later(seconds: float, call: Callable[[], None]) -> None:
     # In an empty context, not in that of the current request.
     asyncio.get_running_loop().call_later(seconds, call, context=Variables())
+
+
+def _service_of(method: str) -> str:
+    """`package.Service` of `/package.Service/Method`."""
+    return method[1 : method.rfind("/")]

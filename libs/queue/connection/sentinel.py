@@ -21,8 +21,8 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from libs.environment import is_loopback_host
-from libs.queue.trust import PasswordFile
-from libs.queue.urls import SentinelUrl
+from libs.queue.connection.trust import PasswordFile
+from libs.queue.connection.urls import SentinelUrl
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -52,17 +52,17 @@ class _Sentinels(Sentinel):
     def __init__(self, clients: list[Redis]) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
         self.sentinels = clients
-        self._asking: asyncio.Task[tuple[str, int]] | None = None
+        self._discovery: asyncio.Task[tuple[str, int]] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Host and port of the master. Raises NoMaster."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._discover(service_name))
-        return await asyncio.shield(self._asking)
+        if self._discovery is None or self._discovery.done():
+            self._discovery = asyncio.create_task(self._discover(service_name))
+        return await asyncio.shield(self._discovery)
 
     async def aclose(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._discovery is not None:
+            self._discovery.cancel()
         await super().aclose()
 
     async def _discover(self, service: str) -> tuple[str, int]:

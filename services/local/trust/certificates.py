@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libs.errors import InvalidInput
-from libs.serving.identity import CERTIFIED_NAME, is_certified_name
+from libs.serving.security.identity import CERTIFIED_NAME, is_certified_name
 
 SERVERS: Final = ("router", "scheduler")
 CALLERS: Final = ("worker", "client", "admin", "scaler")
@@ -150,7 +150,9 @@ def issue_all(
     if not 0 < days <= CA_DAYS:
         raise InvalidInput(f"days must be above 0 and at most {CA_DAYS}, not {days:g}", field="days")
     if not re.fullmatch(r"[a-z0-9._-]{1,255}", trust_domain):
-        raise InvalidInput(f"{trust_domain!r} is not a trust domain: a-z 0-9 . _ -", field="trust-domain")
+        raise InvalidInput(
+            f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' and '-'", field="trust-domain"
+        )
     for host in hosts:
         _general_name(host)
     authority, is_new = open_authority(directory, now=now, force=force)
@@ -189,7 +191,7 @@ def caller_variables(directory: Path, stem: str) -> dict[str, str]:
 
 
 def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
-    advice = "make another with --force (everything that trusts this one must then be given the new ca.pem)"
+    advice = "replace it with --force (every process that trusts it then needs the new ca.pem)"
     try:
         read = Authority(
             x509.load_pem_x509_certificate(certificate.read_bytes()),
@@ -202,7 +204,7 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
     if read.certificate.public_key() != read.key.public_key():
         raise InvalidInput(f"{key} is not the key of {certificate}; {advice}")
     if read.certificate.not_valid_after_utc <= now:
-        raise InvalidInput(f"the authority {certificate} ended on {read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}")
+        raise InvalidInput(f"the authority {certificate} expired on {read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}")
     return read
 
 
@@ -277,7 +279,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", host):
-        raise InvalidInput(f"{host!r} is neither a DNS name nor an IP address (and has no port)", field="host")
+        raise InvalidInput(f"{host!r} is neither a DNS name nor an IP address; a port must not follow it", field="host")
     return x509.DNSName(host)
 
 

@@ -12,7 +12,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from libs.errors import InvalidInput, Unauthenticated
-from libs.serving.identity import NAMED_ROLES, Identity, Role, is_printable, is_role
+from libs.serving.security.identity import NAMED_ROLES, Identity, Role, is_printable, is_role
 
 VARIABLE: Final = "SHOAL_JWKS"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")

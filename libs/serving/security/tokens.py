@@ -17,7 +17,7 @@ import yaml
 
 from libs.catalog.shapes import At, Choice, Key, Record, Schema, Text
 from libs.errors import InvalidInput
-from libs.serving.identity import DEFAULT_TENANT, NAMED_ROLES, PRINTABLE, Identity, Role, digest_of
+from libs.serving.security.identity import DEFAULT_TENANT, NAMED_ROLES, PRINTABLE, Identity, Role, digest_of
 
 VARIABLE: Final = "SHOAL_TOKENS"
 LONGEST: Final = 8192
@@ -105,8 +105,8 @@ def read_tokens(path: Path) -> Tokens:
 
 
 def _entry(node: yaml.Node, at: At) -> tuple[bytes, Identity]:
-    said = _ENTRY.read(node, at)
-    if ("token" in said) == ("sha256" in said):
+    values = _ENTRY.read(node, at)
+    if ("token" in values) == ("sha256" in values):
         raise at.wrong(node, "needs either `token` or `sha256`")
-    digest = bytes.fromhex(said["sha256"]) if "sha256" in said else digest_of(said["token"])
-    return digest, Identity(said["subject"], cast("Role", said["role"]), said.get("tenant", DEFAULT_TENANT))
+    digest = bytes.fromhex(values["sha256"]) if "sha256" in values else digest_of(values["token"])
+    return digest, Identity(values["subject"], cast("Role", values["role"]), values.get("tenant", DEFAULT_TENANT))

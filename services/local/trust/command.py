@@ -14,26 +14,37 @@ from rich.table import Table
 from shoal.cli.console import Console, emit
 
 from libs.errors import InvalidInput, ShoalError
-from libs.queue.acl import acl_file
-from services.local.certs import CALLERS, LEAF_DAYS, SERVERS, Issued, Party, caller_variables, issue_all, server_variables
+from libs.queue.connection.acl import acl_file
+from services.local.trust.certificates import (
+    CALLERS,
+    LEAF_DAYS,
+    SERVERS,
+    Issued,
+    Party,
+    caller_variables,
+    issue_all,
+    server_variables,
+)
 
-_HELP_NAME = "One more certificate: a role, or role/name, such as client/search (of the tenant `search`). May be repeated."
-_HELP_HOST = "A DNS name or IP address by which router and scheduler are reached, beside loopback. May be repeated."
-_HELP_FORCE = "Make another authority, even if there is one: whoever trusts that must be given the new one."
-_HELP_ADMIN = "File with a password for the user `default`, who then may do everything; else that user is off."
+_HELP_NAME = "A further certificate: a role, or role/name, such as client/search for the tenant `search`. May be repeated."
+_HELP_HOST = "A DNS name or IP address of router and scheduler, in addition to loopback. May be repeated."
+_HELP_FORCE = "Replace an existing authority: every process that trusts it then needs the new ca.pem."
+_HELP_ADMIN = "File with the password of the user `default`, who may run every command. Without it that user is disabled."
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where certificates and keys are kept.")],
+    directory: Annotated[Path, typer.Argument(help="Directory for certificates and keys.")],
     name: Annotated[list[str] | None, typer.Option(help=_HELP_NAME)] = None,
     host: Annotated[list[str] | None, typer.Option(help=_HELP_HOST)] = None,
     days: Annotated[float, typer.Option(help="How long certificates are valid.")] = LEAF_DAYS,
-    trust_domain: Annotated[str, typer.Option(envvar="SHOAL_TRUST_DOMAIN", help="As SHOAL_TRUST_DOMAIN of the servers.")] = "shoal",
+    trust_domain: Annotated[
+        str, typer.Option(envvar="SHOAL_TRUST_DOMAIN", help="The same as SHOAL_TRUST_DOMAIN of the servers.")
+    ] = "shoal",
     force: Annotated[bool, typer.Option("--force", help=_HELP_FORCE)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make a development authority and certificates for all parts of a mesh; run again, renew the certificates."""
-    with _told():
+    with _errors_on_stderr():
         directory = directory.absolute()
         parties = [Party.parse(text) for text in name or []]
         is_new, issued = issue_all(directory, parties, hosts=host or [], days=days, trust_domain=trust_domain, force=force)
@@ -45,21 +56,19 @@ def certs(
 
 def redis_acl(
     password_file: Annotated[Path | None, typer.Option(help="File with the password of router and scheduler.")] = None,
-    scheduler_password_file: Annotated[
-        Path | None, typer.Option(help="File with the scheduler's password, if it is another.")
-    ] = None,
+    scheduler_password_file: Annotated[Path | None, typer.Option(help="File with the scheduler's password, if it differs.")] = None,
     admin_password_file: Annotated[Path | None, typer.Option(help=_HELP_ADMIN)] = None,
 ) -> None:
     """Print the file for Redis' `aclfile`: the users shoal-router and shoal-scheduler, with no more rights than they need."""
-    with _told():
+    with _errors_on_stderr():
         router = _password(password_file)
         scheduler = _password(scheduler_password_file) or router
         typer.echo(acl_file(router=router, scheduler=scheduler, admin=_password(admin_password_file)), nl=False)
         notes = Console(stderr=True, soft_wrap=True, highlight=False)
         if router is None:
-            notes.print("The users are off: give their password with --password-file.")
+            notes.print("Both users are disabled: set their password with --password-file.")
         else:
-            notes.print("Of passwords only digests are printed. Set aclfile in redis.conf; routers and schedulers then take")
+            notes.print("Passwords are printed only as digests. Set aclfile in redis.conf. Routers and schedulers then need")
             notes.print("  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)", markup=False)
             notes.print("  SHOAL_REDIS_PASSWORD_FILE=FILE")
 
@@ -92,14 +101,14 @@ def _variables(directory: Path, one: Issued) -> dict[str, str]:
 
 def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, soft_wrap=True)
-    table = Table("for", "shows itself as", "certificate", "key")
+    table = Table("role", "identity", "certificate", "key")
     for one in issued:
         table.add_row(one.party.role, one.uri, one.certificate.name, one.key.name)
-    console.print(f"{'A new authority' if is_new else 'The authority that was there'}: {directory / 'ca.pem'}")
+    console.print(f"{'New authority' if is_new else 'Existing authority'}: {directory / 'ca.pem'}")
     console.print(table)
     ends = min(one.ends for one in issued)
-    console.print(f"The certificates end on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before that: running")
-    console.print("processes take the new ones by themselves. This is for development: who has ca.key can make any certificate.")
+    console.print(f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before then: running")
+    console.print("processes load the new ones by themselves. Use them for development only: ca.key can sign any certificate.")
     console.print("\nEnvironment")
     for role in (*SERVERS, *CALLERS):
         one = next(one for one in issued if one.party.role == role)
@@ -121,7 +130,7 @@ def _password(path: Path | None) -> str | None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
     except (ShoalError, OSError) as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.errors import InvalidInput
-from libs.serving.identity import ANONYMOUS, Identity, is_printable
+from libs.serving.security.identity import ANONYMOUS, Identity, is_printable
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"

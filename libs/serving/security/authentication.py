@@ -14,13 +14,13 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
 from libs.errors import Unauthenticated
-from libs.serving.identity import ANONYMOUS, Identity, Role, digest_of, is_certified_name, is_role
-from libs.serving.security import Security
+from libs.serving.security.identity import ANONYMOUS, Identity, Role, digest_of, is_certified_name, is_role
+from libs.serving.security.settings import Security
 from libs.serving.watched import Watched
 
 if TYPE_CHECKING:
-    from libs.serving.jwks import Keys
-    from libs.serving.tokens import Tokens
+    from libs.serving.security.jwks import Keys
+    from libs.serving.security.tokens import Tokens
 
 AUTHORIZATION: Final = "authorization"
 LOOK_SECONDS: Final = 1.0
@@ -52,7 +52,7 @@ class Authenticator:
 
     def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
         """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if needed. Raises Unauthenticated."""
-        if not self._security.tells_callers_apart:
+        if not self._security.authenticates:
             return ANONYMOUS
         given = [value for key, value in metadata if key == AUTHORIZATION]
         if given:
@@ -132,7 +132,7 @@ def _watched_tokens(security: Security) -> Watched[Tokens] | None:
     path = security.tokens
     if path is None:
         return None
-    from libs.serving.tokens import read_tokens
+    from libs.serving.security.tokens import read_tokens
 
     return Watched([path], partial(read_tokens, path))
 
@@ -141,6 +141,6 @@ def _watched_keys(security: Security) -> Watched[Keys] | None:
     path = security.jwks
     if path is None:
         return None
-    from libs.serving.jwks import read_keys
+    from libs.serving.security.jwks import read_keys
 
     return Watched([path], partial(read_keys, path, security.issuer, security.audience))

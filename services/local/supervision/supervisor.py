@@ -1,4 +1,4 @@
-"""Supervises the children of a local mesh: restarts those that end, by the policy of `supervision.py`, while the others serve."""
+"""Supervises the children of a local mesh: restarts those that end, by the policy of `policy.py`, while the others serve."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 
 from libs.processes import MOST_LETTERS, Process, to_text
-from services.local.process import Child
-from services.local.supervision import History, Role, can_serve, ending, next_step
+from services.local.supervision.child import Child
+from services.local.supervision.policy import History, Role, can_serve, ending, next_step
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Called with one sentence on what happened to a child, for the user."""
 
 
@@ -22,12 +22,12 @@ class Supervisor:
     their states to the router (`libs/processes.py`)."""
 
     def __init__(
-        self, children: Sequence[tuple[Role, Child]], path: Path, tell: Tell, clock: Callable[[], float] = time.monotonic
+        self, children: Sequence[tuple[Role, Child]], path: Path, notify: Notify, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._children = [child for _, child in children]
         self._roles = {child.name: role for role, child in children}
         self._path = path
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         # The state: each child's history and how it last ended, and the tasks that wait for their ends.
         self._histories = {child.name: History() for child in self._children}
@@ -56,7 +56,7 @@ class Supervisor:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        return "\n".join(self._obituary(child) for child in self._children if child.name in self._given_up())
+        return "\n".join(self._final_report(child) for child in self._children if child.name in self._given_up())
 
     async def _keep(self, child: Child) -> None:
         """Restarts a child until it is given up."""
@@ -76,12 +76,12 @@ class Supervisor:
 
     async def _ended(self, child: Child, status: int | None) -> History:
         history = self._histories[child.name].ended(self._clock())
-        words = await asyncio.to_thread(child.complaint)
-        self._endings[child.name] = f"{ending(status)}: {words}" if words else ending(status)
+        fault = await asyncio.to_thread(child.last_fault)
+        self._endings[child.name] = f"{ending(status)}: {fault}" if fault else ending(status)
         self._set(child, history)
-        self._tell(f"{child.name} {ending(status)}: {next_step(history)}; log: {child.log}")
+        self._notify(f"{child.name} {ending(status)}: {next_step(history)}; its log is {child.log}")
         if history.is_given_up:
-            self._tell(await asyncio.to_thread(child.last_words))
+            self._notify(await asyncio.to_thread(child.log_end))
         return history
 
     def _set(self, child: Child, history: History) -> None:
@@ -91,16 +91,16 @@ class Supervisor:
     def _given_up(self) -> set[str]:
         return {name for name, history in self._histories.items() if history.is_given_up}
 
-    def _obituary(self, child: Child) -> str:
+    def _final_report(self, child: Child) -> str:
         return f"{child.name} {self._endings[child.name]}\n(log: {child.log})"
 
     def _write(self) -> None:
         """Writes the states for the router. The file is replaced atomically, since the router may read it at any time."""
-        told = to_text(
+        text = to_text(
             Process(name, history.state, history.restarts, self._endings.get(name, "")[:MOST_LETTERS])
             for name, history in self._histories.items()
         )
         new = self._path.with_suffix(".new")
         with suppress(OSError):  # a full disk must not prevent a child's restart
-            new.write_text(told, "utf-8")
+            new.write_text(text, "utf-8")
             new.replace(self._path)

@@ -1,0 +1,89 @@
+"""What is reported of each call once it has ended: its span, two metrics, one log line, and a line of the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+from google.protobuf.message import Message
+from opentelemetry import trace
+
+from libs.errors import PermissionDenied, ShoalError, Unauthenticated
+from libs.serving.calls.call import header
+from libs.serving.security.audit import Audit, AuditRecord
+from libs.serving.security.authentication import Metadata
+from libs.serving.security.identity import UNKNOWN, Identity
+from libs.serving.security.roles import CHANGES
+from libs.telemetry import metrics, traces
+from libs.telemetry.logs import REQUEST_ID, fields
+
+log = logging.getLogger(__name__)
+
+_REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One call, from its arrival on. `outcome`: `OK`, or an error's reason; `begin`: seconds of a monotonic clock."""
+
+    caller: Identity = UNKNOWN
+    span: trace.Span = traces.NONE
+    outcome: str = "CANCELLED"
+    begin: float = field(default_factory=time.perf_counter)
+
+    def fail(self, error: ShoalError) -> None:
+        self.outcome = error.reason
+        traces.failed(self.span, error)
+
+
+class Reporter:
+    """Reports the calls of one method. `is_internal`: it is logged at DEBUG and not counted; `has_end`: it ends by itself, so that
+    it has a span and a latency."""
+
+    def __init__(self, audit: Audit, method: str, *, is_internal: bool, has_end: bool) -> None:
+        self._audit = audit
+        self._method = method
+        self._is_internal = is_internal
+        self._has_end = has_end
+        self._level = logging.DEBUG if is_internal else logging.INFO
+
+    def span(self, metadata: Metadata) -> trace.Span:
+        """The span of a client's call, or of a worker's call that belongs to a traced request; else NONE, as for endless
+        streams."""
+        parent = {name: header(metadata, name) for name in (traces.TRACEPARENT, traces.TRACESTATE)}
+        if not self._has_end or (self._is_internal and not parent[traces.TRACEPARENT]):
+            return traces.NONE
+        return traces.rpc(self._method, parent, {"shoal.request_id": REQUEST_ID.get()})
+
+    def report(self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]) -> None:
+        """Ends the span. The rest is written once the answer was handed to gRPC: a line takes a tenth of a millisecond."""
+        loop, seconds = asyncio.get_running_loop(), time.perf_counter() - record.begin
+        record.span.set_attribute("shoal.outcome", record.outcome)
+        record.span.end()
+        if not self._is_internal:
+            loop.call_soon(self._count, record, seconds)
+        if record.outcome in _REFUSED:
+            # Callers without a credential must not fill the log: the audit rate-limits these lines.
+            loop.call_soon(self._audit.refused, self._audited(record, context))
+            return
+        loop.call_soon(self._log, record, seconds)
+        if self._method in CHANGES:
+            loop.call_soon(self._audit.changed, self._audited(record, context))
+
+    def _audited(self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]) -> AuditRecord:
+        return AuditRecord(record.caller, context.peer(), self._method, record.outcome)
+
+    def _count(self, record: CallRecord, seconds: float) -> None:
+        metrics.REQUESTS.labels(self._method, record.outcome).inc()
+        if self._has_end:
+            metrics.REQUEST_SECONDS.labels(self._method).observe(seconds, traces.exemplar(record.span))
+
+    def _log(self, record: CallRecord, seconds: float) -> None:
+        if log.isEnabledFor(self._level):
+            values = fields({"method": self._method, "outcome": record.outcome, "seconds": round(seconds, 6)})
+            with traces.entered(record.span):
+                log.log(self._level, "call", extra=values)

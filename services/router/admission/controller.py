@@ -1,0 +1,139 @@
+"""The admission controller: gathers what a decision on a request depends on, and decides by the rules of `control.py`.
+
+On the request path between `service.py`, which calls it, and the lanes. The state that admission has is here and in `state/`; the
+rules are pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from libs.errors import QueueFull
+from libs.fleet import FleetSnapshot
+from libs.queue import LaneKey, Priority
+from libs.queue.clock import RedisClock
+from libs.serving.watched import Watched
+from services.router.admission import control
+from services.router.admission.appointments import Appointments
+from services.router.admission.routes import Routes, Wanted, choose_lane, has_other_pool
+from services.router.admission.standings import Answer, StandingReader
+from services.router.admission.tenants import Refund, Tenant, TenantLimits
+from services.router.state.outstanding import Outstanding
+from services.router.state.pace import Pace
+from services.router.state.view import View, is_new
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The inputs of the admission decision on one request.
+
+    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its tenant at this router, 0 without
+    a quota; lane_tokens: those of its tenant in its lane; unknown: lanes of models that no worker knows, with the tenants that wait
+    there, None unless this request would open one more; now_ms: Redis' clock; seconds: until its deadline."""
+
+    snapshot: FleetSnapshot
+    routes: Routes
+    lane: LaneKey
+    pace: Pace
+    answer: Answer | None
+    tenant_name: str
+    tenant: Tenant
+    waiting_tokens: int
+    lane_tokens: int
+    unknown: Mapping[LaneKey, Collection[str]] | None
+    priority: Priority
+    now_ms: int
+    seconds: float
+
+
+class AdmissionController:
+    """Decides on each request of one router.
+
+    `max_queued_seconds`: the longest that a request may wait in a lane by its workers' speed, whatever its deadline.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        outstanding: Outstanding,
+        standings: StandingReader,
+        limits: TenantLimits,
+        clock: RedisClock,
+        *,
+        routes: Watched[Routes],
+        max_queued_seconds: float,
+    ) -> None:
+        self._view = view
+        self._outstanding = outstanding
+        self._standings = standings
+        self._limits = limits
+        self._clock = clock
+        self._routes = routes
+        self._max_queued_seconds = max_queued_seconds
+        self._appointments = Appointments()
+
+    async def look(self, wanted: Wanted, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]) -> Moment:
+        """The inputs of the decision, gathered on the event loop, because a thread must not read what the loop changes. `seconds`:
+        until the deadline; `failed`: pools that have failed the request."""
+        snapshot = self._view.snapshot
+        routes = self._routes.content
+        lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
+        pace = self._view.pace(lane)
+        gauges, here = self._view.gauges_of(lane), self._outstanding.lanes
+        tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
+        is_near = control.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
+        limits = self._limits.of(tenant)
+        return Moment(
+            snapshot=snapshot,
+            routes=routes,
+            lane=lane,
+            pace=pace,
+            answer=await self._standings.of(lane, tenant) if is_near else None,
+            tenant_name=tenant,
+            tenant=limits,
+            waiting_tokens=self._outstanding.of_tenant(tenant) if limits.queued_tokens else 0,
+            lane_tokens=here.get(lane, {}).get(tenant, 0),
+            unknown=self._outstanding.unknown() if lane not in here and is_new(lane.model, snapshot) else None,
+            priority=priority,
+            now_ms=self._clock.now_ms(),
+            seconds=seconds,
+        )
+
+    def refuse(self, moment: Moment, tokens: int) -> None:
+        """Raises QueueFull for a request of so many tokens that should not be started now."""
+        if moment.unknown is not None:
+            control.refuse_unknown(moment.lane, moment.tenant_name, moment.unknown)
+        control.refuse_over_quota(tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace)
+        if moment.answer is None:
+            return
+        try:
+            control.refuse_late(
+                moment.seconds,
+                self._max_queued_seconds,
+                moment.pace,
+                moment.answer.standing,
+                moment.priority,
+                own_tokens=tokens,
+                since=moment.answer.since,
+                waiting_tokens=moment.lane_tokens,
+            )
+        except QueueFull as refusal:
+            refusal.retry_after = self._appointments.give(
+                moment.lane,
+                soonest=refusal.retry_after,
+                remaining=moment.seconds,
+                cost=moment.pace.seconds(tokens),
+                now=asyncio.get_running_loop().time(),
+            )
+            raise
+        moment.answer.admit(tokens)
+
+    async def charge(self, moment: Moment, tokens: int) -> Refund | None:
+        """Charges the request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
+        return await self._limits.charge(moment.tenant_name, moment.tenant, tokens)
+
+    def has_other_pool(self, wanted: Wanted, failed: Collection[str]) -> bool:
+        """Whether a request that the pools `failed` have failed may be served by another of its model's pools."""
+        return has_other_pool(wanted, self._routes.content, self._view.snapshot, failed)

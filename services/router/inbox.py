@@ -1,0 +1,46 @@
+"""What other routers send this one through Redis: answers to its jobs, and bells for its waiting pulls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from libs.errors import NoCapacity
+from libs.queue import Lanes, WorkerBell
+from services.router.lanes.bells import Bells
+from services.router.lanes.dispatch import Dispatcher
+
+REPLY_WAIT_SECONDS: Final = 2.0
+RECONNECT_SECONDS: Final = 0.2
+
+
+class Inbox:
+    """Two loops that end only when they are cancelled. Redis may come and go; any other error is a bug and stops the router."""
+
+    def __init__(self, lanes: Lanes, bells: Bells, dispatcher: Dispatcher) -> None:
+        self._lanes = lanes
+        self._bells = bells
+        self._dispatcher = dispatcher
+
+    async def take_replies(self) -> None:
+        """Delivers answers to this router's jobs that workers returned through other routers."""
+        while True:
+            try:
+                for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
+                    self._dispatcher.deliver(job_id, result)
+            except NoCapacity:
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def receive_bells(self) -> None:
+        """Receives the bells that other routers ring."""
+        while True:
+            try:
+                async for bell in self._lanes.bells():
+                    if bell is None:
+                        self._bells.ring_all()
+                    elif isinstance(bell, WorkerBell):
+                        self._bells.waiters.ring_worker(bell.worker_id)
+                    else:
+                        self._bells.ring(bell)
+            except NoCapacity:
+                await asyncio.sleep(RECONNECT_SECONDS)

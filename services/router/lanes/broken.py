@@ -1,0 +1,37 @@
+"""Fails the jobs of lanes that no worker of their pool can serve, so that clients need not wait for their deadlines."""
+
+from __future__ import annotations
+
+import logging
+
+from libs.queue import LaneKey, Lanes
+from libs.telemetry.logs import fields
+from services.router.admission.control import why_broken
+from services.router.lanes import codec
+from services.router.state.view import View
+
+log = logging.getLogger(__name__)
+
+
+class BrokenLanes:
+    """Lanes whose model or adapter their pool is known not to serve (`why_broken`). Raises NoCapacity while Redis is away."""
+
+    def __init__(self, lanes: Lanes, view: View) -> None:
+        self._lanes = lanes
+        self._view = view
+
+    async def fail_all(self) -> None:
+        """Fails the queued jobs of all of them, however the jobs came into the lane."""
+        for lane, gauges in list(self._view.gauges.items()):
+            if gauges.queued_jobs:
+                await self.fail_if_broken(lane)
+
+    async def fail_if_broken(self, lane: LaneKey) -> bool:
+        """Fails the lane's queued jobs if it is one of them; returns whether it is."""
+        failure = why_broken(lane, self._view.snapshot)
+        if failure is None:
+            return False
+        failed = await self._lanes.fail_all(lane, codec.failed(codec.from_failure(failure)))
+        if failed:
+            log.warning("model given up", extra=fields({"lane": lane.name, "reason": failure.reason, "jobs": failed}))
+        return True
