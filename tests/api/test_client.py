@@ -320,7 +320,7 @@ async def test_invalid_items_are_skipped_and_told(connect: Connect, router: Fake
     ]  # fmt: skip
     assert [one.message for one in result.skipped] == [
         "items[3] is empty",
-        "items[17] is a NoneType; it must be a str, or the bytes of a picture's file",
+        "items[17] is a NoneType; it must be a str, or the bytes of an image file",
         "items[60].text is too long",
         "items[99].text is too long",
     ]

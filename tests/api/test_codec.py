@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal import codec
 from shoal.errors import InternalError
+from shoal.requests import codec
 from shoal.results import Floats
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2
 

@@ -228,8 +228,8 @@ def test_who_cannot_be_trusted_is_told_what_is_wrong(mesh: Mesh, tmp_path: Path,
     ended = ("--tls-cert", f"{ours}/client-ended.pem", "--tls-key", f"{ours}/client-ended.key")
     foreign = ("--tls-cert", f"{other.directory}/client.pem", "--tls-key", f"{other.directory}/client.key")
     for options, words, advice in (
-        (("--tls-ca", str(other.ca), *own), "authority that is not trusted here", "--tls-ca"),
-        ((*ca, *own, "--tls-name", "a.example"), "no certificate for the name a.example", "--tls-name"),
+        (("--tls-ca", str(other.ca), *own), "authority that this client does not trust", "--tls-ca"),
+        ((*ca, *own, "--tls-name", "a.example"), "not valid for the name a.example", "--tls-name"),
         ((*ca, *ended), "has not expired", "--tls-cert"),
         ((*ca, *foreign), "a certificate of ours that it trusts", "--tls-cert"),
         (ca, "a certificate of ours", "--tls-cert"),
