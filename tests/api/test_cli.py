@@ -278,7 +278,7 @@ def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tm
         ("in.txt", "one\n\ntwo\n", "in.txt:2 is blank"),
         ("in.txt", b"\xff\xfe", "not UTF-8"),
         ("in.jsonl", '{"text": "a"}\nno\n', "in.jsonl:2 is not JSON"),
-        ("in.jsonl", '{"body": "a"}\n', "it has body"),
+        ("in.jsonl", '{"body": "a"}\n', "its fields are body"),
         ("missing.txt", None, "does not exist"),
     ],
 )

@@ -97,9 +97,9 @@ def test_only_what_was_sent_is_there() -> None:
     assert (result.usage.input_tokens, result.revision, result.timings.total_seconds) == (3, "r", 0.0)
     for form in ("dense", "vectors", "sparse", "multi_vector"):
         asked = "dense" if form == "vectors" else form
-        with pytest.raises(ValueError, match=rf'no {asked} form in this answer, .*representations=\["{asked}"\]'):
+        with pytest.raises(ValueError, match=rf'this result has no {asked} representation, .*representations=\["{asked}"\]'):
             getattr(result, form)
-    with pytest.raises(ValueError, match="no dense form"):
+    with pytest.raises(ValueError, match="no dense representation"):
         result.dequantize()
 
 

@@ -176,8 +176,8 @@ def test_files_that_cannot_be_used_are_named_at_once(certificates: Certificates,
     certificates.issue("worker")
     for tls, words in (
         (shoal.Tls(tmp_path / "none"), "none cannot be read"),
-        (shoal.Tls(tmp_path / "text"), "text has no PEM certificates"),
-        (shoal.Tls(b"text"), "root_certificates has no PEM certificates"),
+        (shoal.Tls(tmp_path / "text"), "text holds no PEM certificates"),
+        (shoal.Tls(b"text"), "root_certificates holds no PEM certificates"),
         (shoal.Tls(folder / "ca.pem", tmp_path / "text", folder / "client.key"), "not a certificate and its unencrypted key"),
         (shoal.Tls(folder / "ca.pem", folder / "client.pem", folder / "worker.key"), "KEY_VALUES_MISMATCH"),
     ):
@@ -242,14 +242,14 @@ async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: 
     foreign = shoal.Tls(certificates.ca, other.directory / "client.pem", other.directory / "client.key")
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
         for tls, kind, words in (
-            (True, errors.TlsFailed, "authority that is not trusted"),
-            (tls_of(other), errors.TlsFailed, "authority that is not trusted"),
+            (True, errors.TlsFailed, "authority that this client does not trust"),
+            (tls_of(other), errors.TlsFailed, "authority that this client does not trust"),
             (
                 shoal.Tls(mine.root_certificates, server_name="a.example"),
                 errors.TlsFailed,
                 r"not valid for the name a\.example",
             ),
-            (shoal.Tls(mine.root_certificates), errors.CannotConnect, "want TLS, or a certificate of ours"),
+            (shoal.Tls(mine.root_certificates), errors.CannotConnect, "require TLS, or a client certificate"),
             (tls_of(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
             (foreign, errors.CannotConnect, "a certificate of ours"),
             (False, errors.CannotConnect, "may want TLS"),
