@@ -30,7 +30,9 @@ async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRo
     assert (result.revision, result.usage.input_tokens) == ("r1", 8)
     assert result.timings.forward_seconds == 0.01
     assert result.representations == ("dense",)
-    with pytest.raises(ValueError, match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]'):
+    with pytest.raises(
+        ValueError, match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]'
+    ):
         _ = result.sparse
 
 

@@ -251,8 +251,8 @@ async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: 
             ),
             (shoal.Tls(mine.root_certificates), errors.CannotConnect, "require TLS, or a client certificate"),
             (tls_of(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
-            (foreign, errors.CannotConnect, "a certificate of ours"),
-            (False, errors.CannotConnect, "may want TLS"),
+            (foreign, errors.CannotConnect, "a client certificate"),
+            (False, errors.CannotConnect, "may require TLS"),
         ):
             with pytest.raises(kind, match=words):
                 await connect(router.address, tls=tls, retry=ONCE).do("encode", MODEL, "x")
