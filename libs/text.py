@@ -1,6 +1,6 @@
 """Control characters, which a terminal or log viewer interprets instead of showing them. Pure.
 
-They are refused in names that come in and replaced in texts that go out. `shoal.text` is the client's version: its distribution
+They are refused in names that come in and replaced in texts that go out. `shoal.cli.text` is the client's version: its distribution
 imports nothing of ours, and models run without it.
 """
 

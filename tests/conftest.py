@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 from redis.asyncio import Redis
-from shoal import trust
+from shoal.transport import trust
 
 from libs.queue import connect
 from libs.queue.connection.acl import ROUTER

@@ -2,7 +2,7 @@
 
 One request is one trace (semantic conventions for RPC and messaging):
 
-    client           shoal.v1.InferenceService/Encode   CLIENT    libs/api/shoal/traces.py
+    client           shoal.v1.InferenceService/Encode   CLIENT    libs/api/shoal/calls/traces.py
     └ router         shoal.v1.InferenceService/Encode   SERVER    libs/serving/calls/interceptor.py
       └ router       send <lane>                        PRODUCER  services/router/service.py; its context is in every job
         ├ worker     wait <lane>                        INTERNAL  from enqueued to pulled   services/worker/jobs/spans.py

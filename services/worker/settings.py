@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from shoal.trust import Trust
+from shoal.transport.trust import Trust
 
 from libs.catalog.cards import parse_folders, read_catalog
 from libs.catalog.overrides import Catalog

@@ -15,7 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 import shoal
-from shoal import errors, transport
+from shoal import errors
+from shoal.transport import methods as rpc
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 
 from services.local.settings import free_port
@@ -40,7 +41,7 @@ def test_the_paths_are_those_of_the_protos() -> None:
         *mesh_pb2.DESCRIPTOR.services_by_name.values(),
     ]
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
-    methods = [value for value in vars(transport).values() if isinstance(value, transport.Method)]
+    methods = [value for value in vars(rpc).values() if isinstance(value, rpc.Method)]
     assert len(methods) == 13
     assert {method.path for method in methods} - paths == {"/grpc.health.v1.Health/Check"}
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import shoal
 import typer
-from shoal.cli import console, main, operation, plugins
+from shoal.cli import console, main, plugins
+from shoal.cli.operation.tables import model_size
 from shoal.status import Model, ModelPlace
 from typer.testing import CliRunner
 
@@ -211,7 +212,7 @@ def test_status(run: Run, router: FakeRouter) -> None:
         assert wanted in shown
     lines = (
         "scheduler s1 leads; its last plan was 0.5 s ago",
-        "w2 (machine gone in 25 s)",
+        "w2 (machine preempted in 25 s)",
         "256.0 MiB of 8.0 GiB",
         "200 s",
         "2.5 %",
@@ -277,8 +278,8 @@ def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tm
         ("in.txt", "one\n\ntwo\n", "in.txt:2 is blank"),
         ("in.txt", b"\xff\xfe", "not UTF-8"),
         ("in.jsonl", '{"text": "a"}\nno\n', "in.jsonl:2 is not JSON"),
-        ("in.jsonl", '{"body": "a"}\n', "it has body"),
-        ("missing.txt", None, "there is no file"),
+        ("in.jsonl", '{"body": "a"}\n', "its fields are body"),
+        ("missing.txt", None, "does not exist"),
     ],
 )
 def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | bytes | None, problem: str) -> None:
@@ -344,10 +345,10 @@ def test_embed_and_rerank_are_other_names(run: Run) -> None:
     assert json.loads(run("rerank", MODEL, "x", "x y", "--json").out)["results"][0]["score"] == 1.0
     shown = run("--help").out
     assert "The same as `encode`." in shown
-    assert shown.index("Ask models") < shown.index("embed") < shown.index("Look at the mesh") < shown.index("Run a mesh")
+    assert shown.index("Inference") < shown.index("embed") < shown.index("Operation") < shown.index("Run a mesh")
     shown = run("rerank", "--help").out
-    assert "Say how well documents answer a query" in shown
-    assert shown.index("Input and output") < shown.index("How it is served") < shown.index("Connection")
+    assert "Score how relevant documents are to a query" in shown
+    assert shown.index("Input and output") < shown.index("Serving") < shown.index("Connection")
 
 
 @pytest.mark.parametrize(
@@ -372,14 +373,14 @@ def test_tls_to_a_router_without_is_one_error_and_no_noise(router: FakeRouter) -
         command, env=environment | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: the router at {router.address} speaks no TLS")
+    assert done.stderr.startswith(f"error: the router at {router.address} does not use TLS")
     assert len(done.stderr.splitlines()) == 3
 
 
 def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
     place = ModelPlace("w1", "cold", 3 << 20, 0.0, 0.0, "", False, 0, 0)
     cold = Model("org/cold", "cold", None, (place,), 0, "")
-    assert operation._size(cold) == "3.0 MiB"
+    assert model_size(cold) == "3.0 MiB"
     assert "85.8 MiB" in run("status").out
 
 

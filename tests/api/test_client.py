@@ -30,7 +30,9 @@ async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRo
     assert (result.revision, result.usage.input_tokens) == ("r1", 8)
     assert result.timings.forward_seconds == 0.01
     assert result.representations == ("dense",)
-    with pytest.raises(ValueError, match=r'no sparse form in this answer, which has: dense; ask for representations=\["sparse"\]'):
+    with pytest.raises(
+        ValueError, match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]'
+    ):
         _ = result.sparse
 
 
@@ -320,7 +322,7 @@ async def test_invalid_items_are_skipped_and_told(connect: Connect, router: Fake
     ]  # fmt: skip
     assert [one.message for one in result.skipped] == [
         "items[3] is empty",
-        "items[17] is a NoneType; it must be a str, or the bytes of a picture's file",
+        "items[17] is a NoneType; it must be a str, or the bytes of an image file",
         "items[60].text is too long",
         "items[99].text is too long",
     ]

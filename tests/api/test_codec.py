@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal import codec
 from shoal.errors import InternalError
+from shoal.requests import codec
 from shoal.results import Floats
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2
 
@@ -97,9 +97,9 @@ def test_only_what_was_sent_is_there() -> None:
     assert (result.usage.input_tokens, result.revision, result.timings.total_seconds) == (3, "r", 0.0)
     for form in ("dense", "vectors", "sparse", "multi_vector"):
         asked = "dense" if form == "vectors" else form
-        with pytest.raises(ValueError, match=rf'no {asked} form in this answer, .*representations=\["{asked}"\]'):
+        with pytest.raises(ValueError, match=rf'this result has no {asked} representation, .*representations=\["{asked}"\]'):
             getattr(result, form)
-    with pytest.raises(ValueError, match="no dense form"):
+    with pytest.raises(ValueError, match="no dense representation"):
         result.dequantize()
 
 

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from shoal import errors
+from shoal.transport.failures import decode
 
 
 def details(*messages: object) -> bytes:
@@ -23,7 +24,7 @@ def test_details_become_attributes() -> None:
         error_details_pb2.ErrorInfo(reason="INPUT_TOO_LONG", domain="shoal"),
         error_details_pb2.BadRequest(field_violations=[violation]),
     )
-    error = errors.decode("INVALID_ARGUMENT", "items[3].text has 900 tokens", data, address="a:1")
+    error = decode("INVALID_ARGUMENT", "items[3].text has 900 tokens", data, address="a:1")
     assert type(error) is errors.InputTooLong
     assert isinstance(error, errors.InvalidInput)
     assert (error.code, error.reason, error.field, error.retry_after) == (
@@ -38,22 +39,22 @@ def test_a_retry_delay_is_in_seconds() -> None:
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(1500)
     data = details(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="shoal"), retry)
-    error = errors.decode("RESOURCE_EXHAUSTED", "full", data, address="a:1")
+    error = decode("RESOURCE_EXHAUSTED", "full", data, address="a:1")
     assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
 
 
 def test_a_field_is_told_also_where_the_code_allows_no_bad_request() -> None:
     info = error_details_pb2.ErrorInfo(reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"})
-    error = errors.decode("RESOURCE_EXHAUSTED", "too large", details(info), address="a:1")
+    error = decode("RESOURCE_EXHAUSTED", "too large", details(info), address="a:1")
     assert (type(error), error.field) == (errors.OutOfMemory, "items[3].text")
 
 
 def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
-    error = errors.decode("UNAVAILABLE", "connection refused", b"", address="a:1")
+    error = decode("UNAVAILABLE", "connection refused", b"", address="a:1")
     assert type(error) is errors.CannotConnect
     assert str(error) == "cannot reach a router at a:1: connection refused [CANNOT_CONNECT]"
     foreign = details(error_details_pb2.ErrorInfo(reason="PROXY", domain="envoy"))
-    assert type(errors.decode("UNAVAILABLE", "no upstream", foreign, address="a:1")) is errors.CannotConnect
+    assert type(decode("UNAVAILABLE", "no upstream", foreign, address="a:1")) is errors.CannotConnect
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
 )
 def test_every_failure_has_a_class(code: str, reason: str, kind: type[errors.ShoalError]) -> None:
     data = details(error_details_pb2.ErrorInfo(reason=reason, domain="shoal")) if reason else b""
-    error = errors.decode(code, "", data, address="a:1")
+    error = decode(code, "", data, address="a:1")
     assert (type(error), error.code) == (kind, code)
     assert error.reason
     assert error.message
@@ -109,5 +110,5 @@ def test_errors_travel_between_processes() -> None:
 
 
 def test_details_that_are_garbage_are_none() -> None:
-    error = errors.decode("INVALID_ARGUMENT", "wrong", b"\xff\xff\xff", address="x")
+    error = decode("INVALID_ARGUMENT", "wrong", b"\xff\xff\xff", address="x")
     assert (error.code, error.message) == ("INVALID_ARGUMENT", "wrong")

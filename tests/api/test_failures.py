@@ -10,7 +10,7 @@ import grpc
 import pytest
 import shoal
 from shoal import errors
-from shoal.retry import RetryBudget, RetryBudgets
+from shoal.calls.retry import RetryBudget, RetryBudgets
 
 from tests.api.conftest import Connect
 from tests.api.fake_router import MODEL, FakeRouter, Refusal, serving
@@ -106,7 +106,7 @@ async def test_a_router_that_dies_with_calls_in_flight(
     connect: Connect, router: FakeRouter, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL while parts are held: each arrives at the other router under its own id, none is lost."""
-    monkeypatch.setattr("shoal.verbs.random.randrange", lambda addresses: 0)
+    monkeypatch.setattr("shoal.verbs.base.random.randrange", lambda addresses: 0)
     arguments = (sys.executable, "-m", "tests.api.fake_router")
     doomed = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     assert doomed.stdout is not None
@@ -146,7 +146,7 @@ class Spent(RetryBudgets):
 
 async def test_all_that_waits_for_a_router_goes_on_when_it_is_back(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """No budget of retries holds it up: no router has heard of any of it."""
-    monkeypatch.setattr("shoal.call.RetryBudgets", Spent)
+    monkeypatch.setattr("shoal.calls.caller.RetryBudgets", Spent)
     with serving(FakeRouter()) as first:
         port = int(first.address.rpartition(":")[2])
     client = connect(first.address, retry=QUICK)

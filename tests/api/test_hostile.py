@@ -13,8 +13,7 @@ import pytest
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from shoal import text
-from shoal.cli import console, main
+from shoal.cli import console, main, text
 from typer.testing import CliRunner
 
 import libs.text
@@ -136,7 +135,7 @@ def test_both_distributions_know_the_same_control_characters() -> None:
     points = map(chr, range(0x3000))
     for point in points:
         word = f"a{point}b"
-        assert (text.shown(word) != word) == (point in CONTROLS)
+        assert (text.printable(word) != word) == (point in CONTROLS)
         assert (libs.text.without_controls(word) != word) == (point in CONTROLS + "\t\n")
         assert (libs.text.without_controls(word, lines=True) != word) == (point in CONTROLS)
         assert bool(libs.text.control_character(word)) == (libs.text.without_controls(word) != word)

@@ -14,8 +14,8 @@ import grpc
 import pytest
 import shoal
 from google.protobuf.message import Message
+from shoal.calls.retry import RetryBudgets
 from shoal.errors import CannotConnect, QueueFull, RateLimited
-from shoal.retry import RetryBudgets
 
 from tests.api.fake_router import MODEL, FakeRouter, Refusal, refuse, serving
 
@@ -82,10 +82,10 @@ def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(ful
 
 def test_what_the_mesh_refuses_is_paid_from_a_small_budget_and_failing_over_is_not() -> None:
     budgets = RetryBudgets()
-    overload, failover = budgets.of(QueueFull("full")), budgets.of(CannotConnect("gone"))
+    overload, failover = budgets.budget_for(QueueFull("full")), budgets.budget_for(CannotConnect("gone"))
     assert overload is not None
     assert failover is not None
-    assert budgets.of(RateLimited("slower")) is overload is not failover
+    assert budgets.budget_for(RateLimited("slower")) is overload is not failover
     free = 0
     while overload.wait(0.0) == 0:
         overload.take()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from rich.text import Text
-from shoal.cli.picture import WINDOW_SECONDS, History, Picture
-from shoal.cli.screen import drawn, fitted
+from shoal.cli.top.drawing import drawn, fitted
+from shoal.cli.top.history import WINDOW_SECONDS, History, Snapshot
 from shoal.status import LaneStatus, Mesh, Model, ModelPlace, PoolStatus, Scheduler, WorkerStatus
 
 LONG = "sentence-transformers/all-MiniLM-L6-v2"
@@ -33,7 +33,7 @@ def mesh(*, workers: tuple[WorkerStatus, ...] = (), lanes: tuple[LaneStatus, ...
     return Mesh(workers, models, lanes, "router-1", Scheduler("s1", 1, 0.5), (PoolStatus("cpu", 3),))
 
 
-def text(picture: Picture, width: int = 80, height: int | None = None) -> list[str]:
+def text(picture: Snapshot, width: int = 80, height: int | None = None) -> list[str]:
     """The drawn lines."""
     out = io.StringIO()
     Console(file=out, width=width, markup=False).print(drawn(picture, Text("head"), width, height))

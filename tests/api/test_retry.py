@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from shoal.addresses import Addresses, is_local, parse
+from shoal.calls.retry import Attempts, RetryBudget, RetryBudgets, RetryPolicy
 from shoal.errors import CannotConnect, InvalidInput, QueueFull, TlsFailed, WorkerLost
-from shoal.retry import Attempts, RetryBudget, RetryBudgets, RetryPolicy
+from shoal.transport.addresses import Addresses, is_local, parse
 
 POLICY = RetryPolicy(attempts=5, first_delay=0.1, longest_delay=1.0)
 LOST = CannotConnect("lost")
@@ -38,9 +38,9 @@ def test_without_a_connection_delays_stay_short_and_no_budget_pays() -> None:
     one = attempts(policy=RetryPolicy(attempts=7, first_delay=0.5, longest_delay=5.0))
     assert [one.delay(unsent, jitter=0) for _ in range(7)] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, None]
     budgets = RetryBudgets()
-    assert budgets.of(unsent) is None
-    assert budgets.of(TlsFailed("no TLS")) is None
-    assert budgets.of(LOST) is not None
+    assert budgets.budget_for(unsent) is None
+    assert budgets.budget_for(TlsFailed("no TLS")) is None
+    assert budgets.budget_for(LOST) is not None
 
 
 def test_the_next_address_is_asked_at_once_and_a_round_of_them_waits() -> None:

@@ -10,10 +10,11 @@ import grpc
 import numpy as np
 import pytest
 import shoal
-from shoal import errors, parts, plans
+from shoal import errors
+from shoal.requests.large import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
+from shoal.requests.merging import merge_encode
 from shoal.results import DataType, Form
-from shoal.streams import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
-from shoal.v1 import inference_pb2
+from shoal.v1 import inference_pb2, tensor_pb2
 
 from tests.api import wire
 from tests.api.conftest import Connect
@@ -196,7 +197,7 @@ def test_rows_come_to_their_place_without_another_copy() -> None:
             sink.take(answer(number))
     last, first = (sink.finish() for sink in sinks)
     assert np.shares_memory(last.dense, first.dense.base)
-    merged = parts.merge_encode([first, last])
+    merged = merge_encode([first, last])
     np.testing.assert_array_equal(merged.dense, [[number, 1] for number in range(5)])
     assert merged.dense is first.dense.base
     alone = EncodeSink(Rows(1), 0, 1)
@@ -207,7 +208,7 @@ def test_rows_come_to_their_place_without_another_copy() -> None:
 
 def answer(*numbers: int, width: int = 2) -> inference_pb2.EncodeResponse:
     dense = np.array([[number, *[1] * (width - 1)] for number in numbers], np.float32)
-    return inference_pb2.EncodeResponse(dense=wire.tensor(dense, plans._DATA_TYPES["float32"]), model_revision="r1")
+    return inference_pb2.EncodeResponse(dense=wire.tensor(dense, tensor_pb2.DATA_TYPE_FLOAT32), model_revision="r1")
 
 
 def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:

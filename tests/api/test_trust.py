@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import shoal
 from shoal import errors
-from shoal.trust import Trust, Watched, tls_from, token_from
+from shoal.transport.trust import Trust, Watched, tls_from, token_from
 
 from tests.api.conftest import Connect
 from tests.api.fake_router import MODEL, FakeRouter, serving
@@ -32,7 +32,7 @@ def certificates(tmp_path: Path) -> Certificates:
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at with every call, and not once a second."""
-    monkeypatch.setattr("shoal.trust.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
 
 
 def tls_of(certificates: Certificates, stem: str = "client") -> shoal.Tls:
@@ -78,16 +78,16 @@ def test_the_old_connection_is_closed_when_its_last_call_has_ended(certificates:
         shoal.Client(router.address, tls=tls_of(certificates)) as client,
     ):
         channels: Any = client._transport._channels
-        line = channels.take(router.address)
+        pooled = channels.acquire(router.address)
         certificates.issue("client")
         client.encode(MODEL, "x")
-        assert channels._retired == {line}
-        assert channels.give_back(line) == [line.channel]
+        assert channels._retired == {pooled}
+        assert channels.release(pooled) == [pooled.channel]
         assert not channels._retired
-        line.channel.close()
+        pooled.channel.close()
         certificates.issue("client")
         client.encode(MODEL, "x")  # nothing was in flight: the old one is closed at once
-        assert (len(channels._lines), channels._retired, channels._unused) == (1, set(), [])
+        assert (len(channels._current), channels._retired, channels._unused) == (1, set(), [])
 
 
 async def test_another_authority_counts_without_a_new_client(connect: Connect, certificates: Certificates) -> None:
@@ -115,7 +115,7 @@ async def test_a_half_written_pair_changes_nothing(
         made.certificate.write_bytes(before)  # the key is new, its certificate is not there yet
         for _ in range(3):
             await client.do("encode", MODEL, "x")
-        told = [record for record in caplog.records if record.name == "shoal.trust"]
+        told = [record for record in caplog.records if record.name == "shoal.transport.trust"]
         assert len(told) == 1
         assert "KEY_VALUES_MISMATCH" in told[0].getMessage()
         made.certificate.write_bytes(after)
@@ -176,8 +176,8 @@ def test_files_that_cannot_be_used_are_named_at_once(certificates: Certificates,
     certificates.issue("worker")
     for tls, words in (
         (shoal.Tls(tmp_path / "none"), "none cannot be read"),
-        (shoal.Tls(tmp_path / "text"), "text has no PEM certificates"),
-        (shoal.Tls(b"text"), "root_certificates has no PEM certificates"),
+        (shoal.Tls(tmp_path / "text"), "text holds no PEM certificates"),
+        (shoal.Tls(b"text"), "root_certificates holds no PEM certificates"),
         (shoal.Tls(folder / "ca.pem", tmp_path / "text", folder / "client.key"), "not a certificate and its unencrypted key"),
         (shoal.Tls(folder / "ca.pem", folder / "client.pem", folder / "worker.key"), "KEY_VALUES_MISMATCH"),
     ):
@@ -242,27 +242,27 @@ async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: 
     foreign = shoal.Tls(certificates.ca, other.directory / "client.pem", other.directory / "client.key")
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
         for tls, kind, words in (
-            (True, errors.TlsFailed, "authority that is not trusted"),
-            (tls_of(other), errors.TlsFailed, "authority that is not trusted"),
+            (True, errors.TlsFailed, "authority that this client does not trust"),
+            (tls_of(other), errors.TlsFailed, "authority that this client does not trust"),
             (
                 shoal.Tls(mine.root_certificates, server_name="a.example"),
                 errors.TlsFailed,
-                r"no certificate for the name a\.example",
+                r"not valid for the name a\.example",
             ),
-            (shoal.Tls(mine.root_certificates), errors.CannotConnect, "want TLS, or a certificate of ours"),
+            (shoal.Tls(mine.root_certificates), errors.CannotConnect, "require TLS, or a client certificate"),
             (tls_of(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
-            (foreign, errors.CannotConnect, "a certificate of ours"),
-            (False, errors.CannotConnect, "may want TLS"),
+            (foreign, errors.CannotConnect, "a client certificate"),
+            (False, errors.CannotConnect, "may require TLS"),
         ):
             with pytest.raises(kind, match=words):
                 await connect(router.address, tls=tls, retry=ONCE).do("encode", MODEL, "x")
         assert router.calls == []
-    with serving(FakeRouter()) as plain, pytest.raises(errors.TlsFailed, match="speaks no TLS"):
+    with serving(FakeRouter()) as plain, pytest.raises(errors.TlsFailed, match="does not use TLS"):
         await connect(plain.address, tls=mine, retry=ONCE).do("encode", MODEL, "x")
 
 
 def test_files_are_looked_at_once_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.trust.LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 1.0)
     file, now, reads = tmp_path / "file", 0.0, []
 
     def read() -> str:

@@ -1,4 +1,4 @@
-"""The other side of shoal.codec: numpy to messages, as the mesh does it."""
+"""The other side of shoal.requests.codec: numpy to messages, as the mesh does it."""
 
 from __future__ import annotations
 

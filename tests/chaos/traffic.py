@@ -20,7 +20,7 @@ import numpy as np
 import shoal
 from numpy.typing import NDArray
 from shoal.errors import DeadlinePassed, Overloaded, Unavailable
-from shoal.plans import Priority
+from shoal.tasks import Priority
 
 from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, OTHER_DENSE, RANKER
 from tests.chaos.stage import TENANTS

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import shoal.codec
 import shoal.errors
-import shoal.parts
+import shoal.requests.codec
+import shoal.requests.merging
+import shoal.transport.failures
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from shoal.v1 import inference_pb2 as pb
@@ -291,12 +292,12 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 # answers: what a server may send to a client
 
 _DECODERS: Final[Sequence[Callable[[Any], Any]]] = (
-    shoal.codec.encode_result,
-    shoal.codec.score_result,
-    shoal.codec.extract_result,
-    shoal.codec.model,
-    shoal.codec.mesh,
-    partial(shoal.codec.placement, "org/name"),
+    shoal.requests.codec.encode_result,
+    shoal.requests.codec.score_result,
+    shoal.requests.codec.extract_result,
+    shoal.requests.codec.model,
+    shoal.requests.codec.mesh,
+    partial(shoal.requests.codec.placement, "org/name"),
 )
 _SENT: Final[Sequence[type[Message]]] = (
     *_ANSWERS,
@@ -338,7 +339,7 @@ def _status(random: Random) -> bytes:
 def _try_answer(data: bytes) -> None:
     kind = data[0] % 7 if data else 0
     if kind == _STATUS:
-        error = shoal.errors.decode("INVALID_ARGUMENT", "", data[1:], address="x")
+        error = shoal.transport.failures.decode("INVALID_ARGUMENT", "", data[1:], address="x")
         error.move("items", range(5, 10))
         str(error)
         return
@@ -349,9 +350,9 @@ def _try_answer(data: bytes) -> None:
         result = _DECODERS[kind](message)
         _walk(result)
         if kind == 0:
-            _walk(shoal.parts.merge_encode([result, result]))
+            _walk(shoal.requests.merging.merge_encode([result, result]))
         elif kind == 1:
-            _walk(shoal.parts.merge_score([result, result], top_n=1))
+            _walk(shoal.requests.merging.merge_score([result, result], top_n=1))
     except shoal.errors.ShoalError as error:
         str(error)
 
@@ -439,7 +440,7 @@ def _decide(fleet: FleetSnapshot) -> None:
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])
     for model in known_models(fleet, _GAUGES):
-        shoal.codec.model(models_pb2.Model.FromString(model.SerializeToString()))
+        shoal.requests.codec.model(models_pb2.Model.FromString(model.SerializeToString()))
     for request in GOOD.values():
         _check_against(request, fleet.card("org/name"))
     placement.plan(placement.PlanInput(fleet, _GAUGES, rates=dict.fromkeys(_GAUGES, 10.0)))

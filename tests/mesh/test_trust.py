@@ -228,12 +228,12 @@ def test_who_cannot_be_trusted_is_told_what_is_wrong(mesh: Mesh, tmp_path: Path,
     ended = ("--tls-cert", f"{ours}/client-ended.pem", "--tls-key", f"{ours}/client-ended.key")
     foreign = ("--tls-cert", f"{other.directory}/client.pem", "--tls-key", f"{other.directory}/client.key")
     for options, words, advice in (
-        (("--tls-ca", str(other.ca), *own), "authority that is not trusted here", "--tls-ca"),
-        ((*ca, *own, "--tls-name", "a.example"), "no certificate for the name a.example", "--tls-name"),
+        (("--tls-ca", str(other.ca), *own), "authority that this client does not trust", "--tls-ca"),
+        ((*ca, *own, "--tls-name", "a.example"), "not valid for the name a.example", "--tls-name"),
         ((*ca, *ended), "has not expired", "--tls-cert"),
-        ((*ca, *foreign), "a certificate of ours that it trusts", "--tls-cert"),
-        (ca, "a certificate of ours", "--tls-cert"),
-        ((), "it may want TLS", "--tls-ca"),
+        ((*ca, *foreign), "a client certificate that it trusts", "--tls-cert"),
+        (ca, "a client certificate", "--tls-cert"),
+        ((), "it may require TLS", "--tls-ca"),
     ):
         run = CliRunner().invoke(build(), ["encode", MODEL, "x", "--address", mesh.address, *options])
         told = " ".join(run.output.split())
@@ -265,7 +265,7 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(mesh: M
         count = answered()
         wait_until(lambda: answered() > count + 20, 20, "answers with nothing but new certificates")
     outdated = shoal.Client(mesh.address, tls=tls_of(before, "client"), retry=ONCE)
-    with outdated, pytest.raises(errors.TlsFailed, match="not trusted"):
+    with outdated, pytest.raises(errors.TlsFailed, match="does not trust"):
         outdated.encode(MODEL, "x")
     with mesh.client("admin") as admin:
         assert len(admin.mesh().workers) == 2

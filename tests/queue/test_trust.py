@@ -122,7 +122,7 @@ async def test_a_redis_that_cannot_be_trusted_gets_nothing(
 async def test_new_certificates_count_from_the_next_connection_on(
     proxied: ProxiedRedis, tls: Certificates, trust: RedisTrust, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.trust.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
     redis = connected(proxied.port, trust)
     await redis.ping()
     assert trust.ca is not None

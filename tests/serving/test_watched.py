@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shoal import trust
+from shoal.transport import trust
 
 from libs.errors import InvalidInput
 from libs.serving import watched
@@ -44,7 +44,7 @@ class Reader:
 
 
 class Callers(Reader):
-    """The same for `shoal.trust`, whose errors are others."""
+    """The same for `shoal.transport.trust`, whose errors are others."""
 
     def __call__(self) -> list[str]:
         try:

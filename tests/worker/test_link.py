@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shoal.trust import Tls, TokenFile, Trust
+from shoal.transport.trust import Tls, TokenFile, Trust
 from shoal.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import InvalidInput, NoCapacity
@@ -28,7 +28,7 @@ OTHER = "another-s3cret-of-the-worker"
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.trust.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("libs.serving.security.authentication.LOOK_SECONDS", 0.01)
 
 

@@ -1,13 +1,14 @@
-"""Shoal's client: texts in, vectors, scores and labels out.
+"""Shoal's client: sends texts to the mesh, returns vectors, scores and labels.
 
     import shoal
 
     with shoal.Client("127.0.0.1:50051") as client:
         vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second text"]).dense
 
-This is where a request's way begins: client -> router -> lane -> worker -> and back. Importing the package
-costs nothing but its names: grpc and numpy are loaded when a name is first used, so that `shoal.v1` (the generated stubs) and the
-command line start fast.
+The modules in this folder are public: clients, errors, results, tasks and the status of the mesh. `verbs` -> `calls` ->
+`requests` -> `transport` is the path of a call and not public, `cli` is the command line, `v1` the generated stubs. Importing the
+package loads nothing else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command line start
+fast.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ __version__ = VERSION
 
 if TYPE_CHECKING:
     from shoal import errors
+    from shoal.calls.retry import RetryPolicy
     from shoal.client import AsyncClient, Client
     from shoal.errors import ShoalError
-    from shoal.plans import Classify, Entities, ReadText, Regions, Relations
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
-    from shoal.retry import RetryPolicy
     from shoal.status import Mesh, Model, Placement
-    from shoal.trust import Tls, TokenFile
+    from shoal.tasks import Classify, Entities, ReadText, Regions, Relations
+    from shoal.transport.trust import Tls, TokenFile
 
-_HOME = {
+_MODULES = {
     "AsyncClient": "client",
-    "Classify": "plans",
+    "Classify": "tasks",
     "Client": "client",
     "EncodeResult": "results",
-    "Entities": "plans",
+    "Entities": "tasks",
     "Entity": "results",
     "ExtractResult": "results",
     "Extraction": "results",
@@ -43,15 +44,15 @@ _HOME = {
     "Model": "status",
     "Placement": "status",
     "Ragged": "results",
-    "ReadText": "plans",
-    "Regions": "plans",
-    "Relations": "plans",
-    "RetryPolicy": "retry",
+    "ReadText": "tasks",
+    "Regions": "tasks",
+    "Relations": "tasks",
+    "RetryPolicy": "calls.retry",
     "ScoreResult": "results",
     "ShoalError": "errors",
     "Sparse": "results",
-    "Tls": "trust",
-    "TokenFile": "trust",
+    "Tls": "transport.trust",
+    "TokenFile": "transport.trust",
 }
 
 __all__ = [
@@ -85,9 +86,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "errors":
         return import_module("shoal.errors")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    value: object = getattr(import_module(f"shoal.{_HOME[name]}"), name)
+    value: object = getattr(import_module(f"shoal.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

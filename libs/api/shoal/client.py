@@ -6,46 +6,47 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
-from shoal import codec, verbs
-from shoal.aio import AsyncTransport
-from shoal.blocking import BlockingTransport, blocking
+from shoal.requests import codec
 from shoal.status import Mesh
-from shoal.transport import WATCH_MESH
-from shoal.trust import Tls
+from shoal.transport.aio import AsyncTransport
+from shoal.transport.blocking import BlockingTransport, blocking
+from shoal.transport.methods import WATCH_MESH
+from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2
-from shoal.verbs import ClientBase, ModelsBase
+from shoal.verbs import inference, operation
+from shoal.verbs.base import ClientBase, ModelsBase
 
 
 class AsyncModels(ModelsBase):
-    list = verbs.list_models
-    get = verbs.get_model
-    load = verbs.load_model
-    evict = verbs.evict_model
-    pin = verbs.pin_model
+    list = operation.list_models
+    get = operation.get_model
+    load = operation.load_model
+    evict = operation.evict_model
+    pin = operation.pin_model
 
 
 class AsyncClient(ClientBase):
-    """Talks to the mesh from an event loop: the one of its first call. Close it, or use `async with`."""
+    """A client for asyncio; belongs to the event loop of its first call. Close it, or use `async with`."""
 
-    encode = verbs.encode
-    score = verbs.score
-    extract = verbs.extract
-    entities = verbs.entities
-    classify = verbs.classify
-    relations = verbs.relations
-    mesh = verbs.mesh
-    explain = verbs.explain
-    healthy = verbs.healthy
+    encode = inference.encode
+    score = inference.score
+    extract = inference.extract
+    entities = inference.entities
+    classify = inference.classify
+    relations = inference.relations
+    mesh = operation.mesh
+    explain = operation.explain
+    healthy = operation.healthy
 
     @property
     def models(self) -> AsyncModels:
         return AsyncModels(self)
 
     async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
-        """The mesh now and again after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that router
-        goes; watch again then, and another is asked, if there is one."""
+        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that
+        router is lost; calling `watch` again then asks the next router, if there is one."""
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
-        with self._caller.following() as (address, metadata):
+        with self._caller.streaming() as (address, metadata):
             async for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
                 yield codec.mesh(reply.mesh)
 
@@ -65,35 +66,35 @@ class AsyncClient(ClientBase):
 
 
 class Models(ModelsBase):
-    list = blocking(verbs.list_models)
-    get = blocking(verbs.get_model)
-    load = blocking(verbs.load_model)
-    evict = blocking(verbs.evict_model)
-    pin = blocking(verbs.pin_model)
+    list = blocking(operation.list_models)
+    get = blocking(operation.get_model)
+    load = blocking(operation.load_model)
+    evict = blocking(operation.evict_model)
+    pin = blocking(operation.pin_model)
 
 
 class Client(ClientBase):
-    """Talks to the mesh and waits for answers. Threads may share one. Close it, or use `with`. Make it after forking."""
+    """A blocking client, which threads may share. Close it, or use `with`. Create it after forking, not before."""
 
-    encode = blocking(verbs.encode)
-    score = blocking(verbs.score)
-    extract = blocking(verbs.extract)
-    entities = blocking(verbs.entities)
-    classify = blocking(verbs.classify)
-    relations = blocking(verbs.relations)
-    mesh = blocking(verbs.mesh)
-    explain = blocking(verbs.explain)
-    healthy = blocking(verbs.healthy)
+    encode = blocking(inference.encode)
+    score = blocking(inference.score)
+    extract = blocking(inference.extract)
+    entities = blocking(inference.entities)
+    classify = blocking(inference.classify)
+    relations = blocking(inference.relations)
+    mesh = blocking(operation.mesh)
+    explain = blocking(operation.explain)
+    healthy = blocking(operation.healthy)
 
     @property
     def models(self) -> Models:
         return Models(self)
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
-        """The mesh now and again after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that router
-        goes; watch again then, and another is asked, if there is one."""
+        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that
+        router is lost; calling `watch` again then asks the next router, if there is one."""
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
-        with self._caller.following() as (address, metadata):
+        with self._caller.streaming() as (address, metadata):
             for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
                 yield codec.mesh(reply.mesh)
 

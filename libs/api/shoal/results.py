@@ -1,4 +1,4 @@
-"""Answers: frozen dataclasses over numpy arrays.
+"""The results of calls: frozen dataclasses over numpy arrays.
 
 Arrays are views of the received buffers wherever the wire format allows it, and therefore read-only; ask for `writable=True` to
 change them.
@@ -34,7 +34,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds; for a call that was split, the largest of its parts."""
+    """The seconds spent in each stage; for a call that was split, the longest among its requests."""
 
     queue_seconds: float
     prepare_seconds: float
@@ -46,7 +46,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An item that was left out (`on_invalid="skip"`): its place in the caller's list, and why, as its error would have said."""
+    """An item that was skipped (`on_invalid="skip"`): its index in the caller's list, and reason and message of the error."""
 
     index: int
     reason: str
@@ -55,7 +55,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """One row an item, stored as asked for.
+    """One row an item, in the requested data type.
 
     `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have), float16, int8 or uint8; for "binary"
     it is uint8 [items, ceil(dimensions / 8)], eight numbers a byte, most significant bit first. `scale` and `offset` are [items].
@@ -72,7 +72,7 @@ class Vectors:
         if self.data_type == "binary":
             return self.bits().astype(np.float32) * 2 - 1
         floats = self.array.astype(np.float32, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):  # whatever the mesh sent
+        with np.errstate(over="ignore", invalid="ignore"):  # the mesh may have sent any numbers
             if self.scale is not None:
                 floats = floats * self.scale[:, None]
             return floats if self.offset is None else floats + self.offset[:, None]
@@ -86,7 +86,7 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Rows of different length laid end to end: row i is `values[offsets[i]:offsets[i + 1]]`, which `ragged[i]` gives as a view."""
+    """Concatenated rows of different length: row i is `values[offsets[i]:offsets[i + 1]]`, of which `ragged[i]` is a view."""
 
     values: Numbers  # [tokens, dimensions]
     offsets: Integers  # [rows + 1]
@@ -104,7 +104,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Compressed sparse rows, under scipy's names: row i has the columns `indices[indptr[i]:indptr[i + 1]]`, and so for `data`."""
+    """Compressed sparse rows, with scipy's names: row i has the columns `indices[indptr[i]:indptr[i + 1]]`; `data` likewise."""
 
     data: Numbers
     indices: npt.NDArray[np.int32]
@@ -124,17 +124,17 @@ class Sparse:
         return (self[row] for row in range(len(self)))
 
     def to_scipy(self) -> csr_array:
-        """The same as a `scipy.sparse.csr_array`. Needs scipy (`pip install shoal[sparse]`)."""
-        from scipy.sparse import csr_array  # Here, because nothing else needs scipy.
+        """A `scipy.sparse.csr_array` of the same arrays. Requires scipy (`pip install shoal[sparse]`)."""
+        from scipy.sparse import csr_array  # Imported here, because nothing else needs scipy.
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodeResult:
-    """Row i of each representation is for item i. One that is not among `representations` was not asked for: ValueError says so.
+    """Row i of each representation is for item i. A representation that was not requested raises ValueError.
 
-    The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has none), and has no entries in the other forms.
+    The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has no NaN), and has no entries in the other forms.
     """
 
     _vectors: Vectors | None
@@ -147,7 +147,7 @@ class EncodeResult:
 
     @property
     def representations(self) -> tuple[Form, ...]:
-        """The forms that this answer has."""
+        """The representations that this result has."""
         parts: dict[Form, object] = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
         return tuple(form for form, part in parts.items() if part is not None)
 
@@ -159,25 +159,25 @@ class EncodeResult:
     @property
     def vectors(self) -> Vectors:
         """The dense vectors with their data type and scales."""
-        return self._vectors if self._vectors is not None else self._lacks("dense")
+        return self._vectors if self._vectors is not None else self._missing("dense")
 
     @property
     def sparse(self) -> Sparse:
-        """A row of weights an item."""
-        return self._sparse if self._sparse is not None else self._lacks("sparse")
+        """One row of weights an item."""
+        return self._sparse if self._sparse is not None else self._missing("sparse")
 
     @property
     def multi_vector(self) -> Ragged:
-        """A matrix of token vectors an item."""
-        return self._multi_vector if self._multi_vector is not None else self._lacks("multi_vector")
+        """One matrix of token vectors an item."""
+        return self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
 
     def dequantize(self) -> Floats:
-        """The dense vectors as float32 [items, dimensions], whatever data type they were asked for in."""
+        """The dense vectors as float32 [items, dimensions], for any data type."""
         return self.vectors.dequantize()
 
-    def _lacks(self, form: Form) -> Never:
+    def _missing(self, form: Form) -> Never:
         has = ", ".join(self.representations) or "nothing"
-        raise ValueError(f'there is no {form} form in this answer, which has: {has}; ask for representations=["{form}"]')
+        raise ValueError(f'this result has no {form} representation, only: {has}; request it with representations=["{form}"]')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +197,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A labelled piece of text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do."""
+    """A labelled span of text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do."""
 
     start: int
     end: int
@@ -208,7 +208,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class LabelScore:
-    """A label and how well it fits: 0..1, for embedding models a cosine."""
+    """A label and its score: 0..1, for embedding models a cosine similarity."""
 
     label: str
     score: float
@@ -216,7 +216,7 @@ class LabelScore:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """How one entity relates to another."""
+    """A relation from the entity `head` to the entity `tail`."""
 
     head: Entity
     tail: Entity
@@ -226,7 +226,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in a picture, in pixels from its upper left corner."""
+    """A labelled box in an image, in pixels from its upper left corner."""
 
     left: float
     top: float
@@ -238,7 +238,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one item. Only what the task asks for is filled."""
+    """What was found in one item. Only the fields of the requested task are filled."""
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()
@@ -249,7 +249,7 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Behaves as the list of its items' extractions. In a `skipped` item nothing was found."""
+    """A sequence with one extraction for each item; that of a `skipped` item is empty."""
 
     results: Sequence[Extraction]
     usage: Usage
@@ -268,18 +268,18 @@ class ExtractResult:
 
 
 def writable(result: R) -> R:
-    """The same answer with arrays that may be changed: copied where they are views of what was received."""
+    """The same result with arrays that may be modified: those that are views of a received message are copied."""
     changed: dict[str, object] = {}
     for field in fields(result):  # type: ignore[arg-type]
         value = getattr(result, field.name)
         if isinstance(value, np.ndarray):
-            changed[field.name] = _own(value)
+            changed[field.name] = _owned(value)
         elif isinstance(value, (Vectors, Sparse, Ragged)):
             changed[field.name] = writable(value)
     return replace(result, **changed)  # type: ignore[type-var]
 
 
-def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not array.flags.owndata:
         return array.copy()
     array.flags.writeable = True
@@ -288,5 +288,5 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _row(row: int, rows: int) -> int:
     if not -rows <= row < rows:
-        raise IndexError(f"row {row} of {rows}")
+        raise IndexError(f"row {row} is out of range: there are {rows} rows")
     return row % rows

@@ -1,7 +1,7 @@
-"""What the mesh says of itself: models, workers and lanes, as frozen dataclasses (protos models.proto and mesh.proto).
+"""The state of the mesh: models, workers and lanes, as frozen dataclasses (protos models.proto and mesh.proto).
 
-`state` is one of "absent", "downloading" (from a store to a worker's disk), "cold" (there), "loading", "warm" (in host memory),
-"resident" (on the device), "failed".
+`state` of a model is one of "absent", "downloading" (from a store to a worker's disk), "cold" (on disk), "loading", "warm" (in host
+memory), "resident" (on the device), "failed".
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a model's files say. `bytes`, `data_type` and `tokens_per_byte` are empty until it has been loaded."""
+    """The properties of a model, read from its files. `bytes`, `data_type` and `tokens_per_byte` are empty until it has been
+    loaded."""
 
     model: str
     revision: str
@@ -31,7 +32,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """A model on one worker."""
+    """The state of a model on one worker."""
 
     worker_id: str
     state: str
@@ -44,16 +45,16 @@ class ModelPlace:
     """In state "downloading", of `download_bytes` in all; both are 0 in any other."""
     download_bytes: int
     host_bytes: int = 0
-    """Of host memory, which a copy takes there beside the device."""
+    """Host memory that a copy beside the one on the device takes."""
     adapters: tuple[str, ...] = ()
-    """Loaded with it there."""
+    """The adapters that are loaded with it."""
     leaving: bool = False
-    """It takes no new work there, and is unloaded once the jobs in flight are done."""
+    """Whether it accepts no new work and is unloaded once the jobs in flight are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model in the mesh; `state` is the nearest it has on any worker. `card` is None until a worker has read its files."""
+    """A model in the mesh; `state` is the most ready one on any worker. `card` is None until a worker has read its files."""
 
     model: str
     state: str
@@ -64,7 +65,7 @@ class Model:
 
     @property
     def downloaded(self) -> float | None:
-        """How much of the model the furthest download has on disk, 0..1; None if there is none, or its size is not known yet."""
+        """The progress of the most advanced download, 0..1; None if there is none, or its size is not known yet."""
         shares = [place.downloaded_bytes / place.download_bytes for place in self.places if place.download_bytes]
         return max(shares, default=None)
 
@@ -82,18 +83,18 @@ class WorkerStatus:
     draining: bool
     heartbeat_age_seconds: float
     host_memory_bytes: int = 0
-    """Of host memory that warm models may take, `host_used_bytes` of it now."""
+    """Host memory that warm models may take; `host_used_bytes` of it is in use."""
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
-    """Until its machine is taken away (a spot notice), as last reported; None: not that it knows."""
+    """Seconds until its machine is preempted (a spot notice), as last reported; None: there is no notice."""
     device_seconds: float = 0.0
-    """That its device has computed since it started; `wasted_seconds` of them for answers that nobody waited for any more."""
+    """Device time used since the worker started; `wasted_seconds` of it for requests that had ended before their answer."""
     wasted_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """A lane as it is now; the counts of jobs are since it last fell idle for a day."""
+    """The state of a lane. The counters of jobs restart after the lane was idle for a day."""
 
     pool: str
     model: str
@@ -108,12 +109,12 @@ class LaneStatus:
     cancelled_jobs: int
     enqueued_tokens: int = 0
     oldest_seconds: float = 0.0
-    """How long the oldest of the jobs that the answering router waits for waits by now; 0: it waits for none."""
+    """The age of the oldest job that the answering router waits for; 0: it waits for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How many workers the leading scheduler wants in a pool."""
+    """The number of workers that the leading scheduler wants in a pool."""
 
     pool: str
     desired_workers: int
@@ -132,7 +133,7 @@ class Scheduler:
 class ProcessStatus:
     """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after it ended too often.
 
-    `detail`: how it last ended, and the last line of its log; empty if it never did.
+    `detail`: how it last ended, and the last line of its log; empty if it has never ended.
     """
 
     name: str
@@ -151,14 +152,15 @@ class Mesh:
     router_id: str
     scheduler: Scheduler = Scheduler()
     pools: tuple[PoolStatus, ...] = ()
-    """Empty: no scheduler leads."""
+    """Empty while no scheduler leads."""
     processes: tuple[ProcessStatus, ...] = ()
-    """Of a mesh that `shoal up` started; empty: nobody supervises this one."""
+    """The processes of a mesh that `shoal up` started; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementReason:
-    """What speaks for and against a worker. `score`: 1 resident … 0 not there, less the share of its time that it is busy."""
+    """Why a worker is or is not chosen. `score`: from 1 (resident) to 0 (absent), less the share of time that the worker is
+    busy."""
 
     worker_id: str
     pool: str
@@ -169,7 +171,7 @@ class PlacementReason:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Why a model is where it is. `plan`: what the scheduler's last plan says of it; empty: nothing."""
+    """The placement of a model and its reasons. `plan`: what the scheduler's last plan says about the model; may be empty."""
 
     model: str
     summary: str

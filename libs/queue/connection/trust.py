@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
-from shoal.trust import Tls, Watched
+from shoal.transport.trust import Tls, Watched
 
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput

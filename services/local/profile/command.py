@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
-from shoal.cli.console import Console, complain, emit, note, show
-from shoal.cli.options import Json, told
+from shoal.cli.console import Console, emit, note, print_error, show
+from shoal.cli.failures import exit_on_failure
+from shoal.cli.options import Json
 
 from libs.errors import InvalidInput, ShoalError
 from libs.store import check_urls
@@ -52,7 +53,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Say where the time of a model's forward pass goes, part by part, and that of a request, stage by stage."""
-    with told(), _errors_on_stderr():
+    with exit_on_failure(), _errors_on_stderr():
         _check_files(trace, plot)
         settings = replace(
             Settings.from_env(os.environ),
@@ -154,5 +155,5 @@ def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
     except ShoalError as error:
-        complain(error.message, [], "")
+        print_error(error.message, [], "")
         raise typer.Exit(1) from None

@@ -12,10 +12,11 @@ from typing import Annotated, Final
 
 import typer
 from rich.text import Text
-from shoal import addresses
-from shoal.cli.console import Console, bar, complain, emit, note, show
-from shoal.cli.options import Json, told
-from shoal.trust import Tls
+from shoal.cli.console import Console, bar, emit, note, print_error, show
+from shoal.cli.failures import exit_on_failure
+from shoal.cli.options import Json
+from shoal.transport import addresses
+from shoal.transport.trust import Tls
 from typer.core import TyperGroup
 
 from libs.catalog.pools import PoolSpec
@@ -88,7 +89,7 @@ def replay(
     Stall: seconds of loading that requests had to wait for, each load counted once. Loading: how many loads were under way at once
     on average, a worker; as it nears --max-loads, the fleet cannot keep up, stalls say no more, and waits do.
     """
-    with told(), _errors_on_stderr():
+    with exit_on_failure(), _errors_on_stderr():
         made = _made(zipf, bursty, uniform)
         if (trace is None) == (made is None):
             raise InvalidInput("give either a trace or one of --zipf SKEW, --bursty and --uniform")
@@ -138,7 +139,7 @@ def scaling(
     as_json: Json = False,
 ) -> None:
     """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held and how long people wait."""
-    with told(), _errors_on_stderr():
+    with exit_on_failure(), _errors_on_stderr():
         runs = []
         for seconds in start or (180.0,):
             spec = PoolSpec("pool", max_workers=20, cold_start_seconds=seconds if configured is None else configured)
@@ -168,7 +169,7 @@ def record_command(
 ) -> None:
     """Record what a running mesh is asked for, to be replayed: one line a job, exact to about a second."""
     recorder = record.Recorder()
-    with told(), _errors_on_stderr():
+    with exit_on_failure(), _errors_on_stderr():
         secured = Tls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
         if not output.parent.is_dir():
             raise InvalidInput(f"there is no directory {output.parent} to write to")
@@ -257,5 +258,5 @@ def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
     except ShoalError as error:
-        complain(error.message, [], "")
+        print_error(error.message, [], "")
         raise typer.Exit(2) from None

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
-from shoal.transport import channel_options, translate
-from shoal.trust import Tls
+from shoal.transport.channels import channel_options
+from shoal.transport.failures import translate
+from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 

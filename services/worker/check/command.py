@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
-from shoal.cli.console import Console, complain, emit, show, size, table
+from shoal.cli.console import Console, emit, print_error, show, size, table
 
 from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
@@ -43,7 +43,7 @@ def check(
     try:
         settings = Settings.from_env(os.environ)
     except ShoalError as error:
-        complain(error.message, [], "")
+        print_error(error.message, [], "")
         raise typer.Exit(2) from None
     reports = []
     for target in models:

@@ -18,9 +18,10 @@ from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from shoal.channels import Channels
-from shoal.transport import Metadata, Method
-from shoal.trust import Trust
+from shoal.transport.channels import Channels
+from shoal.transport.methods import Method
+from shoal.transport.trust import Trust
+from shoal.transport.wire import Metadata
 from shoal.v1 import worker_pb2
 
 from libs.errors import InternalError, NoCapacity
@@ -173,9 +174,9 @@ class Link:
         """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks, InternalError if the router refuses it."""
         index = self._current
         address = self._addresses[index]
-        line = self._channels.take(address)
+        pooled = self._channels.acquire(address)
         try:
-            async for _ in line.stream(_CONNECT)(request, metadata=self._trust.metadata()):
+            async for _ in pooled.stream(_CONNECT)(request, metadata=self._trust.metadata()):
                 pass
         except grpc.aio.AioRpcError as error:
             if error.code() in _NOT_RETRIABLE:
@@ -183,7 +184,7 @@ class Link:
             self._fail_over(index, error)
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
         finally:
-            for channel in self._channels.give_back(line):
+            for channel in self._channels.release(pooled):
                 await channel.close()
 
     async def _next_answer(self, seconds: float) -> None:
@@ -221,11 +222,13 @@ class Link:
     async def _send(
         self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
     ) -> _Response:
-        line = self._channels.take(address)
+        pooled = self._channels.acquire(address)
         try:
-            response: _Response = await line.method(method)(request, timeout=timeout, metadata=(*self._trust.metadata(), *metadata))
+            response: _Response = await pooled.method(method)(
+                request, timeout=timeout, metadata=(*self._trust.metadata(), *metadata)
+            )
         finally:
-            for channel in self._channels.give_back(line):
+            for channel in self._channels.release(pooled):
                 await channel.close()
         return response
 

@@ -1,7 +1,7 @@
-"""Where words, tables and bars go: answers to stdout, everything else to stderr.
+"""Prints results to stdout, and notes, errors and progress bars to stderr.
 
-Names, labels and errors come from checkpoints, workers and callers. `Console` is the one way to a terminal, so that none of them
-can steer it; JSON goes through `shoal.text.document`, which loses nothing.
+Names, labels and errors come from checkpoints, workers and callers. All that is printed goes through `Console`, which replaces
+their control characters; JSON goes through `shoal.cli.text.document`, which escapes them.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from shoal.text import document, shown
+from shoal.cli.text import document, printable
 
-# A bar for less than this would only flicker.
+# There is no progress bar for fewer items.
 BAR_ITEMS = 1000
-# Of lines that are printed for no terminal.
+# Columns of output that does not go to a terminal.
 WIDTH = 200
 
 
 class Console(rich.Console):
-    """Rich's, with U+FFFD for each control character of what it is given; its own colours and movements of the cursor stay."""
+    """Rich's console, with U+FFFD for each control character in texts; its own colours and cursor movements stay."""
 
     def render(self, renderable: RenderableType, options: rich.ConsoleOptions | None = None) -> Iterator[Segment]:
-        """All that is drawn passes here, whatever it is made of: cells of tables, bars, live screens."""
+        """Replaces control characters in all output: cells of tables, bars, live screens."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=shown(segment.text))
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Replaced before it is measured, too, so that tables keep their widths; `:cat:` in a name is no picture of one."""
-        return super().render_str(shown(text), **options | {"emoji": False})
+        """Replaces them before texts are measured, too, so that columns stay aligned; `:cat:` in a name is not made an emoji."""
+        return super().render_str(printable(text), **options | {"emoji": False})
 
 
 def show(renderable: RenderableType) -> None:
-    """Prints for people, brackets in names as they are. Without a terminal no width is given: lines are long, not cut."""
+    """Prints a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns long."""
     Console(width=None if sys.stdout.isatty() else WIDTH, markup=False).print(renderable)
 
 
 def emit(value: object) -> None:
-    """Prints for programs: one JSON document."""
+    """Prints one JSON document to stdout, for programs."""
     sys.stdout.write(document(value) + "\n")
 
 
-def note(words: str) -> None:
-    """Says what was done, on stderr."""
-    Console(stderr=True).print(Text(words), soft_wrap=True)
+def note(message: str) -> None:
+    """Prints to stderr what was done."""
+    Console(stderr=True).print(Text(message), soft_wrap=True)
 
 
-def complain(problem: str, details: Sequence[str], advice: str) -> None:
-    """Says on stderr what is wrong, where, and what to do."""
+def print_error(problem: str, details: Sequence[str], advice: str) -> None:
+    """Prints to stderr what is wrong, where, and what to do."""
     console = Console(stderr=True)
     console.print(Text.assemble(("error: ", "bold red"), problem), soft_wrap=True)
     for detail in details:
@@ -71,14 +71,14 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def preview(text: str, most: int = 60) -> str:
+def preview(text: str, max_length: int = 60) -> str:
     """The beginning of a text on one line."""
-    line = " ".join(text[: 2 * most].split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    line = " ".join(text[: 2 * max_length].split())
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -87,12 +87,12 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar's `on_progress` for long work with somebody watching, else None."""
+def bar(description: str, total: int) -> Iterator[Callable[[int, int], None] | None]:
+    """Shows a progress bar and gives its `on_progress`; None for few items or without a terminal."""
     if total < BAR_ITEMS or not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
         yield lambda done, _: progress.update(task, completed=done)

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-import shoal.cli.quiet  # noqa: F401  # before anything that imports grpc
-from shoal.cli import inference, operation, plugins, top
+import shoal.cli.quiet  # noqa: F401  # before any other import of grpc
+from shoal.cli import plugins
+from shoal.cli.inference import commands as inference
+from shoal.cli.operation import commands as operation
+from shoal.cli.top import command as top
 from shoal.version import VERSION
 
-USE = "Ask models"
-OPERATE = "Look at the mesh and steer it"
+INFERENCE = "Inference"
+OPERATION = "Operation"
 _ALIASES = {"embed": "The same as `encode`.", "rerank": "The same as `score`."}
 HELP = "Shoal serves many small models from few accelerators: encode, score and extract."
 
@@ -35,14 +38,14 @@ def build() -> typer.Typer:
     app = typer.Typer(name="shoal", no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(help=HELP)(_root)
     for name in ("encode", "embed"):
-        app.command(name, rich_help_panel=USE, short_help=_ALIASES.get(name))(inference.encode)
+        app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.encode)
     for name in ("score", "rerank"):
-        app.command(name, rich_help_panel=USE, short_help=_ALIASES.get(name))(inference.score)
-    app.add_typer(inference.extract, name="extract", rich_help_panel=USE)
-    app.add_typer(operation.models, name="models", rich_help_panel=OPERATE)
-    app.command("status", rich_help_panel=OPERATE)(operation.status)
-    app.command("explain", rich_help_panel=OPERATE)(operation.explain)
-    app.command("top", rich_help_panel=OPERATE)(top.top)
+        app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.score)
+    app.add_typer(inference.extract, name="extract", rich_help_panel=INFERENCE)
+    app.add_typer(operation.models, name="models", rich_help_panel=OPERATION)
+    app.command("status", rich_help_panel=OPERATION)(operation.status)
+    app.command("explain", rich_help_panel=OPERATION)(operation.explain)
+    app.command("top", rich_help_panel=OPERATION)(top.top)
     plugins.add(app)
     return app
 

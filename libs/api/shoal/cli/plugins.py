@@ -1,8 +1,8 @@
 """Commands of other distributions: entry points of the group `shoal.commands`, such as `shoal up` of the services.
 
-One with a dot in its name stands below a command of ours: `models.check` is `shoal models check`. An entry point names a
-`typer.Typer` or a function with typer's annotations. It is loaded when its command runs and not before: that of `shoal up` may
-import torch, and `shoal status` must not wait for it.
+One with a dot in its name is added to a group: `models.check` is `shoal models check`. An entry point names a `typer.Typer` or a
+function with typer's annotations. It is imported only when its command runs: `shoal up` may import torch, and `shoal status` must
+not wait for that.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from shoal.cli.console import complain
+from shoal.cli.console import print_error
 
 GROUP = "shoal.commands"
-OURS, OTHERS = "Run a mesh", "Of other distributions"
+OURS, OTHERS = "Run a mesh", "From other distributions"
 _KNOWN = {
     "up": "Start a whole mesh on this machine: Redis, router, scheduler and workers.",
-    "certs": "Make a development authority and certificates for all parts of a mesh, or renew them.",
-    "redis-acl": "Print Redis' users for router and scheduler, with no more rights than they need.",
-    "profile": "Say where the time of a model's forward pass and of a request goes.",
-    "simulate": "Replay requests through eviction policies and fleets, and compare what they cost.",
-    "models.check": "Explain what is read from a model's files, and test it on this machine.",
+    "certs": "Create or renew a development authority and certificates for all parts of a mesh.",
+    "redis-acl": "Print the Redis ACL users of router and scheduler, with the least privileges.",
+    "profile": "Profile a model's forward pass and a request.",
+    "simulate": "Replay requests with eviction policies and fleets, and compare their costs.",
+    "models.check": "Explain how a model's files are interpreted, and test it on this machine.",
 }
-# Everything after the name is the command's own, --help included.
+# All arguments after the name are passed to the command, --help included.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add(app: typer.Typer) -> None:
-    """Adds a command for each entry point, and one that gives advice for each well-known command that is not installed."""
+    """Adds a command for each entry point, and for each known command that is not installed one that says how to install it."""
     taken = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     found = {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in taken}
     for name in sorted(_KNOWN | found):
-        words = _KNOWN.get(name, "") or f"From {found[name].value.partition(':')[0]}."
+        summary = _KNOWN.get(name, "") or f"From {found[name].value.partition(':')[0]}."
         place, own_name = _place(app, name)
         panel = None if place is not app else OURS if name in _KNOWN else OTHERS
-        place.command(own_name, help=words, context_settings=_PASSED_ON, rich_help_panel=panel)(
+        place.command(own_name, help=summary, context_settings=_PASSED_ON, rich_help_panel=panel)(
             _run(name.replace(".", " "), found.get(name))
         )
 
 
 def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:
-    """Where a command goes and what it is called there. A group gets it in a copy of its own: `app` is not the only one with it."""
+    """The group of a command and its name there. The group is copied first, because other applications share it."""
     group, _, own_name = name.rpartition(".")
     for info in app.registered_groups:
         if info.name == group and info.typer_instance is not None:
@@ -60,7 +60,7 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
         try:
             command = entry.load()
         except ImportError as error:
-            complain(f"`shoal {name}` cannot start: {error}", [], "")
+            print_error(f"`shoal {name}` cannot start: {error}", [], "")
             raise typer.Exit(1) from None
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -71,7 +71,7 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
 
 
 def _missing(name: str) -> typer.Exit:
-    complain(
+    print_error(
         f"`shoal {name}` is part of Shoal's services, which are not installed in this environment",
         [],
         "install them from the repository (see the quickstart in its README), or talk to a running mesh with --address host:port",

@@ -1,6 +1,7 @@
-"""Imports gRPC so that it writes nothing of its own to stderr: a failed handshake has seven lines there, and one in `options.told`.
+"""Imports gRPC with its own log switched off: it writes seven lines to stderr for a failed handshake, which `failures.py` reports
+in one.
 
-It reads the variable as it is imported, and only then; processes that a command starts do not inherit it.
+gRPC reads the variable only at import; it is deleted after that, so that child processes do not inherit it.
 """
 
 import os

@@ -1,0 +1,241 @@
+"""Executes a call: splits its plan into requests, sends each with its deadline and retries, and merges their results.
+
+Written once for both clients, over the protocols of `shoal.transport.wire`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from shoal.calls.retry import Attempts, RetryBudgets, RetryPolicy
+from shoal.calls.traces import CallSpan, call_span
+from shoal.errors import CannotConnect, DeadlinePassed, Draining, InvalidInput, ShoalError
+from shoal.requests.plan import Plan
+from shoal.requests.splitting import spans
+from shoal.results import Skipped
+from shoal.transport.addresses import Addresses
+from shoal.transport.methods import Method
+from shoal.transport.wire import Metadata, Transport, Wire
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+# One try of a request: over this wire, to this address, within so many seconds.
+Send = Callable[[Wire, str, float, Metadata], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial(Generic[T]):
+    """The results of some requests of a call: those for the items at `kept`, in order, and the items that were refused."""
+
+    results: Sequence[T] = ()
+    kept: Sequence[int] = ()
+    skipped: Sequence[Skipped] = ()
+
+
+def _concatenated(parts: Sequence[_Partial[T]]) -> _Partial[T]:
+    return _Partial(
+        [result for part in parts for result in part.results],
+        [index for part in parts for index in part.kept],
+        [skipped for part in parts for skipped in part.skipped],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`timeout`: seconds for one request, retries included. A call is split into requests of at most `items` items and about
+    `characters` characters, `concurrency` of them in flight. Raises ValueError unless all are positive."""
+
+    timeout: float
+    concurrency: int
+    items: int
+    characters: int
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0 or min(self.concurrency, self.items, self.characters) < 1:
+            raise ValueError(f"timeout, concurrency, request_items and request_characters must be positive, not {self}")
+
+
+class Caller:
+    """Sends the requests of one client, to whichever router answers. `metadata` returns the headers of every request."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        addresses: Addresses,
+        *,
+        metadata: Callable[[], Metadata],
+        limits: Limits,
+        policy: RetryPolicy,
+    ) -> None:
+        self._transport, self._addresses, self._metadata = transport, addresses, metadata
+        self._limits, self._policy, self._budgets = limits, policy, RetryBudgets()
+
+    async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
+        """The result of a plan. Raises ShoalError."""
+        places = plan.places()
+        parts = self._split(plan, places)
+        total = len(plan.lengths)
+        done = total - len(places)
+
+        def advance(index: int) -> None:
+            nonlocal done
+            done += len(parts[index])
+            if on_progress is not None:
+                on_progress(done, total)
+
+        send = self._send_part if plan.invalid is None else self._send_valid
+        if len(parts) == 1:
+            sent = [await send(plan, timeout, parts[0], self._transport)]
+            advance(0)
+        else:
+            jobs = [partial(send, plan, timeout, part) for part in parts]
+            sent = await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance) if jobs else []
+        return _merged(plan, _concatenated(sent))
+
+    async def unary(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
+        """The reply to one request. Raises ShoalError."""
+
+        async def send(wire: Wire, address: str, timeout: float, metadata: Metadata) -> R:
+            return await wire.send(address, method, request, timeout=timeout, metadata=metadata)
+
+        return await self._send(self._transport, method.path, send, timeout)
+
+    @contextmanager
+    def streaming(self) -> Iterator[tuple[str, Metadata]]:
+        """The router and the headers for one endless stream, which is not retried. If it is lost, the next stream asks another
+        router."""
+        address, request_id = self._addresses.current, uuid.uuid4().hex
+        try:
+            yield address, (("x-request-id", request_id), *self._metadata())
+        except ShoalError as error:
+            error.request_id = request_id
+            if isinstance(error, (CannotConnect, Draining)):
+                self._addresses.failed(address)
+            raise
+
+    def _split(self, plan: Plan[Q, R, T], places: Sequence[int]) -> list[Sequence[int]]:
+        """The item indices of each request."""
+        lengths = [plan.lengths[index] for index in places]
+        max_items = min(self._limits.items, plan.max_items)
+        found = spans(lengths, max_items=max_items, max_characters=self._limits.characters)
+        return [places[span.start : span.stop] for span in found]
+
+    async def _send_part(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Partial[T]:
+        """One request, of which any invalid item fails the call."""
+        try:
+            stream = plan.stream if plan.is_large([plan.lengths[index] for index in part]) else None
+            send = _Attempt(plan, part, stream)
+            result = await self._send(wire, (stream or plan.method).path, send, timeout)
+        except ShoalError as error:
+            error.move(plan.name, part)
+            raise
+        return _Partial([result], part)
+
+    async def _send_valid(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Partial[T]:
+        """Skips an item that is refused and sends the others again, in two halves.
+
+        So n items, of which k are refused one after another, are at most 2 k + 1 requests, and no item is sent more than
+        log2(n) + 1 times: what is sent again gets shorter, instead of being the whole part each time.
+        """
+        if not part:
+            return _Partial()
+        try:
+            return await self._send_part(plan, timeout, part, wire)
+        except InvalidInput as error:
+            index = error.index(plan.name)
+            if index is None or index not in part:
+                raise
+            refused: _Partial[T] = _Partial(skipped=[Skipped(index, error.reason, error.message)])
+        rest = [other for other in part if other != index]
+        halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        return _concatenated([refused, *[await self._send_valid(plan, timeout, half, wire) for half in halves]])
+
+    async def _send(self, wire: Wire, path: str, send: Send[T], timeout: float | None) -> T:
+        request_id = uuid.uuid4().hex  # The same for all tries, by which the mesh recognises the request.
+        with call_span(path, request_id) as span:
+            metadata = (("x-request-id", request_id), *span.metadata, *self._metadata())
+            return await self._retry(wire, send, timeout, metadata, span)
+
+    async def _retry(self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan) -> T:
+        deadline = time.monotonic() + _positive(self._limits.timeout if timeout is None else timeout)
+        attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
+        last: ShoalError | None = None
+        while True:
+            address = self._addresses.current
+            remaining = max(0.0, attempts.remaining(time.monotonic()))
+            try:
+                result = await send(wire, address, remaining, metadata)
+            except ShoalError as error:
+                error.request_id = metadata[0][1]
+                span.try_failed(error, address)
+                last = _with_history(error, last)
+                await wire.sleep(self._delay(last, address, attempts))
+            else:
+                self._budgets.succeeded()
+                return result
+
+    def _delay(self, error: ShoalError, address: str, attempts: Attempts) -> float:
+        """Seconds until the next try; raises `error` if there is none."""
+        if isinstance(error, (CannotConnect, Draining)):
+            self._addresses.failed(address)
+        now = time.monotonic()
+        delay = attempts.delay(error, jitter=random.random())  # noqa: S311
+        if delay is None:
+            raise error
+        budget = self._budgets.budget_for(error)
+        if budget is not None:
+            delay = max(delay, budget.wait(now))
+        if delay >= attempts.remaining(now):
+            raise error  # It says more than a deadline that would pass during the delay.
+        if budget is not None:
+            budget.take()
+        return delay
+
+
+class _Attempt(Generic[Q, R, T]):
+    """Sends the request for a part of a plan, at each try with a new sink, so that replies of a broken stream are dropped."""
+
+    def __init__(self, plan: Plan[Q, R, T], part: Sequence[int], stream: Method[Q, R] | None) -> None:
+        self._plan, self._part, self._stream = plan, part, stream
+        self._request = plan.build(part)
+
+    async def __call__(self, wire: Wire, address: str, timeout: float, metadata: Metadata) -> T:
+        sink = self._plan.sink(self._part)
+        try:
+            if self._stream is not None:
+                await wire.receive(address, self._stream, self._request, sink.take, timeout=timeout, metadata=metadata)
+                return sink.finish()
+        except ShoalError as error:
+            if error.code != "UNIMPLEMENTED":  # A router that is older than the method is asked by the unary one.
+                raise
+        sink.take(await wire.send(address, self._plan.method, self._request, timeout=timeout, metadata=metadata))
+        return sink.finish()
+
+
+def _merged(plan: Plan[Q, R, T], sent: _Partial[T]) -> T:
+    result = plan.merge(sent.results)
+    skipped = sorted((*(plan.invalid or ()), *sent.skipped), key=lambda skipped: skipped.index)
+    return plan.insert_skipped(result, sent.kept, skipped) if skipped else result
+
+
+def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:
+    """Adds the error of the try before to a deadline that passed in a later try, since that is why there was one."""
+    if isinstance(error, DeadlinePassed) and before is not None:
+        error.message = f"{error.message}; an earlier try failed: {before.message}"
+        error.earlier = before
+    return error
+
+
+def _positive(timeout: float) -> float:
+    if not timeout > 0:
+        raise ValueError(f"the timeout must be above 0 seconds, not {timeout}")
+    return timeout

@@ -1,0 +1,81 @@
+"""How commands report failures: words on stderr and exit status 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from shoal.cli.console import print_error
+from shoal.errors import (
+    CannotConnect,
+    DeadlinePassed,
+    InputTooLong,
+    InternalError,
+    ModelBroken,
+    ModelNotFound,
+    NoCapacity,
+    Overloaded,
+    PermissionDenied,
+    ShoalError,
+    TaskNotSupported,
+    TlsFailed,
+    Unauthenticated,
+)
+
+# Subclasses before their base classes: the first match counts.
+_ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
+    (
+        TlsFailed,
+        "--tls-ca names the authority to trust, --tls-name the name in its certificate; without such options TLS is not used",
+    ),
+    (
+        CannotConnect,
+        "is it running? Start one with `shoal up`, or name another with --address host:port (--tls or --tls-ca if it uses TLS, "
+        "with --tls-cert and --tls-key if it requires a client certificate)",
+    ),
+    (ModelNotFound, "`shoal models` lists the models that workers have"),
+    (ModelBroken, "`shoal models show MODEL` says why it cannot be loaded"),
+    (InputTooLong, "truncate it with --truncation end, or choose a model for longer texts"),
+    (TaskNotSupported, "`shoal models show MODEL` lists its tasks"),
+    (Overloaded, "the mesh is overloaded: try again later, or with a longer --timeout"),
+    (NoCapacity, "`shoal status` shows the workers; without one, nothing can be answered"),
+    (DeadlinePassed, "allow more time with --timeout SECONDS"),
+    (Unauthenticated, "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key"),
+    (
+        PermissionDenied,
+        "use another token or certificate: `models load`, `evict`, `pin`, `status`, `top` and `explain` require the role admin",
+    ),
+    (InternalError, "this is a fault of the mesh; its logs say more under the request id"),
+)
+
+
+class InputError(Exception):
+    """A file or argument of the command cannot be used; the message says which and why."""
+
+
+@contextmanager
+def exit_on_failure() -> Iterator[None]:
+    """Prints a ShoalError, InputError or OSError with advice to stderr, and exits with status 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # The reader of stdout has gone; typer ends quietly.
+    except ShoalError as error:
+        details = [f"reason {error.reason}"]
+        details += [f"field {error.field}"] if error.field else []
+        details += [f"request {error.request_id}"] if error.request_id else []
+        print_error(error.message, [*getattr(error, "__notes__", []), ", ".join(details)], _advice(error))
+        raise typer.Exit(1) from None
+    except InputError as error:
+        print_error(str(error), [], "")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        # Without the error number.
+        print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), [], "")
+        raise typer.Exit(1) from None
+
+
+def _advice(error: ShoalError) -> str:
+    return next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")

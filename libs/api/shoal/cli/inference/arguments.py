@@ -1,0 +1,106 @@
+"""The arguments and options that the inference commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from shoal.results import Form
+from shoal.tasks import OnInvalid, Priority, Truncation
+
+FILES = "Input and output"
+SERVING = "Serving"
+
+ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=FILES)]
+Instruction = Annotated[str, typer.Option(help="Put before each text instead of the model's prompt.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False)]
+Threshold = Annotated[float | None, typer.Option(help="Keep results with at least this score.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class LineFiles:
+    """Where texts come from, and where results go as lines of JSON."""
+
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--input", "-i", help=".txt (a text a line) or .jsonl; - for stdin.", show_default=False, rich_help_panel=FILES
+        ),
+    ] = None
+    field: Annotated[
+        str | None,
+        typer.Option(help='Field of a .jsonl line that holds the text; default "text".', show_default=False, rich_help_panel=FILES),
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES)
+    ] = None
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFiles(LineFiles):
+    """Where texts come from, and where vectors go."""
+
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help=".npy, .npz, .jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES),
+    ] = None
+    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Options that every inference verb of the client has."""
+
+    truncation: Annotated[
+        Truncation | None, typer.Option("--truncation", help="How to truncate texts that are too long; default end.")
+    ] = None
+    adapter: Annotated[str, typer.Option(help="LoRA adapter of the model, org/name.", rich_help_panel=SERVING)] = ""
+    pool: Annotated[
+        str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.", rich_help_panel=SERVING)
+    ] = ""
+    priority: Annotated[
+        Priority | None, typer.Option("--priority", help="Which requests go first; default interactive.", rich_help_panel=SERVING)
+    ] = None
+    on_invalid: Annotated[
+        OnInvalid,
+        typer.Option(
+            "--on-invalid",
+            help="If a line is empty or a text too long (--truncation none): fail the command, or skip and report it.",
+            rich_help_panel=FILES,
+        ),
+    ] = "raise"
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the client's verbs."""
+        return {
+            "truncation": self.truncation,
+            "adapter": self.adapter,
+            "pool": self.pool,
+            "priority": self.priority,
+            "on_invalid": self.on_invalid,
+        }
+
+
+class FormName(StrEnum):
+    """`Form` as an enumeration: typer does not take a list of literals."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    MULTI_VECTOR = "multi_vector"
+
+
+FORMS: dict[FormName, Form] = {
+    FormName.DENSE: "dense",
+    FormName.SPARSE: "sparse",
+    FormName.MULTI_VECTOR: "multi_vector",
+}
+Forms = Annotated[
+    list[FormName] | None, typer.Option("--representation", "-r", help="Repeat for more; default the model's.", show_default=False)
+]

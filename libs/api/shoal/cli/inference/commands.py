@@ -1,0 +1,201 @@
+"""`shoal encode`, `shoal score`, `shoal extract entities`, `shoal extract classify`, `shoal extract relations`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.inference.arguments import (
+    FORMS,
+    AsJson,
+    Forms,
+    Instruction,
+    Labels,
+    LineFiles,
+    ModelId,
+    Serving,
+    Texts,
+    Threshold,
+    VectorFiles,
+)
+from shoal.cli.inference.inputs import given_entities
+from shoal.cli.inference.invocation import Invocation
+from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
+from shoal.cli.options import OpenClient, connected
+from shoal.results import DataType
+from shoal.tasks import Aggregation, Role, Scale
+
+extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts.")
+
+
+@connected
+def encode(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: VectorFiles,
+    role: Annotated[Role | None, typer.Option(help="Selects the model's prompt.")] = None,
+    forms: Forms = None,
+    data_type: Annotated[DataType | None, typer.Option(help="How numbers are stored; default float32.")] = None,
+    dimensions: Annotated[int, typer.Option(min=0, help="Keep the first so many (Matryoshka); 0 keeps all.")] = 0,
+    normalize: Annotated[bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")] = None,
+    instruction: Instruction = "",
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Encode texts as vectors."""
+    run = Invocation(model, texts, files, serving, as_json)
+    with run.sending("items", "encoding") as on_progress:
+        result = open_client().encode(
+            model,
+            run.texts,
+            role=role,
+            representations=[FORMS[form] for form in forms or ()],
+            data_type=data_type,
+            dimensions=dimensions,
+            normalize=normalize,
+            instruction=instruction,
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_vectors(run, result)
+
+
+@connected
+def score(
+    open_client: OpenClient,
+    model: ModelId,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is searched for.", show_default=False)],
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="DOC", help="Documents; - for stdin, one a line.", show_default=False)
+    ] = None,
+    *,
+    files: LineFiles,
+    top_n: Annotated[int, typer.Option("--top-n", "-n", min=0, help="Show the best so many; 0 shows all.")] = 0,
+    scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
+    instruction: Instruction = "",
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Score how relevant documents are to a query, best first."""
+    run = Invocation(model, documents, files, serving, as_json, what="DOC")
+    with run.sending("documents", "scoring") as on_progress:
+        result = open_client().score(
+            model,
+            query,
+            run.texts,
+            instruction=instruction,
+            scale=scale,
+            top_n=top_n,
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_ranking(run, result, query)
+
+
+@extract.command()
+@connected
+def entities(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    labels: Labels = None,
+    threshold: Threshold = None,
+    flat: Annotated[bool | None, typer.Option(help="No overlapping entities; default yes.")] = None,
+    aggregation: Annotated[
+        Aggregation | None, typer.Option(help="How labels of a word's tokens become one; default simple.")
+    ] = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Find named entities in texts."""
+    run = Invocation(model, texts, files, serving, as_json)
+    with run.sending("items", "extracting") as on_progress:
+        result = open_client().entities(
+            model,
+            run.texts,
+            labels or (),
+            threshold=threshold,
+            flat=flat,
+            aggregation=aggregation,
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_extractions(run, result, "entities")
+
+
+@extract.command()
+@connected
+def classify(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    labels: Labels = None,
+    threshold: Threshold = None,
+    multi_label: Annotated[bool | None, typer.Option(help="Score each label on its own; default as the model does.")] = None,
+    hypothesis: Annotated[str, typer.Option(help="Sentence to test for each label; {} stands for the label.")] = "",
+    among_labels: Annotated[
+        bool, typer.Option("--among-labels", help="Normalise over the labels given, not over all labels of the model.")
+    ] = False,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts."""
+    run = Invocation(model, texts, files, serving, as_json)
+    with run.sending("items", "classifying") as on_progress:
+        result = open_client().classify(
+            model,
+            run.texts,
+            labels or (),
+            multi_label=multi_label,
+            threshold=threshold,
+            hypothesis=hypothesis,
+            among_labels=among_labels,
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_extractions(run, result, "labels")
+
+
+@extract.command()
+@connected
+def relations(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    labels: Labels = None,
+    entity_labels: Annotated[
+        list[str] | None,
+        typer.Option("--entity", "-e", help="Kind of entity to relate; repeat for more.", show_default=False),
+    ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(help="Field of a .jsonl line with its entities, for models that do not find them.", show_default=False),
+    ] = None,
+    threshold: Threshold = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Find relations between entities in texts."""
+    run = Invocation(model, texts, files, serving, as_json)
+    entities = () if given is None else given_entities(run.records, given)
+    with run.sending("items", "extracting") as on_progress:
+        result = open_client().relations(
+            model,
+            run.texts,
+            labels or (),
+            entity_labels=entity_labels or (),
+            entities=entities,
+            threshold=threshold,
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_extractions(run, result, "relations")

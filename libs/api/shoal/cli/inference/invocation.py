@@ -1,0 +1,74 @@
+"""One run of an inference command: reads its texts, shows progress, times the call, and reports what was skipped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from shoal.cli.console import bar, note
+from shoal.cli.inference import outputs
+from shoal.cli.inference.arguments import LineFiles, Serving
+from shoal.cli.inference.inputs import located, read
+from shoal.results import EncodeResult, ExtractResult, ScoreResult
+
+Result = EncodeResult | ScoreResult | ExtractResult
+_MAX_SKIPPED_LINES = 10
+
+
+class Invocation:
+    """The texts of a command and what happens to its results: written to `output`, printed as JSON, or shown as a table.
+
+    Raises InputError for files that cannot be read, BadParameter for options that do not fit together. `what`: the name of the
+    texts' argument in messages.
+    """
+
+    def __init__(
+        self, model: str, texts: Sequence[str] | None, files: LineFiles, serving: Serving, as_json: bool, *, what: str = "TEXT"
+    ) -> None:
+        outputs.check(files.output, *files.suffixes)
+        self.model, self.as_json = model, as_json
+        self.output: Path | None = files.output
+        self.records = read(texts, files.source, files.field, what=what, allow_blank=serving.on_invalid == "skip")
+        self._seconds = 0.0
+
+    @property
+    def texts(self) -> list[str]:
+        return [record.text for record in self.records]
+
+    @contextmanager
+    def sending(self, name: str, description: str) -> Iterator[Callable[[int, int], None] | None]:
+        """Around the call: gives `on_progress`, measures its time, and adds to an error about `name[i]` where that text is from."""
+        started = time.monotonic()
+        with located(self.records, name), bar(description, len(self.records)) as on_progress:
+            yield on_progress
+        self._seconds = time.monotonic() - started
+
+    def report_skipped(self, result: Result) -> None:
+        """Prints to stderr which texts were skipped, the first of them with the reason."""
+        if result.skipped:
+            note(f"skipped {len(result.skipped):,} of {len(self.records):,} texts, which have no result:")
+        for skipped in result.skipped[:_MAX_SKIPPED_LINES]:
+            note(f"  {self.records[skipped.index].where}: {skipped.message} [{skipped.reason}]")
+        if len(result.skipped) > _MAX_SKIPPED_LINES:
+            note(f"  … {len(result.skipped) - _MAX_SKIPPED_LINES:,} more")
+
+    def report_written(self, result: Result) -> None:
+        """Prints a summary to stderr, after the results were written to `output`."""
+        tokens = result.usage.input_tokens
+        rate = tokens / max(self._seconds, 1e-9)
+        note(
+            f"{len(self.records):,} texts, {tokens:,} tokens in {self._seconds:.2f} s ({rate:,.0f} tokens/s)"
+            f" by {self.model} -> {self.output}"
+        )
+
+    def metadata(self, result: Result) -> dict[str, object]:
+        """What the JSON of every command has beside its results."""
+        found = {"model": self.model, "revision": result.revision, "usage": asdict(result.usage), "timings": asdict(result.timings)}
+        return found | ({"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {})
+
+    def heading(self, result: Result) -> str:
+        """The title of a table of results."""
+        return f"{self.model}  {result.usage.input_tokens:,} tokens, {result.timings.total_seconds * 1000:.1f} ms"

@@ -1,0 +1,132 @@
+"""Writes results to files: .npy and .npz for vectors, .jsonl for all results, one line an item."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import typer
+
+from shoal.cli.failures import InputError
+from shoal.cli.inference.inputs import Record
+from shoal.cli.text import document
+from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skipped
+
+Row = dict[str, object]
+
+
+def check(output: Path | None, *suffixes: str) -> None:
+    """Raises BadParameter, before any request is sent, for a file that cannot be written."""
+    if output is None or str(output) == "-":
+        return
+    if output.suffix not in suffixes:
+        raise typer.BadParameter(f"--output {output} must end in {' or '.join(suffixes)}")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"--output {output}: the directory {output.parent} does not exist")
+
+
+def write_lines(output: Path, rows: Iterable[Row]) -> None:
+    """Writes one JSON object a line, to a file or, for `-`, to stdout."""
+    if str(output) == "-":
+        sys.stdout.writelines(document(row) + "\n" for row in rows)
+    else:
+        _replace(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
+
+
+def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
+    """Writes a result in the format of the file's suffix. Raises InputError if the format cannot represent it."""
+    if output.suffix == ".npy":
+        _replace(output, lambda file: np.save(file, _only_dense(result)))
+    elif output.suffix == ".npz":
+        _replace(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
+    else:
+        write_lines(output, (_source_fields(record) | row for record, row in zip(records, encoded_rows(result), strict=True)))
+
+
+def _source_fields(record: Record) -> Row:
+    """The JSON object that the text was read from, or one with only the text."""
+    return record.fields if record.fields is not None else {"text": record.text}
+
+
+def encoded_rows(result: EncodeResult) -> Iterator[Row]:
+    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are integers, their scale a field temporary them.
+
+    The object of a skipped item has only the reason, because JSON has no NaN.
+    """
+    forms, skipped = result.representations, _reasons(result.skipped)
+    rows: Sized = result.dense if "dense" in forms else result.sparse if "sparse" in forms else result.multi_vector
+    for index in range(len(rows)):
+        yield skipped[index] if index in skipped else _encoded(result, forms, index)
+
+
+def _encoded(result: EncodeResult, forms: Sequence[Form], index: int) -> Row:
+    row: Row = {}
+    if "dense" in forms:
+        vectors = result.vectors
+        row["dense"] = vectors.array[index].tolist()
+        row |= {} if vectors.scale is None else {"scale": float(vectors.scale[index])}
+        row |= {} if vectors.offset is None else {"offset": float(vectors.offset[index])}
+    if "sparse" in forms:
+        columns, weights = result.sparse[index]
+        row["sparse"] = {"indices": columns.tolist(), "values": weights.tolist()}
+    if "multi_vector" in forms:
+        row["multi_vector"] = result.multi_vector[index].tolist()
+    return row
+
+
+def _reasons(skipped: Sequence[Skipped]) -> dict[int, Row]:
+    return {item.index: {"skipped": item.message} for item in skipped}
+
+
+def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
+    """One object for each ranked document, best first."""
+    for rank, index in enumerate(result.ranking.tolist(), start=1):
+        yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _source_fields(records[index])
+
+
+def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
+    """One object an item, with the field `kind` of its extraction, and the reason if it was skipped."""
+    skipped = _reasons(result.skipped)
+    for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
+        yield _source_fields(record) | {kind: asdict(extraction)[kind]} | skipped.get(index, {})
+
+
+def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:
+    if result.representations != ("dense",):
+        raise InputError("a .npy file can hold dense vectors only; write sparse and multi-vector results to .npz or .jsonl")
+    if result.vectors.scale is not None:
+        raise InputError(f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write .npz or .jsonl")
+    return result.vectors.array
+
+
+def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]]:
+    """The arrays of a result, by name."""
+    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]] = {}
+    if "dense" in result.representations:
+        vectors = result.vectors
+        arrays["dense"] = vectors.array
+        arrays |= {} if vectors.scale is None else {"scale": vectors.scale}
+        arrays |= {} if vectors.offset is None else {"offset": vectors.offset}
+    if "sparse" in result.representations:
+        sparse = result.sparse
+        arrays |= {"sparse_data": sparse.data, "sparse_indices": sparse.indices, "sparse_indptr": sparse.indptr}
+        arrays["sparse_shape"] = np.array(sparse.shape)
+    if "multi_vector" in result.representations:
+        arrays |= {"multi_vector_values": result.multi_vector.values, "multi_vector_offsets": result.multi_vector.offsets}
+    return arrays
+
+
+def _replace(output: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Writes a temporary file and renames it, so that no reader sees a part of the results."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)

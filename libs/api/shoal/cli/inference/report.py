@@ -1,0 +1,94 @@
+"""How results are reported: to a file, as JSON, or as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.cli.console import emit, preview, show, table
+from shoal.cli.inference import outputs
+from shoal.cli.inference.invocation import Invocation
+from shoal.results import EncodeResult, ExtractResult, ScoreResult
+
+
+def report_vectors(run: Invocation, result: EncodeResult) -> None:
+    """With --output and --json, stdout has the JSON without the vectors."""
+    run.report_skipped(result)
+    if run.output is not None:
+        outputs.write_vectors(run.output, result, run.records)
+        run.report_written(result)
+    if run.as_json and str(run.output) != "-":
+        rows = None if run.output is not None else list(outputs.encoded_rows(result))
+        emit(run.metadata(result) | ({"items": rows} if rows is not None else {"output": str(run.output)}))
+    elif run.output is None:
+        _show_vectors(run, result)
+
+
+def report_ranking(run: Invocation, result: ScoreResult, query: str) -> None:
+    run.report_skipped(result)
+    if run.output is not None:
+        outputs.write_lines(run.output, outputs.ranked_rows(result, run.records))
+        run.report_written(result)
+    elif run.as_json:
+        emit(run.metadata(result) | {"query": query, "results": list(outputs.ranked_rows(result, run.records))})
+    else:
+        _show_ranking(run, result)
+
+
+def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> None:
+    """`kind`: the field of an Extraction that the command fills, such as "entities"."""
+    run.report_skipped(result)
+    if run.output is not None:
+        outputs.write_lines(run.output, outputs.extracted_rows(result, run.records, kind))
+        run.report_written(result)
+    elif run.as_json:
+        emit(run.metadata(result) | {"results": list(outputs.extracted_rows(result, run.records, kind))})
+    else:
+        _show_extractions(run, result, kind)
+
+
+def _show_vectors(run: Invocation, result: EncodeResult) -> None:
+    made = table(run.heading(result), "text", "vector", "first numbers")
+    for index, record in enumerate(run.records):
+        for name, numbers in _first_numbers(result, index):
+            made.add_row(preview(record.text), name, numbers)
+    show(made)
+
+
+def _first_numbers(result: EncodeResult, index: int) -> Iterator[tuple[str, str]]:
+    """For each representation its shape and its first numbers."""
+    if any(skipped.index == index for skipped in result.skipped):
+        yield "skipped", ""
+        return
+    if "dense" in result.representations:
+        numbers = " ".join(f"{number:.4g}" for number in result.dense[index][:5].tolist())
+        yield f"dense {result.vectors.dimensions} {result.vectors.data_type}", f"{numbers} …"
+    if "sparse" in result.representations:
+        columns, weights = result.sparse[index]
+        numbers = " ".join(f"{column}:{weight:.3g}" for column, weight in zip(columns[:5], weights[:5], strict=True))
+        yield f"sparse {len(columns)} of {result.sparse.shape[1]}", f"{numbers} …"
+    if "multi_vector" in result.representations:
+        rows = result.multi_vector[index]
+        yield f"multi-vector {rows.shape[0]} x {rows.shape[1]}", " ".join(f"{number:.4g}" for number in rows[0][:5].tolist()) + " …"
+
+
+def _show_ranking(run: Invocation, result: ScoreResult) -> None:
+    made = table(run.heading(result), "rank", "score", "document", right=("rank", "score"))
+    for rank, index in enumerate(result.ranking.tolist(), start=1):
+        made.add_row(str(rank), f"{result.scores[index]:.4f}", preview(run.records[index].text, 100))
+    show(made)
+
+
+def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None:
+    made = table(run.heading(result), "text", "label", "score", "where", right=("score",))
+    for record, extraction in zip(run.records, result, strict=True):
+        text = preview(record.text)
+        for entity in extraction.entities:
+            made.add_row(text, entity.label, f"{entity.score:.4f}", f"{entity.text}  ({entity.start}-{entity.end})")
+        for label in extraction.labels:
+            made.add_row(text, label.label, f"{label.score:.4f}", "")
+        for relation in extraction.relations:
+            ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
+            made.add_row(text, relation.label, f"{relation.score:.4f}", ends)
+        if not (extraction.entities or extraction.labels or extraction.relations):
+            made.add_row(text, f"no {kind}", "", "")
+    show(made)

@@ -1,0 +1,91 @@
+"""The plan of `encode`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.requests.arguments import Options, enum_value, item_lengths, item_list, item_messages
+from shoal.requests.large import EncodeSink, Rows, is_large
+from shoal.requests.merging import merge_encode
+from shoal.requests.plan import Plan
+from shoal.requests.skipping import no_vectors, with_skipped_vectors
+from shoal.results import DataType, EncodeResult, Form, Skipped
+from shoal.tasks import Items, Role
+from shoal.transport.methods import ENCODE, ENCODE_STREAM
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2
+
+_ROLES = {"query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
+_FORMS = {
+    "dense": pb.REPRESENTATION_DENSE,
+    "sparse": pb.REPRESENTATION_SPARSE,
+    "multi_vector": pb.REPRESENTATION_MULTI_VECTOR,
+}
+_DATA_TYPES = {
+    "float32": tensor_pb2.DATA_TYPE_FLOAT32,
+    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
+    "bfloat16": tensor_pb2.DATA_TYPE_BFLOAT16,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "uint8": tensor_pb2.DATA_TYPE_UINT8,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+
+
+@dataclass(slots=True)
+class Encoding:
+    """The arguments that only `encode` has: how the model encodes texts, and in which forms vectors are returned."""
+
+    role: Role | None
+    representations: Form | Sequence[Form]
+    data_type: DataType | None
+    dimensions: int
+    normalize: bool | None
+    instruction: str
+
+    @property
+    def forms(self) -> Sequence[Form]:
+        return [self.representations] if isinstance(self.representations, str) else self.representations
+
+
+class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
+    """Raises InvalidInput for arguments that no request can hold."""
+
+    method, stream, name = ENCODE, ENCODE_STREAM, "items"
+
+    def __init__(self, items: Items, encoding: Encoding, options: Options) -> None:
+        self._forms, self._dimensions = encoding.forms, encoding.dimensions
+        self._data_type: DataType = encoding.data_type or "float32"
+        self._frame = options.message(
+            pb.EncodeRequest,
+            role=enum_value("role", encoding.role, _ROLES),
+            representations=[enum_value("representations", form, _FORMS) for form in self._forms],
+            data_type=enum_value("data_type", encoding.data_type, _DATA_TYPES),
+            dimensions=encoding.dimensions,
+            normalize=encoding.normalize,
+            instruction=encoding.instruction,
+        )
+        self._items = item_list(items)
+        self._rows = Rows(len(self._items))
+        invalid = options.invalid("items", self._items)
+        super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize())
+
+    def is_large(self, lengths: Sequence[int]) -> bool:
+        return is_large(lengths, self._forms, self._data_type, self._dimensions)
+
+    def build(self, places: Sequence[int]) -> pb.EncodeRequest:
+        request = pb.EncodeRequest()
+        request.CopyFrom(self._frame)
+        request.items.extend(item_messages("items", self._items, places))
+        return request
+
+    def sink(self, places: Sequence[int]) -> EncodeSink:
+        if isinstance(places, range):
+            return EncodeSink(self._rows, places[0], len(places))
+        return EncodeSink(Rows(len(places)), 0, len(places))  # Items are skipped: indices of rows are not those of items.
+
+    def merge(self, results: Sequence[EncodeResult]) -> EncodeResult:
+        return merge_encode(results) if results else no_vectors(self._forms, self._data_type, self._dimensions)
+
+    def insert_skipped(self, result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> EncodeResult:
+        return with_skipped_vectors(result, kept, skipped)

@@ -1,0 +1,123 @@
+"""The plan of `extract` and of the verbs that are `extract` with one task. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.message import Message
+
+from shoal.errors import InvalidInput
+from shoal.requests import codec
+from shoal.requests.arguments import Options, entity_messages, enum_value, item_lengths, item_list, item_messages, message
+from shoal.requests.merging import merge_extract
+from shoal.requests.plan import Plan, SingleReply
+from shoal.requests.skipping import with_skipped_extractions
+from shoal.results import ExtractResult, Skipped
+from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task
+from shoal.transport.methods import EXTRACT
+from shoal.v1 import inference_pb2 as pb
+
+_SCORE_BYTES = 16
+"""What routers count for a label of an answer beside its name."""
+_AGGREGATIONS = {
+    "none": pb.AGGREGATION_NONE,
+    "simple": pb.AGGREGATION_SIMPLE,
+    "first": pb.AGGREGATION_FIRST,
+    "average": pb.AGGREGATION_AVERAGE,
+    "max": pb.AGGREGATION_MAX,
+}
+_KINDS = {
+    "caption": pb.TextTask.KIND_CAPTION,
+    "detailed_caption": pb.TextTask.KIND_DETAILED_CAPTION,
+    "ocr": pb.TextTask.KIND_OCR,
+}
+
+
+class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
+    """Raises InvalidInput for arguments that no request can hold."""
+
+    method, name = EXTRACT, "items"
+
+    def __init__(self, items: Items, task: Task, options: Options) -> None:
+        field, task_message = _task(task)
+        self._frame = options.message(pb.ExtractRequest, **{field: task_message})
+        self._items = item_list(items)
+        self._entities = _given_entities(task, len(self._items))
+        classify = self._frame.classify
+        frame_bytes = self._frame.ByteSize()
+        super().__init__(
+            item_lengths(self._items),
+            options.invalid("items", self._items),
+            repeated_bytes=frame_bytes + len(classify.hypothesis.encode()) * len(classify.labels),
+            answered_bytes=frame_bytes + _SCORE_BYTES * _label_count(self._frame),
+        )
+
+    def build(self, places: Sequence[int]) -> pb.ExtractRequest:
+        request = pb.ExtractRequest()
+        request.CopyFrom(self._frame)
+        request.items.extend(item_messages("items", self._items, places))
+        if self._entities:
+            for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
+                item.entities.extend(entity_messages(f"items[{number}].entities", self._entities[index]))
+        return request
+
+    def sink(self, places: Sequence[int]) -> SingleReply[pb.ExtractResponse, ExtractResult]:
+        return SingleReply(codec.extract_result)
+
+    def merge(self, results: Sequence[ExtractResult]) -> ExtractResult:
+        return merge_extract(results)
+
+    def insert_skipped(self, result: ExtractResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> ExtractResult:
+        return with_skipped_extractions(result, kept, skipped)
+
+
+def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
+    """The entities that the caller gives for each item; empty if there are none."""
+    given = task.entities if isinstance(task, Relations) else ()
+    if given and len(given) != items:
+        raise InvalidInput(f"entities has {len(given)} lists for {items} items; it must have one for each", field="entities")
+    return given
+
+
+def _label_count(frame: pb.ExtractRequest) -> int:
+    """How many labels an answer may repeat for each item."""
+    return sum(
+        map(
+            len,
+            (
+                frame.entities.labels,
+                frame.classify.labels,
+                frame.relations.labels,
+                frame.relations.entity_labels,
+                frame.regions.labels,
+            ),
+        )
+    )
+
+
+def _task(task: Task) -> tuple[str, Message]:
+    """The field of the request for this task, and its message."""
+    match task:
+        case Entities():
+            aggregation = enum_value("entities.aggregation", task.aggregation, _AGGREGATIONS)
+            return "entities", message(
+                pb.EntitiesTask, labels=task.labels, threshold=task.threshold, flat=task.flat, aggregation=aggregation
+            )
+        case Classify():
+            return "classify", message(
+                pb.ClassifyTask,
+                labels=task.labels,
+                multi_label=task.multi_label,
+                threshold=task.threshold,
+                hypothesis=task.hypothesis,
+                among_labels=task.among_labels,
+            )
+        case Relations():
+            return "relations", message(
+                pb.RelationsTask, labels=task.labels, entity_labels=task.entity_labels, threshold=task.threshold
+            )
+        case Regions():
+            return "regions", message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)
+        case ReadText():
+            kind = enum_value("text.kind", task.kind, _KINDS)
+            return "text", message(pb.TextTask, kind=kind, max_tokens=task.max_tokens)

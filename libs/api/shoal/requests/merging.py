@@ -1,0 +1,132 @@
+"""Merges the results of the requests of one call, in order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import InternalError, ModelChanged
+from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES
+from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+
+N = TypeVar("N", bound=np.number)
+
+
+def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
+    """There is at least one part. Raises InternalError if shapes differ, ModelChanged if revisions do."""
+    if len(parts) == 1:
+        return parts[0]
+    return EncodeResult(
+        _vectors([part.vectors for part in parts if "dense" in part.representations]),
+        _sparse([part.sparse for part in parts if "sparse" in part.representations]),
+        _ragged([part.multi_vector for part in parts if "multi_vector" in part.representations]),
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+        _revision([part.revision for part in parts]),
+    )
+
+
+def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
+    """`top_n` 0 ranks all documents; equal scores keep document order. Raises as `merge_encode` does."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_SCORES
+    scores = _joined([part.scores for part in parts])
+    ranking = np.argsort(-scores, kind="stable")[: top_n or None]
+    ranking.flags.writeable = False
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return ScoreResult(scores, ranking, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
+    """Raises ModelChanged if revisions differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_EXTRACTIONS
+    results = tuple(result for part in parts for result in part.results)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
+
+
+def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
+    joined = _shared_base(arrays)
+    try:
+        joined = np.concatenate(arrays) if joined is None else joined
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"the mesh answered the parts of this call in different shapes: {error}") from error
+    joined.flags.writeable = False  # As the arrays of an unsplit answer are.
+    return joined
+
+
+def _shared_base(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N] | None:
+    """The array of which these are consecutive rows, cut to them; None if they are not rows of one array and must be copied."""
+    whole = arrays[0].base
+    if not isinstance(whole, np.ndarray) or not whole.nbytes or whole.shape[1:] != arrays[0].shape[1:]:
+        return None
+    begin = at = arrays[0].ctypes.data
+    for array in arrays:
+        if array.base is not whole or array.dtype != whole.dtype or array.ctypes.data != at or not array.flags.c_contiguous:
+            return None
+        at += array.nbytes
+    first, end = ((address - whole.ctypes.data) // whole.strides[0] for address in (begin, at))
+    return whole if end - first == len(whole) else whole[first:end]
+
+
+def _vectors(parts: Sequence[Vectors]) -> Vectors | None:
+    if not parts:
+        return None
+    scales = [part.scale for part in parts if part.scale is not None]
+    offsets = [part.offset for part in parts if part.offset is not None]
+    return Vectors(
+        _joined([part.array for part in parts]),
+        parts[0].data_type,
+        parts[0].dimensions,
+        _joined(scales) if scales else None,
+        _joined(offsets) if offsets else None,
+    )
+
+
+def _offsets(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Row boundaries of the parts, each shifted by the ends of those before it."""
+    starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
+    return _joined([np.zeros(1, np.int64), *(part[1:] + start for part, start in zip(parts, starts, strict=False))])
+
+
+def _ragged(parts: Sequence[Ragged]) -> Ragged | None:
+    if not parts:
+        return None
+    return Ragged(_joined([part.values for part in parts]), _offsets([part.offsets for part in parts]))
+
+
+def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
+    if not parts:
+        return None
+    data: Numbers = _joined([part.data for part in parts])
+    indices = _joined([part.indices for part in parts])
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape)
+
+
+def _usage(parts: Sequence[Usage]) -> Usage:
+    return Usage(sum(part.input_tokens for part in parts))
+
+
+def _timings(parts: Sequence[Timings]) -> Timings:
+    return Timings(
+        max(part.queue_seconds for part in parts),
+        max(part.prepare_seconds for part in parts),
+        max(part.wait_seconds for part in parts),
+        max(part.forward_seconds for part in parts),
+        max(part.finish_seconds for part in parts),
+        max(part.total_seconds for part in parts),
+    )
+
+
+def _revision(parts: Sequence[str]) -> str:
+    other = next((revision for revision in parts if revision != parts[0]), None)
+    if other is not None:
+        raise ModelChanged(
+            f"the model's revision changed from {parts[0]} to {other} during this call; repeat the call, or request model@revision"
+        )
+    return parts[0]

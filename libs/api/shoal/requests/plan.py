@@ -1,0 +1,101 @@
+"""The plan of an inference call: how its items become requests, and the replies one result. Implemented for each verb.
+
+`shoal.calls` executes plans; it knows nothing else of a verb.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from shoal.results import Skipped
+from shoal.transport.methods import Method
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+A = TypeVar("A", contravariant=True)
+B = TypeVar("B", covariant=True)
+
+MAX_REPEATED_BYTES: Final = 192 << 20
+"""What all items of a request may repeat: routers let a request make a worker read 256 MiB, of which items are 64 MiB at most."""
+MAX_ANSWERED_BYTES: Final = 8 << 20
+"""What the answer to a request may repeat of its labels, each with its score, as routers allow."""
+
+
+class Sink(Protocol[A, B]):
+    """Collects the replies to one try of a request, in order: one, or those of a stream."""
+
+    def take(self, reply: A) -> None: ...
+
+    def finish(self) -> B:
+        """The result, after the last reply."""
+
+
+class SingleReply(Generic[R, T]):
+    """The Sink of a request with one reply."""
+
+    def __init__(self, decode: Callable[[R], T]) -> None:
+        self._decode = decode
+        self._results: list[T] = []
+
+    def take(self, reply: R) -> None:
+        self._results.append(self._decode(reply))
+
+    def finish(self) -> T:
+        return self._results[-1]
+
+
+class Plan(ABC, Generic[Q, R, T]):
+    """An inference verb with its arguments, for a list of items that may be sent as several requests.
+
+    `method`: called for each request. `name`: that of the list in requests and field paths. `lengths`: characters of each item.
+    `invalid`: items that are known to be invalid and are not sent; None: any invalid item fails the call. `repeated_bytes`: what
+    a model may read once more with each item, the query and labels; `answered_bytes`: what its answer may repeat for each item,
+    labels with their scores.
+    """
+
+    method: Method[Q, R]
+    name: str
+    stream: Method[Q, R] | None = None
+    """The method for an answer that is expected to be large; a router that does not have it is called by `method`."""
+
+    def __init__(
+        self, lengths: Sequence[int], invalid: Sequence[Skipped] | None, *, repeated_bytes: int, answered_bytes: int = 0
+    ) -> None:
+        self.lengths, self.invalid = lengths, invalid
+        self._repeated_bytes, self._answered_bytes = repeated_bytes, answered_bytes
+
+    @property
+    def max_items(self) -> int:
+        """The most items of one request that a router admits."""
+        return max(1, min(MAX_REPEATED_BYTES // max(1, self._repeated_bytes), MAX_ANSWERED_BYTES // max(1, self._answered_bytes)))
+
+    def places(self) -> Sequence[int]:
+        """The indices of the items to send."""
+        every = range(len(self.lengths))
+        if not self.invalid:
+            return every
+        skipped = {invalid.index for invalid in self.invalid}
+        return [index for index in every if index not in skipped]
+
+    def is_large(self, lengths: Sequence[int]) -> bool:
+        """Whether the answer to items of so many characters is expected to be large."""
+        return False
+
+    @abstractmethod
+    def build(self, places: Sequence[int]) -> Q:
+        """The request for the items at these indices. Raises InvalidInput."""
+
+    @abstractmethod
+    def sink(self, places: Sequence[int]) -> Sink[R, T]:
+        """The sink for the replies to these items, made anew for each try."""
+
+    @abstractmethod
+    def merge(self, results: Sequence[T]) -> T:
+        """One result from those of all requests, in order; there may be none."""
+
+    @abstractmethod
+    def insert_skipped(self, result: T, kept: Sequence[int], skipped: Sequence[Skipped]) -> T:
+        """The result for all items, from that for the items at `kept`: the `skipped` ones get empty rows."""

@@ -1,0 +1,110 @@
+"""The transport of `AsyncClient`: grpc.aio channels, on the event loop of the first call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from shoal.transport.channels import Channels, channel_options
+from shoal.transport.failures import translate
+from shoal.transport.methods import Method
+from shoal.transport.trust import Tls
+from shoal.transport.wire import Metadata, Wire
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class AsyncTransport:
+    """A `Transport` that belongs to one event loop."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channels = Channels(self._open, tls)
+
+    async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+        self._check_loop()
+        pooled = self._channels.acquire(address)
+        try:
+            reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, address) from None
+        finally:
+            for channel in self._channels.release(pooled):
+                await channel.close()
+        return reply
+
+    async def receive(
+        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+    ) -> None:
+        async with aclosing(self.stream(address, method, request, timeout=timeout, metadata=metadata)) as replies:
+            async for reply in replies:
+                take(reply)
+
+    async def stream(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata
+    ) -> AsyncGenerator[R]:
+        """The replies of a server-streaming method; closing the generator cancels the call. Raises ShoalError."""
+        self._check_loop()
+        pooled = self._channels.acquire(address)
+        call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, address) from None
+        finally:
+            call.cancel()
+            for channel in self._channels.release(pooled):
+                await channel.close()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def gather(
+        self, jobs: Sequence[Callable[[Wire], Awaitable[T]]], *, limit: int, on_done: Callable[[int], None]
+    ) -> list[T]:
+        results: dict[int, T] = {}
+
+        async def work(queue: Iterator[tuple[int, Callable[[Wire], Awaitable[T]]]]) -> None:
+            for index, job in queue:  # All tasks share one iterator: each takes the next job.
+                results[index] = await job(self)
+                on_done(index)
+
+        queue = iter(enumerate(jobs))
+        tasks = [asyncio.create_task(work(queue)) for _ in range(min(limit, len(jobs)))]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return [results[index] for index in range(len(jobs))]
+
+    async def close(self) -> None:
+        """Closes the channels, which ends calls in flight. Idempotent."""
+        for channel in self._channels.close():
+            await channel.close()
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise RuntimeError(
+                "this AsyncClient belongs to another event loop, that of its first call; create one client for each event loop"
+            )
+
+    def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        options = channel_options(address, self._tls)
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, credentials, options)

@@ -1,0 +1,84 @@
+"""The base classes of both clients: the settings of a connection, and the object that sends requests."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable
+
+from shoal.calls.caller import Caller, Limits
+from shoal.calls.retry import RetryPolicy
+from shoal.transport.addresses import DEFAULT_ADDRESS, Addresses, parse
+from shoal.transport.trust import Tls, Trust, flag, tls_from, token_from
+from shoal.transport.wire import Metadata, Transport
+
+_HEADER = re.compile(r"[ -~]*")
+
+
+class ClientBase:
+    """What both clients have in common.
+
+    `address`: `host:port`, or several separated by commas: one is used until it fails, then the next. Default: the environment
+    variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: the tenant for fair queueing. `token`: a bearer token, or a function
+    that returns the current one, such as `TokenFile(path)`; default: SHOAL_TOKEN, else the token in the file SHOAL_TOKEN_FILE. It
+    is sent only over TLS or to this machine, unless `token_without_tls` (SHOAL_TOKEN_WITHOUT_TLS=1). `tls`: True for the system's
+    certificates, `Tls(...)`, or False; default: from SHOAL_TLS=1, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME.
+    Files of certificates and tokens are read again when they change. `timeout`: seconds for one request, retries included. A call
+    of more than `request_items` items or about `request_characters` characters is split into requests, `concurrency` of which are
+    in flight at a time. `retry`: when failed requests are sent again. The first call connects. Raises ValueError for invalid
+    arguments.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        tenant: str = "",
+        token: str | Callable[[], str] | None = None,
+        token_without_tls: bool | None = None,
+        tls: Tls | bool | None = None,
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        request_items: int = 512,
+        request_characters: int = 1 << 20,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        addresses = parse(address or os.environ.get("SHOAL_ADDRESS") or DEFAULT_ADDRESS)
+        trust = _trust(tls, token, token_without_tls)
+        trust.check(addresses)
+        self.address = ",".join(addresses)
+        self._caller = Caller(
+            self._open_transport(trust.tls),
+            # Clients with the same list begin at different routers.
+            Addresses(addresses, start=random.randrange(len(addresses))),  # noqa: S311
+            metadata=_metadata(tenant, trust),
+            limits=Limits(timeout, concurrency, request_items, request_characters),
+            policy=retry or RetryPolicy(),
+        )
+
+    def _open_transport(self, tls: Tls | None) -> Transport:
+        raise NotImplementedError
+
+
+class ModelsBase:
+    """Lists and controls models; available as `client.models`."""
+
+    def __init__(self, client: ClientBase) -> None:
+        self._client = client
+
+
+def _trust(tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None) -> Trust:
+    """What the arguments say, and for None the environment. Raises ValueError."""
+    return Trust(
+        tls_from() if tls is None else Tls() if tls is True else tls or None,
+        token_from() if token is None else token,
+        flag(os.environ, "SHOAL_TOKEN_WITHOUT_TLS") if token_without_tls is None else token_without_tls,
+    )
+
+
+def _metadata(tenant: str, trust: Trust) -> Callable[[], Metadata]:
+    if not _HEADER.fullmatch(tenant):  # gRPC's own error would show all headers, the token's too.
+        raise ValueError(f"a tenant's name must be visible ASCII characters, not {tenant!r}")
+    fixed: Metadata = (("x-shoal-tenant", tenant),) if tenant else ()
+    return lambda: (*fixed, *trust.metadata())

@@ -1,0 +1,187 @@
+"""The verbs of inference. See `shoal.verbs` for how clients get them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal import results
+from shoal.calls.caller import Progress
+from shoal.requests.arguments import Options
+from shoal.requests.encode import EncodePlan, Encoding
+from shoal.requests.extract import ExtractPlan
+from shoal.requests.score import ScorePlan, Scoring
+from shoal.results import DataType, EncodeResult, ExtractResult, Form, ScoreResult
+from shoal.tasks import (
+    Aggregation,
+    Classify,
+    Entities,
+    Given,
+    Item,
+    Items,
+    OnInvalid,
+    Priority,
+    Relations,
+    Role,
+    Scale,
+    Task,
+    Truncation,
+)
+from shoal.verbs.base import ClientBase
+
+
+async def encode(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    *,
+    role: Role | None = None,
+    representations: Form | Sequence[Form] = (),
+    data_type: DataType | None = None,
+    dimensions: int = 0,
+    normalize: bool | None = None,
+    instruction: str = "",
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+    writable: bool = False,
+) -> EncodeResult:
+    """Encodes texts as vectors; row i of the result is for item i, and a single text is a list of one.
+
+    `role` selects the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
+    default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` is applied after that, default
+    as configured for the model. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there.
+    `adapter`: a LoRA adapter of the model, `org/name`. `pool`: the workers to serve it, default as the mesh's catalog says.
+    `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an item that is empty, too long or not a text does not
+    fail the call; its row is NaN, and `result.skipped` says why. `on_progress(done, total)` is called after each request of a
+    long list. `writable`: returns arrays that may be modified. An empty list sends no request: its result has no rows. Raises
+    ShoalError.
+    """
+    encoding = Encoding(role, representations, data_type, dimensions, normalize, instruction)
+    plan = EncodePlan(items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid))
+    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return results.writable(result) if writable else result
+
+
+async def score(
+    client: ClientBase,
+    model: str,
+    query: Item,
+    documents: Items,
+    *,
+    instruction: str = "",
+    scale: Scale | None = None,
+    top_n: int = 0,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+    writable: bool = False,
+) -> ScoreResult:
+    """Scores how relevant each document is to the query: `scores` in document order, and the `top_n` best (0: all) as `ranking`.
+
+    `scale`: "logit" or "probability", default the model's own. Other arguments as for `encode`. Raises ShoalError.
+    """
+    scoring = Scoring(query, instruction, scale, top_n)
+    plan = ScorePlan(documents, scoring, Options(model, truncation, adapter, pool, priority, on_invalid))
+    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return results.writable(result) if writable else result
+
+
+async def extract(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    task: Task,
+    *,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions` or `ReadText`) on each item. Raises ShoalError."""
+    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def entities(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str] = (),
+    *,
+    threshold: float | None = None,
+    flat: bool | None = None,
+    aggregation: Aggregation | None = None,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Finds named entities: `result[i].entities`, in order of their start. `extract` with `Entities(...)`. Raises ShoalError."""
+    task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
+    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def classify(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str] = (),
+    *,
+    multi_label: bool | None = None,
+    threshold: float | None = None,
+    hypothesis: str = "",
+    among_labels: bool = False,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Classifies items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
+    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis, among_labels=among_labels)
+    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+
+
+async def relations(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    labels: Sequence[str],
+    *,
+    entity_labels: Sequence[str] = (),
+    entities: Sequence[Sequence[Given]] = (),
+    threshold: float | None = None,
+    truncation: Truncation | None = None,
+    adapter: str = "",
+    pool: str = "",
+    priority: Priority | None = None,
+    on_invalid: OnInvalid = "raise",
+    timeout: float | None = None,
+    on_progress: Progress | None = None,
+) -> ExtractResult:
+    """Finds relations between entities: `result[i].relations`, best first. `extract` with `Relations(...)`. Raises ShoalError.
+
+    A model either finds the entities by `entity_labels`, or is given them: `entities` has a list for each item, of `(start, end)`,
+    `(start, end, label)` or the `Entity` objects of another model's result.
+    """
+    task = Relations(labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities)
+    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
