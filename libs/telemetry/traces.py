@@ -45,6 +45,9 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _TRACER: Final = trace.get_tracer("shoal", VERSION)
 Attributes = Mapping[str, AttributeValue]
 
+_exporting = False
+"""Whether `start` has started to export spans. Else none need be made of calls that no caller traces."""
+
 
 def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
     """Starts to export this process' spans as the environment configures it. False: it does not. Raises InvalidInput."""
@@ -67,6 +70,8 @@ def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
     provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+    global _exporting  # noqa: PLW0603
+    _exporting = True
     return True
 
 
@@ -119,7 +124,10 @@ def exemplar(span: Span) -> dict[str, str] | None:
 
 
 def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
-    """The SERVER span of one call; `parent`: the call's metadata. The caller ends it."""
+    """The SERVER span of one call; `parent`: the call's metadata. NONE if neither this process nor the caller traces. The caller of
+    this function ends it."""
+    if not _exporting and not parent.get(TRACEPARENT):
+        return NONE
     service, _, name = method.lstrip("/").partition("/")
     known: dict[str, AttributeValue] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
     context = _PROPAGATOR.extract(parent)

@@ -30,6 +30,8 @@ from libs.queue.connection.trust import PasswordFile, RedisTrust, TlsConnection
 from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 ANSWER_SECONDS = 5.0
+_SMALL_BYTES = 64 * 1024
+"""A command that the socket takes at once, or of which little is left to write: nobody need wait until it is written."""
 _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
 """In order: a replica; a master that became one during a blocking command; a master with fewer replicas than
 `min-replicas-to-write`; a server that cannot write its disk; one that lost its primary; one that is busy with a script. Errors
@@ -95,13 +97,34 @@ class Subscriber(PubSub):
 
 
 class _Robust:
-    """A mixin for redis-py connections on uvloop, whose transport raises RuntimeError for a write after the peer has closed it."""
+    """A mixin for redis-py connections on uvloop: its transport raises RuntimeError for a write after the peer has closed it, and
+    small commands are written without a task for each."""
+
+    _writer: asyncio.StreamWriter | None
+    is_connected: bool
+    next_health_check: float
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         try:
-            await super().send_packed_command(command, check_health)  # type: ignore[misc]
+            writer = self._free_writer(command, check_health)
+            if writer is not None:
+                writer.writelines(command)
+            else:
+                await super().send_packed_command(command, check_health)  # type: ignore[misc]
         except RuntimeError as error:
             raise RedisConnectionError("the connection was closed before the command was written") from error
+
+
+    def _free_writer(self, command: Any, check_health: bool) -> asyncio.StreamWriter | None:
+        """The writer, if the command can be written at once, as nearly all can: redis-py makes a task of each write, to limit its
+        time."""
+        writer = self._writer
+        if not self.is_connected or writer is None or not isinstance(command, list):
+            return None
+        if check_health and asyncio.get_running_loop().time() >= self.next_health_check:
+            return None
+        is_free = not writer.transport.get_write_buffer_size() and sum(map(len, command)) <= _SMALL_BYTES
+        return writer if is_free else None
 
 
 def _robust(kind: type[Connection]) -> type[Connection]:
