@@ -32,6 +32,7 @@ _UNITS = {
     "avx512.cpp": _AVX512,
     "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
 }
+_LINK = ("-shared", "-fopenmp", "-static-libgcc", "-Wl,--as-needed")
 
 
 class CannotBuild(Exception):
@@ -40,7 +41,7 @@ class CannotBuild(Exception):
 
 def library(folder: Path = HERE) -> Path:
     """Where the library of these very sources lies, if it was built. Raises OSError if the sources cannot be read."""
-    digest = hashlib.sha256(repr((_COMMON, _UNITS)).encode())
+    digest = hashlib.sha256(repr((_COMMON, _UNITS, _LINK)).encode())
     for file in sorted(SOURCE.iterdir()):
         if file.suffix in (".cpp", ".h"):
             digest.update(file.read_bytes())
@@ -72,7 +73,7 @@ def build(folder: Path = HERE) -> Path:
         for job in jobs:
             job.result()
         linked = Path(scratch) / target.name
-        _run(command, "-shared", "-fopenmp", "-static-libgcc", "-Wl,--as-needed", "-Wl,-s", *objects, "-o", linked)
+        _run(command, *_LINK, *objects, "-o", linked)
         folder.mkdir(parents=True, exist_ok=True)
         # Moved in one step within the folder: another process may be loading or building it.
         with tempfile.TemporaryDirectory(dir=folder) as near:
