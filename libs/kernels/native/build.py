@@ -93,8 +93,10 @@ def _run(*command: str | Path) -> None:
 
 def main() -> int:
     """Exit code 0 also where no library can be built: everything runs without it."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     try:
-        print(f"native kernels: {build(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)}")
+        if not library(folder).exists():
+            print(f"native kernels: {build(folder)}")
     except CannotBuild as error:
         print(f"native kernels are left out: {error}", file=sys.stderr)
     return 0
