@@ -1,9 +1,10 @@
-"""Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the way of what others install, with the
-native kernels where this machine can compile them.
+"""Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the way of what others install.
+
+The native kernels are with them, where this machine can compile them: a library that is data, since nothing else depends on the
+machine, and torch's operators are used where it does not load. So the wheel is one for all.
 
 The names `libs` and `services` are too common to be anybody's in a shared environment. Only processes of the mesh have that folder
-on their path (services/local/installed, services/local/launch.py). The library of the kernels is data: nothing else depends on the
-machine, and where it does not load, torch's operators are used, so the wheel is one for all.
+on their path (services/local/installed, services/local/launch.py).
 """
 
 import runpy

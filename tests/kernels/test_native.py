@@ -105,18 +105,21 @@ def test_what_is_not_finite_stays_in_its_sequence(bad: float, dtype: torch.dtype
     assert second.isnan().all(), "softmax of scores that are not numbers is none"
 
 
+def in_a_frame(t: Tensor) -> Tensor:
+    """The same as a view of a larger tensor, in which all around it is NaN."""
+    frame = torch.full((t.shape[0] + 2, t.shape[1] + 2, t.shape[2] + 3), float("nan"), dtype=t.dtype)
+    frame[1:-1, 1:-1, 2:-1] = t
+    return frame[1:-1, 1:-1, 2:-1]
+
+
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("instructions")
 def test_nothing_around_is_read(dtype: torch.dtype) -> None:
     """Rows before and after, and the heads beside these, are NaN, and rows begin at odd places."""
     for dim in (5, 16, 31, 64):
         plain = Batch.of((2, 2, dim), (False, 9), shapes=SOME, dtype=dtype)
-        framed = []
-        for t in (plain.q, plain.k, plain.v):
-            frame = torch.full((len(t) + 2, 4, dim + 3), float("nan"), dtype=dtype)
-            frame[1:-1, 1:-1, 2:-1] = t
-            framed.append(frame[1:-1, 1:-1, 2:-1])
-        assert torch.equal(Batch(SOME, *framed, None, False, 9).attend(), plain.attend())
+        framed = Batch(SOME, in_a_frame(plain.q), in_a_frame(plain.k), in_a_frame(plain.v), None, False, 9)
+        assert torch.equal(framed.attend(), plain.attend())
 
 
 @pytest.mark.usefixtures("instructions")

@@ -92,8 +92,10 @@ def _rows(layout: Layout) -> object:
 
 
 def _table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
-    """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the column of distance 0; made once per
-    batch. [heads, 2 * reach + 1] -> [heads, 2 * (reach + spare) + 1]"""
+    """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the column of distance 0.
+
+    Made once per batch. [heads, 2 * reach + 1] -> [heads, 2 * (reach + _SPARE) + 1]
+    """
     made = layout.memo.get(_table)
     if not isinstance(made, tuple) or made[0] is not bias:
         table = F.pad(bias.float().flip(1) * math.log2(math.e), (_SPARE, _SPARE))

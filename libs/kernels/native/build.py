@@ -86,7 +86,7 @@ def build(folder: Path = HERE) -> Path:
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise CannotBuild(f"{command[0]} fails: {done.stderr.strip()}")
 

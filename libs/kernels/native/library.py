@@ -70,7 +70,7 @@ def choice() -> Native | str:
 
 
 def instruction_sets(path: Path) -> tuple[str, ...]:
-    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if there is none or nobody to run it."""
+    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if it is missing or cannot run."""
     best = _open(path).shoal_instruction_set()
     if best < 0:
         raise _Unusable("this CPU has no AVX2")
@@ -128,7 +128,8 @@ def _plain(
     bias: Tensor | None,
 ) -> Tensor:
     parts = []
-    for own, theirs, values in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
+    ends = (torch.tensor(lengths[:-1]).cumsum(0) for lengths in (queries, keys, keys))
+    for own, theirs, values in zip(*(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True):
         theirs, values = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values))
         scores = torch.einsum("ihd,jhd->hij", own, theirs) * 0.25
         distance = torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
