@@ -119,21 +119,25 @@ INLINE void scores(const Scratch<T> &s, int64_t units, const Unit *keys, float *
             }
         }
     }
-    if (view.bias) {
-        UNROLL for (int r = 0; r < NK; r++) UNROLL for (int n = 0; n < NQ; n++)
-            acc[r][n] = T::fmadd(acc[r][n], to_log2, T::load(view.bias + (view.place + n * L - key - r)));
+    if (!view.bias && view.is_all(key, key + NK)) {
+        UNROLL for (int r = 0; r < NK; r++) UNROLL for (int n = 0; n < NQ; n++) {
+            T::store(score + (r * NQ + n) * L, acc[r][n]);
+            top[n] = T::max(top[n], acc[r][n]);
+        }
+        return;
     }
-    if (!view.is_all(key, key + NK)) {
-        for (int r = 0; r < NK; r++)
-            for (int n = 0; n < NQ; n++) {
-                const int64_t at = key + r, from = view.place + n * L;  // the position of lane 0
-                const int high = at < view.keys ? lane(at + view.left - from + 1) : 0;
-                acc[r][n] = T::between(acc[r][n], lane(at - view.right - from), high, T::set(UNSEEN));
-            }
-    }
-    UNROLL for (int r = 0; r < NK; r++) UNROLL for (int n = 0; n < NQ; n++) {
-        T::store(score + (r * NQ + n) * L, acc[r][n]);
-        top[n] = T::max(top[n], acc[r][n]);
+    // Stored before they are masked, so that all of the above stays in registers.
+    UNROLL for (int r = 0; r < NK; r++) UNROLL for (int n = 0; n < NQ; n++) T::store(score + (r * NQ + n) * L, acc[r][n]);
+    for (int r = 0; r < NK; r++) {
+        UNROLL for (int n = 0; n < NQ; n++) {
+            const int64_t at = key + r, from = view.place + n * L;  // the position of lane 0
+            const int high = at < view.keys ? lane(at + view.left - from + 1) : 0;
+            auto x = T::load(score + (r * NQ + n) * L);
+            if (view.bias) x = T::fmadd(x, to_log2, T::load(view.bias + (from - at)));
+            x = T::between(x, lane(at - view.right - from), high, T::set(UNSEEN));
+            T::store(score + (r * NQ + n) * L, x);
+            top[n] = T::max(top[n], x);
+        }
     }
 }
 
