@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -64,7 +65,7 @@ def choice() -> Native | str:
         loaded = load(path, found[-1])
         if not agrees(loaded):
             raise _Unusable(f"{loaded.instructions} computes something else than softmax")
-    except (OSError, _Unusable) as error:
+    except (OSError, RuntimeError, _Unusable) as error:
         return f"none: {error}"
     return loaded
 
@@ -88,6 +89,8 @@ def load(path: Path, instructions: str) -> Native:
 def _open(path: Path) -> ctypes.CDLL:
     if not path.exists():
         raise _Unusable("not built (libs/kernels/native/build.py)")
+    if sys.platform != "linux":
+        raise _Unusable("the library is for Linux")
     try:
         ctypes.CDLL(_OPENMP, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
