@@ -20,6 +20,7 @@ from libs.kernels.native import attention, build
 from libs.kernels.native import library as loading
 from libs.kernels.native.library import SETS, Native
 from tests.kernels.batches import Batch, error
+from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +230,15 @@ def test_the_trial_finds_wrong_results(library: Path) -> None:
 
     for wrong in (forgets_the_bias, takes_another_type):
         assert not loading.agrees(Native("avx2", wrong))
+
+
+@pytest.mark.usefixtures("asked_anew", "library")
+def test_the_trial_is_not_counted_as_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the first forward that asks, under a mode that counts what lives (`libs/models/text/probe.py`)."""
+    monkeypatch.delenv("SHOAL_NATIVE_KERNELS", raising=False)
+    with Largest() as largest:
+        native.name()
+    assert largest.numbers == 0
 
 
 def test_memory_that_runs_out_leaves_it_to_torch(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

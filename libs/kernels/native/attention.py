@@ -94,10 +94,13 @@ def _rows(layout: Layout) -> object:
 def _table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
     """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the column of distance 0.
 
-    Made once per batch. [heads, 2 * reach + 1] -> [heads, 2 * (reach + _SPARE) + 1]
+    Made once per batch, of the distances that it has. [heads, 2 * reach + 1] -> [heads, 2 * (shorter reach + _SPARE) + 1]
     """
     made = layout.memo.get(_table)
     if not isinstance(made, tuple) or made[0] is not bias:
-        table = F.pad(bias.float().flip(1) * math.log2(math.e), (_SPARE, _SPARE))
-        made = layout.memo[_table] = (bias, table, bias.shape[1] // 2 + _SPARE)
+        middle = bias.shape[1] // 2
+        reach = min(middle, layout.max_positions)
+        used = bias[:, middle - reach : middle + reach + 1].float()
+        table = F.pad(used.flip(1), (_SPARE, _SPARE)).mul_(math.log2(math.e))
+        made = layout.memo[_table] = (bias, table, reach + _SPARE)
     return made[1], made[2]

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,10 @@ def choice() -> Native | str:
         path = build.library()
         found = instruction_sets(path)
         loaded = load(path, found[-1])
-        if not agrees(loaded):
+        # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
+        with ThreadPoolExecutor(1) as thread:
+            is_right = thread.submit(agrees, loaded).result()
+        if not is_right:
             raise _Unusable(f"{loaded.instructions} computes something else than softmax")
     except (OSError, RuntimeError, _Unusable) as error:
         return f"none: {error}"
