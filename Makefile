@@ -22,18 +22,22 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.demo ## Start the mesh, search, rerank and classify real text with a real model, and stop
+demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python -m examples.demo
 
-test: $(VENV)/.dev k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
+test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
 
-chaos: $(VENV)/.dev ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
+# Each time: the script itself knows whether the sources have changed.
+native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if it has a compiler; without them torch's operators are used
+	@$(BIN)/python libs/kernels/native/build.py
+
+chaos: $(VENV)/.dev native ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current, dependencies
@@ -124,16 +128,19 @@ chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage
 
-bench: $(VENV)/.dev ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
+bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
 	$(BIN)/python -m benchmarks.mesh $(ARGS)
 
-bench-families: $(VENV)/.dev ## Measure every family's packed forward against transformers and sentence-transformers
+bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
 	$(BIN)/python -m benchmarks.families $(ARGS)
 
-bench-lora: $(VENV)/.dev ## Measure what LoRA adapters cost, one and eight in a batch
+bench-attention: $(VENV)/.dev native ## Measure the native attention kernel against torch's operators, alone and in a model's forward
+	$(BIN)/python -m benchmarks.attention $(ARGS)
+
+bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
 	$(BIN)/python -m benchmarks.lora $(ARGS)
 
-bench-swap: $(VENV)/.dev ## Measure how long a model takes from disk and from host memory to its first vector
+bench-swap: $(VENV)/.dev native ## Measure how long a model takes from disk and from host memory to its first vector
 	$(BIN)/python -m benchmarks.swap $(ARGS)
 
 bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
@@ -142,25 +149,25 @@ bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and wo
 bench-scaling: $(VENV)/.dev ## Simulate scaling to zero with the scheduler of an earlier commit and of this tree: make bench-scaling ARGS='--before COMMIT'
 	$(BIN)/python -m benchmarks.scaling $(ARGS)
 
-bench-cancel: $(VENV)/.dev ## Measure the device time that goes into cancelled requests
+bench-cancel: $(VENV)/.dev native ## Measure the device time that goes into cancelled requests
 	$(BIN)/python -m benchmarks.cancel $(ARGS)
 
-bench-overload: $(VENV)/.dev ## Measure goodput, refusals and recovery when five times too much is asked
+bench-overload: $(VENV)/.dev native ## Measure goodput, refusals and recovery when five times too much is asked
 	$(BIN)/python -m benchmarks.overload $(ARGS)
 
-bench-telemetry: $(VENV)/.dev ## Measure what traces and scrapes cost
+bench-telemetry: $(VENV)/.dev native ## Measure what traces and scrapes cost
 	$(BIN)/python -m benchmarks.telemetry $(ARGS)
 
-bench-fairness: $(VENV)/.dev ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
+bench-fairness: $(VENV)/.dev native ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
 	$(BIN)/python -m benchmarks.fairness $(ARGS)
 
-bench-recovery: $(VENV)/.dev ## Measure how long the requests of a killed worker wait
+bench-recovery: $(VENV)/.dev native ## Measure how long the requests of a killed worker wait
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
 
-bench-hostile: $(VENV)/.dev ## Measure what a tenant that sends the largest products it can does to a light one, and to memory
+bench-hostile: $(VENV)/.dev native ## Measure what a tenant that sends the largest products it can does to a light one, and to memory
 	$(BIN)/python -m benchmarks.hostile $(ARGS)
 
-bench-soak: $(VENV)/.dev ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
+bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
@@ -197,6 +204,7 @@ $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/py
 	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -n 30 -P 2 $(PIP) --no-deps --no-compile
 	$(PIP) $(TORCH)
 	$(PIP) --no-deps --no-build-isolation -e libs/api -e . > /dev/null
+	@$(BIN)/python libs/kernels/native/build.py
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib > /dev/null || true
 	@touch $(VENV)/.torch $(VENV)/.demo $@
 

@@ -1,19 +1,43 @@
 """Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the way of what others install.
 
+The native kernels are with them, where this machine can compile them: a library that is data, since nothing else depends on the
+machine, and torch's operators are used where it does not load. So the wheel is one for all.
+
 The names `libs` and `services` are too common to be anybody's in a shared environment. Only processes of the mesh have that folder
 on their path (services/local/installed, services/local/supervision/launch.py).
 """
 
+import runpy
+import sys
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 INSIDE = "shoal_mesh._code"
 ours = find_packages(include=["libs*", "services*"], exclude=["libs.api*", "services.local.installed*"])
 
+
+class BuildWithKernels(build_py):
+    """An editable install has the library beside its sources (`make native`)."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            kernels = runpy.run_path("libs/kernels/native/build.py")
+            try:
+                kernels["build"](Path(self.build_lib, *INSIDE.split("."), "libs/kernels/native"))
+            except kernels["CannotBuild"] as error:
+                print(f"the wheel has no native kernels: {error}", file=sys.stderr)
+
+
 setup(
+    cmdclass={"build_py": BuildWithKernels},
     packages=["shoal_mesh", *(f"{INSIDE}.{name}" for name in ours)],
     package_dir={"shoal_mesh": "services/local/installed", f"{INSIDE}.libs": "libs", f"{INSIDE}.services": "services"},
     package_data={
         f"{INSIDE}.libs.catalog": ["*.yaml", "*.json", "models/*.yaml"],
+        f"{INSIDE}.libs.kernels.native": ["source/*"],
         f"{INSIDE}.libs.fleet": ["lua/*.lua"],
         f"{INSIDE}.libs.queue": ["lua/*.lua"],
     },

@@ -1,8 +1,9 @@
 """Variable-length attention over packed sequences: one interface that dispatches to every device's kernel.
 
 Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel, and Triton (`attention_triton.py`)
-for inputs that these do not support. Elsewhere: runs of equally long sequences as dense batches (`attention_dense.py`). Nothing
-here reads a tensor's value on the host: what the host must know comes as plain numbers (`layout.py`).
+for inputs that these do not support. On x86-64 CPUs: a kernel in C++ (`native/`), where it was built. Elsewhere: runs of equally
+long sequences as dense batches (`attention_dense.py`). Nothing here reads a tensor's value on the host: what the host must know
+comes as plain numbers (`layout.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from libs.kernels import attention_dense
+from libs.kernels import attention_dense, native
 from libs.kernels.layout import Layout
 from libs.kernels.triton_here import has_triton
 
@@ -49,7 +50,8 @@ def varlen_attention(
         from libs.kernels import attention_triton
 
         return attention_triton.attend(q, k, v, layout, scale, causal, window, bias)
-    return attention_dense.attend(q, k, v, layout, scale, causal, window, bias)
+    mixed = native.attend(q, k, v, layout, scale, causal, window, bias)
+    return attention_dense.attend(q, k, v, layout, scale, causal, window, bias) if mixed is None else mixed
 
 
 def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:

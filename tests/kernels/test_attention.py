@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -11,13 +9,12 @@ import torch
 from torch import Tensor
 
 from libs.kernels import attention_dense
-from libs.kernels.attention import varlen_attention
-from libs.kernels.layout import Layout, Run, runs
+from libs.kernels.layout import Run, runs
+from libs.kernels.native.library import SETS
+from tests.kernels.batches import SHAPES, Batch, error
 from tests.kernels.largest import Largest
+from tests.kernels.ways import use_dense, use_native
 
-# Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for any block; a prefix that others
-# computed; the last row alone; and queries that nobody attends to (ColBERT's expansion).
-SHAPES = ((1, 1), (1, 1), (7, 7), (7, 7), (7, 7), (30, 30), (64, 64), (200, 200), (40, 90), (1, 33), (9, 3), (9, 3))
 # Triton's interpreter takes milliseconds for each block of keys.
 FEW_SHAPES = ((1, 1), (5, 5), (40, 40), (3, 35), (9, 2))
 
@@ -25,84 +22,16 @@ FEW_SHAPES = ((1, 1), (5, 5), (40, 40), (3, 35), (9, 2))
 HEADS = ((1, 1, 5), (4, 4, 32), (4, 2, 16), (7, 1, 8))
 SIGHT = ((False, None), (True, None), (False, 0), (False, 5), (True, 5), (False, 300), (True, 20))
 
-Attend = Callable[..., Tensor]
 
-
-@dataclass(frozen=True)
-class Batch:
-    """Queries, keys and values of packed sequences, and what attention is told of them."""
-
-    shapes: tuple[tuple[int, int], ...]
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    causal: bool
-    window: int | None
-    scale: float = 0.3
-
-    @staticmethod
-    def of(
-        heads: tuple[int, int, int],
-        sight: tuple[bool, int | None] = (False, None),
-        *,
-        biased: bool = False,
-        shapes: tuple[tuple[int, int], ...] = SHAPES,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        reach: int = 255,
-    ) -> Batch:
-        """Views of fused projections, as in an encoder."""
-        own, shared, dim = heads
-        generator = torch.Generator().manual_seed(own * 100 + dim)
-        q = torch.randn(sum(own for own, _ in shapes), own + shared, dim, generator=generator)[:, :own]
-        k, v = torch.randn(sum(seen for _, seen in shapes), 2 * shared, dim, generator=generator).split(shared, dim=1)
-        bias = torch.randn(own, 2 * reach + 1, generator=generator) if biased else None
-        q, k, v = (t.to(dtype).to(device) for t in (q, k, v))
-        return Batch(shapes, q, k, v, None if bias is None else bias.to(device), *sight)
-
-    @property
-    def layout(self) -> Layout:
-        return Layout.of([own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device)
-
-    def attend(self, layout: Layout | None = None) -> Tensor:
-        layout = self.layout if layout is None else layout
-        return varlen_attention(
-            self.q, self.k, self.v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=self.bias
-        )
-
-    def by_triton(self) -> Tensor:
-        attention_triton = pytest.importorskip("libs.kernels.attention_triton", exc_type=ImportError)
-        out: Tensor = attention_triton.attend(self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias)
-        return out
-
-    def defined(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Sequence by sequence, all in one type."""
-        queries, keys = [own for own, _ in self.shapes], [seen for _, seen in self.shapes]
-        parts = zip(*(t.cpu().to(dtype).split(n) for t, n in ((self.q, queries), (self.k, keys), (self.v, keys))), strict=True)
-        return torch.cat([self._of_sequence(*part) for part in parts])
-
-    def _of_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * self.scale
-        distance = torch.arange(len(k)) - torch.arange(len(q))[:, None] - max(0, len(k) - len(q))
-        if self.bias is not None:
-            scores = scores + self.bias.cpu().to(q.dtype)[:, distance + self.bias.shape[1] // 2]
-        unseen = (distance > 0) & self.causal
-        if self.window is not None:
-            unseen |= distance.abs() > self.window
-        weights = scores.masked_fill(unseen, float("-inf")).softmax(-1).nan_to_num(0)
-        return torch.einsum("hij,jhd->ihd", weights, v)
-
-
-def error(got: Tensor, wanted: Tensor) -> float:
-    return (got.cpu().double() - wanted.double()).abs().max().item()
-
-
-@pytest.fixture(params=["fused", "products", "fused in blocks", "products in blocks"])
-def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way in which a run can be computed, whatever this machine would choose, and also in blocks smaller than the texts."""
+@pytest.fixture(params=["fused", "products", "fused in blocks", "products in blocks", *SETS])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which a CPU can compute attention, whatever this machine would choose: each instruction set of the native kernel,
+    and both ways of a dense run, also in blocks smaller than the texts."""
     path = str(request.param)
+    if path in SETS:
+        use_native(monkeypatch, request.getfixturevalue("library"), path)
+        return path
+    use_dense(monkeypatch)
     monkeypatch.setattr(attention_dense, "_prefers_fused", lambda q, run: path.startswith("fused"))
     if path.endswith("blocks"):
         monkeypatch.setattr(attention_dense, "_SCORES_AT_ONCE", 2000)
@@ -118,8 +47,8 @@ def test_runs_are_of_equal_neighbours() -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.usefixtures("dense")
-def test_dense_runs_equal_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
+@pytest.mark.usefixtures("way")
+def test_every_way_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
     for biased in (False, True):
         batch = Batch.of(heads, sight, biased=biased)
         assert error(batch.attend(), batch.defined()) < 1e-5
@@ -145,7 +74,7 @@ def test_triton_equals_the_definition(heads: tuple[int, int, int], sight: tuple[
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.usefixtures("dense")
+@pytest.mark.usefixtures("way")
 def test_bfloat16_is_as_close_as_plain_torch(heads: tuple[int, int, int]) -> None:
     """Rounding errors stay below 3 times those of the definition computed in bfloat16 throughout."""
     for sight, biased in product(((False, None), (True, 20)), (False, True)):
@@ -168,13 +97,13 @@ def test_triton_in_float16_is_as_close_as_plain_torch() -> None:
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("sight", [(False, None), (True, None), (True, 5)])
 def test_the_last_row_of_each_sequence_equals_that_row_of_all(
-    heads: tuple[int, int, int], sight: tuple[bool, int | None], dense: str
+    heads: tuple[int, int, int], sight: tuple[bool, int | None], way: str
 ) -> None:
     shapes = tuple((n, n) for n in (1, 7, 7, 30, 200))
     whole = Batch.of(heads, sight, biased=True, shapes=shapes)
     last = torch.tensor([sum(n for n, _ in shapes[: i + 1]) - 1 for i in range(len(shapes))])
     rows = Batch(tuple((1, n) for n, _ in shapes), whole.q[last], whole.k, whole.v, whole.bias, whole.causal, whole.window)
-    assert error(rows.attend(), whole.attend()[last]) < 1e-5, dense
+    assert error(rows.attend(), whole.attend()[last]) < 1e-5, way
 
 
 def test_order_and_neighbours_do_not_matter() -> None:
@@ -189,6 +118,7 @@ def test_order_and_neighbours_do_not_matter() -> None:
 
 
 def test_layers_of_one_kind_share_masks_and_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_dense(monkeypatch)
     made: list[int] = []
     make = attention_dense._by_distance
 
@@ -208,11 +138,17 @@ def test_layers_of_one_kind_share_masks_and_biases(monkeypatch: pytest.MonkeyPat
         assert not made
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kept", ["fused", "products", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_sequences_never_hold_all_scores(fused: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_sequences_never_hold_all_scores(
+    kept: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """One number for each query, key and head would be 2 million."""
-    monkeypatch.setattr(attention_dense, "_prefers_fused", lambda q, run: fused)
+    if kept == "native":
+        use_native(monkeypatch, request.getfixturevalue("library"), "avx2")
+    else:
+        use_dense(monkeypatch)
+        monkeypatch.setattr(attention_dense, "_prefers_fused", lambda q, run: kept == "fused")
     length = 1024
     for sight, biased in product(((False, None), (True, None), (False, 64)), (False, True)):
         batch = Batch.of((2, 1, 8), sight, biased=biased, shapes=((length, length),), dtype=dtype, reach=length)

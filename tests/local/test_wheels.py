@@ -7,6 +7,7 @@ of that Python, into which pip installs the wheels and all that they ask for.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ import shoal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from libs.kernels.native import build
 from services.local.requirements import NEEDED
 from services.local.settings import MINILM
 
@@ -98,6 +100,24 @@ def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> No
         assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
     for path in (ROOT / "libs/catalog").rglob("*.yaml"):
         assert f"shoal_mesh/_code/{path.relative_to(ROOT)}" in names
+
+
+def test_the_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> None:
+    """For every machine: where the library does not load, torch's operators are used. Without a compiler only the sources."""
+    (mesh,) = (wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
+    assert mesh.name.endswith("-py3-none-any.whl")
+    names = set(zipfile.ZipFile(mesh).namelist())
+    inside = "shoal_mesh/_code/libs/kernels/native"
+    assert {f"{inside}/source/{file.name}" for file in build.SOURCE.iterdir()} <= names
+    built = {f"{inside}/{build.library().name}"} if build.compiler() and platform.machine() == "x86_64" else set()
+    assert {name for name in names if name.endswith(".so")} == built
+
+
+def test_the_wheel_uses_the_native_kernels(python: Path, tmp_path: Path) -> None:
+    path = "import shoal_mesh, sys; sys.path.insert(0, shoal_mesh.__path__[0] + '/_code')"
+    told = said([python, "-c", f"{path}; from libs.kernels import native; print(native.name())"], tmp_path, PYTHONPATH="")
+    assert told.returncode == 0, told.stderr
+    assert "not built" not in told.stdout or not build.compiler()
 
 
 def test_nothing_but_shoal_and_shoal_mesh_is_importable(python: Path, tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def test_a_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path
     (tmp_path / "pools.yaml").write_text("pools: {a: {device: cpu}}\n")
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a, c]\n")
-    with pytest.raises(InvalidInput, match=r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools are: a"):
+    with pytest.raises(
+        InvalidInput, match=r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools are: a"
+    ):
         Settings.from_env({"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards")})
 
 

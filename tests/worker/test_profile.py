@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from libs.errors import TaskNotSupported
+from libs.kernels import native
 from libs.models import PackedModel, load_model
 from services.local.settings import MINILM, packaged_minilm
 from services.worker.profile.forward import Batch, ForwardProfile, fill, profile_forward, work_of
@@ -144,6 +145,7 @@ def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
     found = profiled(model, trace=tmp_path / "trace.json")
     assert_adds_up(found)
     assert found.parts["GEMM"] > found.parts["norm"]
+    assert ("native::attention" in found.inside["attention"]) == (not native.name().startswith("none"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(event.get("name") == FORWARD for event in events) == 6  # the first one is not counted
     assert len(forwards(read(tmp_path / "trace.json"))) == 6
@@ -160,8 +162,11 @@ def test_models_are_left_as_they_were(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     modules = [*model.trunks[0].encoder.modules()]
     before = [dict(module.__dict__) for module in modules]
+    attend = native.attend
     with named_parts(model):
         assert any("forward" in module.__dict__ for module in modules)
+        assert native.attend is not attend
+    assert native.attend is attend
     assert [dict(module.__dict__) for module in modules] == before
     with pytest.raises(RuntimeError), named_parts(model):
         raise RuntimeError

@@ -114,7 +114,6 @@ class _Robust:
         except RuntimeError as error:
             raise RedisConnectionError("the connection was closed before the command was written") from error
 
-
     def _free_writer(self, command: Any, check_health: bool) -> asyncio.StreamWriter | None:
         """The writer, if the command can be written at once, as nearly all can: redis-py makes a task of each write, to limit its
         time."""

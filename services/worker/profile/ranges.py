@@ -1,7 +1,8 @@
 """Names the parts of a model's forward pass for torch's profiler, only while profiling: the model code knows nothing of it.
 
 Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead the methods that do a part's work are
-wrapped in profiler ranges, on the module instances of one model, and unwrapped at the end.
+wrapped in profiler ranges, on the module instances of one model, and unwrapped at the end. So are the native kernels, which the
+profiler does not see.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Final, ParamSpec, TypeVar
 from torch import nn
 from torch.profiler import record_function
 
+from libs.kernels import native
 from libs.kernels.linear import PackedLinear
 from libs.models import PackedModel
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, Norm
 from libs.models.text.heads.linear import HeadLinear
-from services.worker.profile.trace import PREFIX, Part
+from services.worker.profile.trace import NATIVE, PREFIX, Part
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,13 +42,16 @@ def named_parts(model: PackedModel) -> Iterator[None]:
     """Within this context the model's modules run in profiler ranges named `shoal.<part>`."""
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
+    attend = native.attend
     try:
+        native.attend = _in_range(NATIVE + "attention", attend)
         for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):
                 setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
                 wrapped.append((module, method))
         yield
     finally:
+        native.attend = attend
         for module, method in wrapped:
             delattr(module, method)
 

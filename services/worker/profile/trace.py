@@ -19,6 +19,8 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 PREFIX: Final = "shoal."
 """The prefix of profiler range names: followed by the part, or by `forward` for the whole pass."""
 FORWARD: Final = PREFIX + "forward"
+NATIVE: Final = "native::"
+"""The prefix of a range around a kernel that is no operator of torch's (`libs/kernels/native`): it counts as one."""
 
 _RANGE: Final = "user_annotation"
 _ON_HOST: Final = (_RANGE, "cpu_op", "cuda_runtime", "cuda_driver")
@@ -83,7 +85,8 @@ def read(path: Path) -> list[Span]:
 def _span(event: Mapping[str, Any]) -> Span:
     start, link = float(event["ts"]), event.get("args", {}).get("correlation", 0)
     track = (event.get("pid"), event.get("tid"))
-    return Span(event.get("cat", ""), event["name"], track, start, start + float(event.get("dur", 0)), int(link))
+    kind = "cpu_op" if event["name"].startswith(NATIVE) else event.get("cat", "")
+    return Span(kind, event["name"], track, start, start + float(event.get("dur", 0)), int(link))
 
 
 def forwards(spans: Iterable[Span]) -> list[Forward]:

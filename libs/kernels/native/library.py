@@ -1,0 +1,149 @@
+"""Loads the library, and decides once per process which of its instruction sets is used, if any.
+
+Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has no AVX2, where torch brings no
+libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of a
+plain softmax.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from libs.kernels.native import build
+
+SETS: Final = ("avx2", "avx512", "avx512_bf16")
+"""Instruction sets, as the library numbers them; each includes those before it."""
+
+_OPENMP: Final = "libgomp.so.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A loaded library and the instruction set to use.
+
+    `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
+    """
+
+    instructions: str
+    attention: Callable[[bytes, int], int]
+
+
+class _Unusable(Exception):
+    """Why the library is not used."""
+
+
+def name() -> str:
+    """The instruction set of the native kernels in use ("avx512_bf16", "avx512" or "avx2"), or "none: " and why there are none."""
+    chosen = choice()
+    return chosen if isinstance(chosen, str) else chosen.instructions
+
+
+def native() -> Native | None:
+    """The library to use; None: torch's operators."""
+    chosen = choice()
+    return None if isinstance(chosen, str) else chosen
+
+
+@cache
+def choice() -> Native | str:
+    """The library to use, or "none: " and why there is none. Asked once per process."""
+    if os.environ.get("SHOAL_NATIVE_KERNELS") == "0":
+        return "none: SHOAL_NATIVE_KERNELS is 0"
+    try:
+        path = build.library()
+        found = instruction_sets(path)
+        loaded = load(path, found[-1])
+        # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
+        with ThreadPoolExecutor(1) as thread:
+            is_right = thread.submit(agrees, loaded).result()
+        if not is_right:
+            raise _Unusable(f"{loaded.instructions} computes something else than softmax")
+    except (OSError, RuntimeError, _Unusable) as error:
+        return f"none: {error}"
+    return loaded
+
+
+def instruction_sets(path: Path) -> tuple[str, ...]:
+    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if it is missing or cannot run."""
+    best = _open(path).shoal_instruction_set()
+    if best < 0:
+        raise _Unusable("this CPU has no AVX2")
+    return SETS[: best + 1]
+
+
+def load(path: Path, instructions: str) -> Native:
+    """The library with one of the instruction sets that this CPU has. Raises as `instruction_sets`."""
+    function = _open(path).shoal_attention
+    function.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+    number = SETS.index(instructions)
+    return Native(instructions, lambda packed, kind: int(function(packed, number, kind)))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    if not path.exists():
+        raise _Unusable("not built (libs/kernels/native/build.py)")
+    if sys.platform != "linux":
+        raise _Unusable("the library is for Linux")
+    try:
+        ctypes.CDLL(_OPENMP, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        raise _Unusable(f"torch has not loaded {_OPENMP}") from None
+    return ctypes.CDLL(str(path))
+
+
+def agrees(loaded: Native) -> bool:
+    """Whether it computes what a plain softmax does, for a batch with grouped heads, a prefix, and tails of all vectors."""
+    # Late, because that module takes the library from this one.
+    from libs.kernels.layout import Layout
+    from libs.kernels.native.attention import attend_with
+
+    queries, keys = (1, 5, 19, 70), (1, 5, 19, 75)
+    generator = torch.Generator().manual_seed(0)
+    fused = torch.randn(sum(keys), 4 + 2 + 2, 20, generator=generator)
+    bias = torch.randn(4, 2 * 75 + 1, generator=generator)
+    layout = Layout.of(queries, keys)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
+        q = q[: sum(queries)]
+        for causal, window, added in ((False, None, None), (True, 30, bias)):
+            got = attend_with(loaded, q, k, v, layout, 0.25, causal, window, added)
+            wanted = _plain(q.float(), k.float(), v.float(), queries, keys, causal, window, added)
+            if got is None or not torch.allclose(got.float(), wanted, rtol=bound, atol=bound):
+                return False
+    return True
+
+
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+) -> Tensor:
+    parts = []
+    ends = (torch.tensor(lengths[:-1]).cumsum(0) for lengths in (queries, keys, keys))
+    for own, theirs, values in zip(*(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True):
+        theirs, values = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values))
+        scores = torch.einsum("ihd,jhd->hij", own, theirs) * 0.25
+        distance = torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
+        if bias is not None:
+            scores = scores + bias[:, distance + bias.shape[1] // 2]
+        unseen = (distance > 0) & causal
+        if window is not None:
+            unseen |= distance.abs() > window
+        parts.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(unseen, float("-inf")).softmax(-1), values))
+    return torch.cat(parts)
