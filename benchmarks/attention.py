@@ -26,7 +26,7 @@ from libs.kernels.layout import Layout
 from libs.kernels.linear import has_bfloat16
 from libs.kernels.native import build, library
 from libs.kernels.native.attention import attend_with
-from libs.models import EncodeWork, Prepared, TextModel
+from libs.models import EncodeWork, Prepared
 
 BATCH = 32
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -102,7 +102,7 @@ def kernels(case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]
 
 def forwards(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     """Of the whole model, with the kernel that this machine uses and without."""
-    model = TextModel.load(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
+    model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
     texts = real_texts(8 * BATCH).texts
     mix = [model.prepare(EncodeWork(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]
     query = [model.prepare(EncodeWork(["what is the best way to store a packed sequence"]))]
