@@ -26,7 +26,7 @@ from libs.kernels.layout import Layout
 from libs.kernels.linear import has_bfloat16
 from libs.kernels.native import build, library
 from libs.kernels.native.attention import attend_with
-from libs.models import EncodeWork, Prepared
+from libs.models import EncodeWork, Prepared, load_model
 
 BATCH = 32
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
