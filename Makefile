@@ -22,7 +22,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -136,6 +136,9 @@ bench-families: $(VENV)/.dev native ## Measure every family's packed forward aga
 
 bench-attention: $(VENV)/.dev native ## Measure the native attention kernel against torch's operators, alone and in a model's forward
 	$(BIN)/python -m benchmarks.attention $(ARGS)
+
+bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, and with ARGS=--profile by stage
+	$(BIN)/python -m benchmarks.cost $(ARGS)
 
 bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
 	$(BIN)/python -m benchmarks.lora $(ARGS)
