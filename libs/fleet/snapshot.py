@@ -89,6 +89,8 @@ class WorkerRecord:
     wasted_seconds: float = 0.0
     subject: str = ""
     """The subject of the credential that the heartbeat came with; empty where none is used."""
+    kernels: str = ""
+    """The native kernels that a CPU worker uses, or "none: " and why."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,7 @@ class WorkerRecord:
             device_seconds=heartbeat.device_seconds,
             wasted_seconds=heartbeat.wasted_seconds,
             subject=heartbeat.subject,
+            kernels=heartbeat.kernels,
         )
 
     @property

@@ -73,7 +73,6 @@ def limit_compiled_products() -> None:
 def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -> int:
     import torch
 
-    from libs.kernels import native
     from services.worker.app import run_until_signalled
     from services.worker.machine import device as devices
 
@@ -81,8 +80,11 @@ def _run(settings: Settings, open_device: Callable[[Settings], Device] | None) -
     torch.set_num_interop_threads(1)
     memory.freeze()
     device = (open_device or devices.open_device)(settings)
-    described = settings.describe() | {"device": device.name, "memory_bytes": str(device.memory_bytes)}
-    described["native_kernels"] = native.name()
+    described = settings.describe() | {
+        "device": device.name,
+        "memory_bytes": str(device.memory_bytes),
+        "native_kernels": device.kernels,
+    }
     log.info("worker starts", extra=fields({**described, "batch_tokens": device.batch_tokens}))
     try:
         run_until_signalled(settings, device)

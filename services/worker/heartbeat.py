@@ -140,6 +140,7 @@ class Heartbeat:
             epoch=self._link.identity.epoch,
             pool=self._link.identity.pool,
             device=self._device.name,
+            kernels=self._device.kernels,
             memory_bytes=self._device.memory_bytes,
             used_bytes=self._residency.used_bytes,
             models=self._residency.report(),

@@ -358,6 +358,7 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
             worker_id="w2", pool="l4-spot", device="cuda", host_memory_bytes=2**33, host_used_bytes=2**28, preempted_in_seconds=25.0
         )
         noticed.device_seconds, noticed.wasted_seconds = 200.0, 5.0
+        worker.kernels = "avx512"
         lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99, oldest_seconds=2.5)
         return mesh_pb2.Mesh(
             workers=[worker, noticed],

@@ -219,7 +219,9 @@ def test_status(run: Run, router: FakeRouter) -> None:
     )
     for wanted in lines:
         assert wanted in shown
+    assert "cpu, avx512" in shown
     answer = run("status", "--json").json()
+    assert [worker["kernels"] for worker in answer["workers"]] == ["avx512", ""]
     assert (answer["serving"], answer["address"], answer["router_id"]) == (True, router.address, "router-1")
     assert answer["lanes"][0]["done_jobs"] == 99
     assert [worker["preempted_in_seconds"] for worker in answer["workers"]] == [None, 25.0]

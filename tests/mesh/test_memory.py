@@ -19,6 +19,7 @@ import shoal.errors
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from libs.kernels import native
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.faulty_worker import HUGE_BYTES, VARIABLE, Faults
@@ -113,6 +114,10 @@ def expected(cluster: Cluster) -> NDArray[np.float32]:
     """What each model without a fault answers to SHORT."""
     with shoal.Client(cluster.address, timeout=20) as client:
         return vectors(client, CLEAN, SHORT)
+
+
+def test_the_worker_tells_which_kernels_it_uses(client: shoal.Client) -> None:
+    assert [worker.kernels for worker in client.mesh().workers] == [native.name()]
 
 
 def test_freeing_caches_helps(client: shoal.Client, expected: NDArray[np.float32]) -> None:

@@ -90,6 +90,8 @@ class WorkerStatus:
     device_seconds: float = 0.0
     """Device time used since the worker started; `wasted_seconds` of it for requests that had ended before their answer."""
     wasted_seconds: float = 0.0
+    kernels: str = ""
+    """Native kernels that a CPU worker uses ("avx2", "avx512", "avx512_bf16"), or "none: " and why. Empty on another device."""
 
 
 @dataclass(frozen=True, slots=True)

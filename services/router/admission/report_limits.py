@@ -47,9 +47,9 @@ MANY: Final = Limit(
 EXCEPTED: Final = Limit("tenants that a pull leaves out", ("PullRequest.except_tenants",), 16, ENTRIES)
 TENANT: Final = Limit("a tenant", ("PullRequest.except_tenants",), 128, CHARACTERS)
 WORDS: Final = Limit(
-    "a device's name; a model's revision, family, type of numbers",
+    "a device's name and kernels; a model's revision, family, type of numbers",
     (
-        *("HeartbeatRequest.device", "WorkerModel.data_type"),
+        *("HeartbeatRequest.device", "HeartbeatRequest.kernels", "WorkerModel.data_type"),
         *("ModelCard.revision", "ModelCard.family", "ModelCard.data_type"),
     ),
     256,

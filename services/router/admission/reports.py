@@ -72,6 +72,7 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     _check_pool(request.pool, "pool")
     _check_optional(request.epoch, "epoch")
     request.device = _checked_text(request.device, "device", limits.WORDS)
+    request.kernels = _checked_text(request.kernels, "kernels", limits.WORDS)
     _check_numbers(request, "")
     limits.MANY.check(len(request.models), "models")
     limits.MANY.check(len(request.batches), "batches")

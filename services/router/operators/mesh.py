@@ -149,6 +149,7 @@ def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
         preempted_in_seconds=worker.preempted_in_seconds,
         device_seconds=worker.device_seconds,
         wasted_seconds=worker.wasted_seconds,
+        kernels=worker.kernels,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
+from libs.kernels import native
 from libs.models import Model, load_model
 from libs.models.text.registry import default_dtype
 from services.worker.settings import Settings
@@ -27,6 +28,9 @@ _ACCELERATOR_SHARE = 0.93
 
 _HOST_SHARE = 0.5
 """Of the host's memory, for warm models beside an accelerator."""
+
+_MOST_KERNELS = 256
+"""Characters of a heartbeat's `kernels` that a router takes."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -46,7 +50,7 @@ class Device:
     `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
     are the same. `item_bytes`: size of a weight. `load`: (directory, model id) -> model on the device; must run on a thread of its
     own. `recover`: called after a failed forward pass; raises if the device is lost. `trim`: returns freed memory to the system.
-    `enter`: called first on the device thread.
+    `enter`: called first on the device thread. `kernels`: the native kernels that a CPU uses, or "none: " and why.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Device:
     enter: Callable[[], None] = _nothing
     host_bytes: int = 0
     shares_memory: bool = True
+    kernels: str = ""
 
 
 def open_device(settings: Settings) -> Device:
@@ -86,6 +91,7 @@ def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callabl
 def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
     return Device(
         name="cpu",
+        kernels=native.name()[:_MOST_KERNELS],
         memory_bytes=settings.memory_bytes or int(_host_bytes() * _CPU_SHARE),
         host_bytes=settings.host_bytes or 0,
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,

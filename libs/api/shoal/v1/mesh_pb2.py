@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import models_pb2 as shoal_dot_v1_dot_models__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/mesh.proto\x12\x08shoal.v1\x1a\x15shoal/v1/models.proto\"\xcc\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x10\n\x08resident\x18\x06 \x03(\t\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x1d\n\x15heartbeat_age_seconds\x18\x08 \x01(\x01\x12\x19\n\x11host_memory_bytes\x18\t \x01(\x04\x12\x17\n\x0fhost_used_bytes\x18\n \x01(\x04\x12!\n\x14preempted_in_seconds\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x64\x65vice_seconds\x18\x0c \x01(\x01\x12\x16\n\x0ewasted_seconds\x18\r \x01(\x01\x42\x17\n\x15_preempted_in_seconds\"\x99\x02\n\nLaneStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x13\n\x0bqueued_jobs\x18\x04 \x01(\x04\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x15\n\rleased_tokens\x18\x06 \x01(\x04\x12\x15\n\renqueued_jobs\x18\x07 \x01(\x04\x12\x11\n\tdone_jobs\x18\x08 \x01(\x04\x12\x14\n\x0c\x65xpired_jobs\x18\t \x01(\x04\x12\x11\n\tdead_jobs\x18\n \x01(\x04\x12\x16\n\x0e\x63\x61ncelled_jobs\x18\x0b \x01(\x04\x12\x17\n\x0f\x65nqueued_tokens\x18\x0c \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\r \x01(\x01\"3\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65sired_workers\x18\x02 \x01(\r\"J\n\x0fSchedulerStatus\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x03 \x01(\x01\"N\n\rProcessStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08restarts\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x87\x02\n\x04Mesh\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.shoal.v1.WorkerStatus\x12\x1f\n\x06models\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Model\x12#\n\x05lanes\x18\x03 \x03(\x0b\x32\x14.shoal.v1.LaneStatus\x12\x11\n\trouter_id\x18\x04 \x01(\t\x12,\n\tscheduler\x18\x05 \x01(\x0b\x32\x19.shoal.v1.SchedulerStatus\x12#\n\x05pools\x18\x06 \x03(\x0b\x32\x14.shoal.v1.PoolStatus\x12*\n\tprocesses\x18\n \x03(\x0b\x32\x17.shoal.v1.ProcessStatus\"\x10\n\x0eGetMeshRequest\"/\n\x0fGetMeshResponse\x12\x1c\n\x04mesh\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Mesh\",\n\x10WatchMeshRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x02\"1\n\x11WatchMeshResponse\x12\x1c\n\x04mesh\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Mesh\"(\n\x17\x45xplainPlacementRequest\x12\r\n\x05model\x18\x01 \x01(\t\"c\n\x0fPlacementReason\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x0c\n\x04pool\x18\x05 \x01(\t\"\x93\x01\n\x18\x45xplainPlacementResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.shoal.v1.PlacementReason\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12,\n\tscheduler\x18\x03 \x01(\x0b\x32\x19.shoal.v1.SchedulerStatus\x12\x0c\n\x04plan\x18\x04 \x01(\t2\xff\x01\n\x0bMeshService\x12\x43\n\x07GetMesh\x12\x18.shoal.v1.GetMeshRequest\x1a\x19.shoal.v1.GetMeshResponse\"\x03\x90\x02\x01\x12K\n\tWatchMesh\x12\x1a.shoal.v1.WatchMeshRequest\x1a\x1b.shoal.v1.WatchMeshResponse\"\x03\x90\x02\x01\x30\x01\x12^\n\x10\x45xplainPlacement\x12!.shoal.v1.ExplainPlacementRequest\x1a\".shoal.v1.ExplainPlacementResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/mesh.proto\x12\x08shoal.v1\x1a\x15shoal/v1/models.proto\"\xdd\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x10\n\x08resident\x18\x06 \x03(\t\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x1d\n\x15heartbeat_age_seconds\x18\x08 \x01(\x01\x12\x19\n\x11host_memory_bytes\x18\t \x01(\x04\x12\x17\n\x0fhost_used_bytes\x18\n \x01(\x04\x12!\n\x14preempted_in_seconds\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x64\x65vice_seconds\x18\x0c \x01(\x01\x12\x16\n\x0ewasted_seconds\x18\r \x01(\x01\x12\x0f\n\x07kernels\x18\x0e \x01(\tB\x17\n\x15_preempted_in_seconds\"\x99\x02\n\nLaneStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x13\n\x0bqueued_jobs\x18\x04 \x01(\x04\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x15\n\rleased_tokens\x18\x06 \x01(\x04\x12\x15\n\renqueued_jobs\x18\x07 \x01(\x04\x12\x11\n\tdone_jobs\x18\x08 \x01(\x04\x12\x14\n\x0c\x65xpired_jobs\x18\t \x01(\x04\x12\x11\n\tdead_jobs\x18\n \x01(\x04\x12\x16\n\x0e\x63\x61ncelled_jobs\x18\x0b \x01(\x04\x12\x17\n\x0f\x65nqueued_tokens\x18\x0c \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\r \x01(\x01\"3\n\nPoolStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65sired_workers\x18\x02 \x01(\r\"J\n\x0fSchedulerStatus\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x03 \x01(\x01\"N\n\rProcessStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08restarts\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x87\x02\n\x04Mesh\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.shoal.v1.WorkerStatus\x12\x1f\n\x06models\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Model\x12#\n\x05lanes\x18\x03 \x03(\x0b\x32\x14.shoal.v1.LaneStatus\x12\x11\n\trouter_id\x18\x04 \x01(\t\x12,\n\tscheduler\x18\x05 \x01(\x0b\x32\x19.shoal.v1.SchedulerStatus\x12#\n\x05pools\x18\x06 \x03(\x0b\x32\x14.shoal.v1.PoolStatus\x12*\n\tprocesses\x18\n \x03(\x0b\x32\x17.shoal.v1.ProcessStatus\"\x10\n\x0eGetMeshRequest\"/\n\x0fGetMeshResponse\x12\x1c\n\x04mesh\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Mesh\",\n\x10WatchMeshRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x02\"1\n\x11WatchMeshResponse\x12\x1c\n\x04mesh\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Mesh\"(\n\x17\x45xplainPlacementRequest\x12\r\n\x05model\x18\x01 \x01(\t\"c\n\x0fPlacementReason\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x0c\n\x04pool\x18\x05 \x01(\t\"\x93\x01\n\x18\x45xplainPlacementResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.shoal.v1.PlacementReason\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12,\n\tscheduler\x18\x03 \x01(\x0b\x32\x19.shoal.v1.SchedulerStatus\x12\x0c\n\x04plan\x18\x04 \x01(\t2\xff\x01\n\x0bMeshService\x12\x43\n\x07GetMesh\x12\x18.shoal.v1.GetMeshRequest\x1a\x19.shoal.v1.GetMeshResponse\"\x03\x90\x02\x01\x12K\n\tWatchMesh\x12\x1a.shoal.v1.WatchMeshRequest\x1a\x1b.shoal.v1.WatchMeshResponse\"\x03\x90\x02\x01\x30\x01\x12^\n\x10\x45xplainPlacement\x12!.shoal.v1.ExplainPlacementRequest\x1a\".shoal.v1.ExplainPlacementResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,31 +29,31 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_MESHSERVICE'].methods_by_name['ExplainPlacement']._options = None
   _globals['_MESHSERVICE'].methods_by_name['ExplainPlacement']._serialized_options = b'\220\002\001'
   _globals['_WORKERSTATUS']._serialized_start=57
-  _globals['_WORKERSTATUS']._serialized_end=389
-  _globals['_LANESTATUS']._serialized_start=392
-  _globals['_LANESTATUS']._serialized_end=673
-  _globals['_POOLSTATUS']._serialized_start=675
-  _globals['_POOLSTATUS']._serialized_end=726
-  _globals['_SCHEDULERSTATUS']._serialized_start=728
-  _globals['_SCHEDULERSTATUS']._serialized_end=802
-  _globals['_PROCESSSTATUS']._serialized_start=804
-  _globals['_PROCESSSTATUS']._serialized_end=882
-  _globals['_MESH']._serialized_start=885
-  _globals['_MESH']._serialized_end=1148
-  _globals['_GETMESHREQUEST']._serialized_start=1150
-  _globals['_GETMESHREQUEST']._serialized_end=1166
-  _globals['_GETMESHRESPONSE']._serialized_start=1168
-  _globals['_GETMESHRESPONSE']._serialized_end=1215
-  _globals['_WATCHMESHREQUEST']._serialized_start=1217
-  _globals['_WATCHMESHREQUEST']._serialized_end=1261
-  _globals['_WATCHMESHRESPONSE']._serialized_start=1263
-  _globals['_WATCHMESHRESPONSE']._serialized_end=1312
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1314
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1354
-  _globals['_PLACEMENTREASON']._serialized_start=1356
-  _globals['_PLACEMENTREASON']._serialized_end=1455
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1458
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1605
-  _globals['_MESHSERVICE']._serialized_start=1608
-  _globals['_MESHSERVICE']._serialized_end=1863
+  _globals['_WORKERSTATUS']._serialized_end=406
+  _globals['_LANESTATUS']._serialized_start=409
+  _globals['_LANESTATUS']._serialized_end=690
+  _globals['_POOLSTATUS']._serialized_start=692
+  _globals['_POOLSTATUS']._serialized_end=743
+  _globals['_SCHEDULERSTATUS']._serialized_start=745
+  _globals['_SCHEDULERSTATUS']._serialized_end=819
+  _globals['_PROCESSSTATUS']._serialized_start=821
+  _globals['_PROCESSSTATUS']._serialized_end=899
+  _globals['_MESH']._serialized_start=902
+  _globals['_MESH']._serialized_end=1165
+  _globals['_GETMESHREQUEST']._serialized_start=1167
+  _globals['_GETMESHREQUEST']._serialized_end=1183
+  _globals['_GETMESHRESPONSE']._serialized_start=1185
+  _globals['_GETMESHRESPONSE']._serialized_end=1232
+  _globals['_WATCHMESHREQUEST']._serialized_start=1234
+  _globals['_WATCHMESHREQUEST']._serialized_end=1278
+  _globals['_WATCHMESHRESPONSE']._serialized_start=1280
+  _globals['_WATCHMESHRESPONSE']._serialized_end=1329
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1331
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1371
+  _globals['_PLACEMENTREASON']._serialized_start=1373
+  _globals['_PLACEMENTREASON']._serialized_end=1472
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1475
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1622
+  _globals['_MESHSERVICE']._serialized_start=1625
+  _globals['_MESHSERVICE']._serialized_end=1880
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "pool", "device", "memory_bytes", "used_bytes", "resident", "draining", "heartbeat_age_seconds", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "device_seconds", "wasted_seconds")
+    __slots__ = ("worker_id", "pool", "device", "memory_bytes", "used_bytes", "resident", "draining", "heartbeat_age_seconds", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "device_seconds", "wasted_seconds", "kernels")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class WorkerStatus(_message.Message):
     PREEMPTED_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WASTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pool: str
     device: str
@@ -34,7 +35,8 @@ class WorkerStatus(_message.Message):
     preempted_in_seconds: float
     device_seconds: float
     wasted_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
+    kernels: str
+    def __init__(self, worker_id: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., draining: bool = ..., heartbeat_age_seconds: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("pool", "model", "adapter", "queued_jobs", "queued_tokens", "leased_tokens", "enqueued_jobs", "done_jobs", "expired_jobs", "dead_jobs", "cancelled_jobs", "enqueued_tokens", "oldest_seconds")

@@ -30,7 +30,7 @@ def workers_table(workers: tuple[WorkerStatus, ...]) -> Table:
         made.add_row(
             worker.worker_id + _departure(worker),
             worker.pool,
-            worker.device,
+            _device(worker),
             f"{size(worker.used_bytes)} of {size(worker.memory_bytes)}",
             f"{size(worker.host_used_bytes)} of {size(worker.host_memory_bytes)}" if worker.host_memory_bytes else "",
             "\n".join(worker.resident),
@@ -49,6 +49,13 @@ def processes_table(processes: tuple[ProcessStatus, ...]) -> Table:
             style = {"running": "", "given up": "bold red"}.get(process.state, "yellow")
             made.add_row(process.name, Text(process.state, style=style), str(process.restarts), Text(process.detail))
     return made
+
+
+def _device(worker: WorkerStatus) -> str:
+    """With the instruction set of its native kernels; a worker without them computes more slowly, so that is told, too."""
+    if not worker.kernels:
+        return worker.device
+    return f"{worker.device}, {worker.kernels if not worker.kernels.startswith('none') else 'no native kernels'}"
 
 
 def _share(part: float, whole: float) -> str:
