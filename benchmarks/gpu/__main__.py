@@ -1,7 +1,8 @@
 """Runs steps one after another, each as a process of its own with a time limit: `python -m benchmarks.gpu [STEP...] [OPTIONS]`.
 
 Each step writes `<step>.json` to --out and to --state after every row. A step that is through is left out when it is asked for
-again (--again: it is not); one that was killed or ran out of time goes on where it stopped. The reply ends with a line for each step.
+again (--again: it is not); one that was killed or ran out of time goes on where it stopped. The reply ends with a line for each
+step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there is a GPU, and the tests marked gpu.
+"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there is a GPU, and the tests marked
+gpu.
 
 Run by pytest in several processes, since most of the time goes into compiling; a row for each test, also of a run that is killed.
 """

@@ -13,7 +13,7 @@ WORDS: Final = 2000
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Called for setup, call and teardown of each test; in the processes of pytest-xdist too, which leave the telling to the first."""
+    """Called for setup, call and teardown of each test; the processes of pytest-xdist leave the telling to the first."""
     path = os.environ.get(FILE)
     if not path or "PYTEST_XDIST_WORKER" in os.environ or not (report.when == "call" or report.outcome != "passed"):
         return

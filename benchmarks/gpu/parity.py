@@ -1,13 +1,14 @@
 """Every family on the GPU against transformers on the CPU in float32, with random weights; and all-MiniLM-L6-v2's vectors.
 
-float32: within the bound of tests/parity. bfloat16: less than three times the error that transformers itself makes in bfloat16 on the
-same device. Alone: a sequence's states are the same beside others as alone.
+float32: within the bound of tests/parity. bfloat16: less than three times the error that transformers itself makes in bfloat16 on
+the same device. Alone: a sequence's states are the same beside others as alone.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +41,7 @@ def run(context: Context) -> None:
     kinds = TINY if context.is_tiny else tuple(RECIPES)
     for hidden, heads, layers in SHAPES[: 1 if context.is_tiny else None]:
         for kind in kinds:
-            context.measure(
-                f"{kind} hidden {hidden}", lambda kind=kind, size=(hidden, heads, layers): family(context, kind, *size), seconds=3
-            )
+            context.measure(f"{kind} hidden {hidden}", partial(family, context, kind, hidden, heads, layers), seconds=3)
     context.measure("all-MiniLM-L6-v2", lambda: minilm(context), seconds=5)
     rows = [row for row in context.report.rows if "is_right" in row or "error" in row]
     wrong = sum(row.get("is_right") is not True for row in rows)
