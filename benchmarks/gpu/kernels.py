@@ -21,7 +21,14 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import NO_CUDA, ROOT, Row
 
 TESTS: Final = ("tests/kernels",)
-TINY: Final = ("tests/kernels/test_fused.py", "tests/kernels/test_pooling.py")
+TINY: Final = (
+    "tests/kernels/test_compiling.py",
+    "tests/kernels/test_linear.py",
+    "tests/kernels/test_fused.py::test_the_seams_take_the_kernels_on_an_accelerator",
+)
+PLUGINS: Final = {"pytest_asyncio": "pytest_asyncio.plugin", "xdist": "xdist.plugin"}
+"""pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and warnings
+are errors."""
 PROCESSES: Final = 8
 
 
@@ -45,9 +52,11 @@ def run(context: Context) -> None:
 
 def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
     command = [sys.executable, "-m", "pytest", "-p", outcomes.__name__, "-p", "no:cacheprovider", *tests]
+    for module, plugin in PLUGINS.items():
+        command += ["-p", plugin] if importlib.util.find_spec(module) is not None else []
     if importlib.util.find_spec("xdist") is not None and not context.is_tiny:
         command += ["-n", str(min(PROCESSES, len(os.sched_getaffinity(0))))]
-    environment = os.environ | {outcomes.FILE: str(told)}
+    environment = os.environ | {outcomes.FILE: str(told), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if not context.has_cuda:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     try:
