@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.report import LOG_BYTES, Report, read
+from benchmarks.gpu.report import LOG_BYTES, Report, read, tree_name
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step
 
 STATE: Final = Path(".gpu/state")
@@ -36,6 +36,7 @@ class Options:
     again: bool
     out: Path
     state: Path
+    tree: str
 
 
 def main() -> int:
@@ -55,7 +56,8 @@ def main() -> int:
     asked = names if given.steps in ([], ["all"]) else given.steps
     if unknown := [name for name in asked if name not in BY_NAME]:
         parser.error(f"no step is called {', '.join(unknown)}; there are {', '.join(names)}")
-    options = Options(given.device, given.tiny, given.again, given.out.resolve(), given.state.resolve())
+    state = given.state / "-".join([given.device, *(["tiny"] if given.tiny else [])])
+    options = Options(given.device, given.tiny, given.again, given.out.resolve(), state.resolve(), tree_name())
     ends = time.monotonic() + given.seconds
     reports = []
     for name in asked:
@@ -75,7 +77,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
         before.write(options.out)
         return before
     if seconds < LEAST_SECONDS:
-        left = before or Report(step.name)
+        left = before or Report(step.name, tree=options.tree)
         left.status, left.reason = "partial", "not begun: out of time"
         left.write(options.out)
         return left
@@ -86,7 +88,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
         verdict = _run(command, Path(log.name), seconds)
-        report = _earlier(file, options) or Report(step.name, status="failed")
+        report = _earlier(file, options) or Report(step.name, status="failed", tree=options.tree)
         report.log_tail = Path(log.name).read_bytes()[-LOG_BYTES:].decode(errors="replace")
     report.seconds = round(time.monotonic() - began, 1)
     if verdict == "killed":
@@ -108,7 +110,7 @@ def _earlier(file: Path, options: Options) -> Report | None:
         report = read(file)
     except (OSError, ValueError, TypeError):
         return None
-    return report if report.is_rehearsal or not options.is_tiny else None
+    return report if report.tree in ("", options.tree) else None
 
 
 def _run(command: Sequence[str], log: Path, seconds: float) -> str:

@@ -30,7 +30,7 @@ def main() -> int:
     try:
         context = open_context(given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folders=folders)
     except NotHere as error:
-        skipped = Report(given.step, status="skipped", reason=str(error))
+        skipped = Report(given.step, status="skipped", reason=str(error), tree=tree_name())
         for folder in folders:
             skipped.write(folder)
         return 0

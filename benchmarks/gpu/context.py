@@ -80,7 +80,7 @@ class Context:
             torch.cuda.empty_cache()
 
     def add(self, row: Row) -> None:
-        self.report.rows.append(row)
+        self.report.rows = [one for one in self.report.rows if one["what"] != row["what"]] + [row]
         self.save()
 
     def note(self, text: str) -> None:

@@ -27,8 +27,8 @@ TINY: Final = (
     "tests/kernels/test_fused.py::test_the_seams_take_the_kernels_on_an_accelerator",
 )
 PLUGINS: Final = {"pytest_asyncio": "pytest_asyncio.plugin", "xdist": "xdist.plugin"}
-"""pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and warnings
-are errors."""
+"""pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and
+warnings are errors."""
 PROCESSES: Final = 8
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,8 +40,11 @@ class Target:
 
 @dataclass(slots=True)
 class Report:
-    """`rows`: one for each thing measured, by its name `what`; `skipped` or `error` in it say why there are no numbers. `reason`:
-    of a status other than done. `is_rehearsal`: small sizes or no GPU, so that its numbers say nothing about speed."""
+    """The results of one step.
+
+    `tree`: a digest of the code. `rows`: one for each thing measured, by its name `what`; `skipped` or `error` in it say why there
+    are no numbers. `reason`: of a status other than done. `is_rehearsal`: small sizes or no GPU, so numbers mean nothing.
+    """
 
     step: str
     status: Status = "running"
@@ -138,12 +141,9 @@ def _finite(value: object) -> object:
 
 
 def tree_name() -> str:
-    """The commit that is checked out, with + where files differ from it; empty where there is no git."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=20,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """A digest of all Python files that a step may run: whether a report was made by the code that is here."""
+    digest = hashlib.sha256()
+    for folder in ("benchmarks", "libs", "services", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -18,7 +18,7 @@ class Step:
 
 STEPS: Final = (
     Step("kernels", "kernels", 240, "every kernel against its definition, compiled for this GPU"),
-    Step("parity", "parity", 120, "every family in float32 and bfloat16 against transformers"),
+    Step("parity", "parity", 180, "every family in float32 and bfloat16 against transformers"),
     Step("families", "families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers"),
     Step("latency", "latency", 90, "one query of 12 tokens: p50 and p99"),
     Step("profile", "profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them"),
