@@ -140,13 +140,23 @@ def _filled(left: int) -> Iterator[None]:
     """Within this context the device has about `left` free bytes: all others are taken by one allocation."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    taken = torch.cuda.mem_get_info()[0] - left - SPARE
-    filler = torch.empty(max(0, taken), dtype=torch.uint8, device="cuda")
+    filler = _taken(torch.cuda.mem_get_info()[0] - left - SPARE)
     try:
         yield
     finally:
         del filler
         torch.cuda.empty_cache()
+
+
+def _taken(size: int) -> torch.Tensor:
+    """One allocation of about `size` bytes: less where the driver has no piece that large."""
+    while True:
+        try:
+            return torch.empty(max(0, size), dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            if size <= 0:
+                raise
+            size -= SPARE
 
 
 class _Rungs(logging.Handler):

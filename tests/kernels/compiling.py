@@ -8,10 +8,14 @@ import importlib
 import sys
 from typing import Any
 
+import torch
+
 from libs.kernels import attention_triton, fused_triton
 
 FLOATS = ("scale", "eps", "shift")
-TILES = {"ROWS": 32, "KEYS": 32, "SIZE": 64}
+HEAD_SIZES = (128, 256)
+# Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
 def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int) -> None:
@@ -23,6 +27,7 @@ def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool],
     source = compiler.ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
     compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4})
     assert "ptx" in compiled.asm
+    assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{kernel.__name__} {constants}: {compiled.metadata.shared} bytes"
     print(kernel.__name__)
 
 
@@ -41,7 +46,11 @@ def compile_all(capability: int) -> None:
         compile_kernel(kernel, "*bf16", constants, capability)
 
     sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True}
-    of(attention_triton._attend, {"GROUP": 7, **sight, **TILES})
+    for dtype, pointers in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
+        for size in HEAD_SIZES:
+            tile, padded = attention_triton.tiles(dtype, size)
+            shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
+            compile_kernel(attention_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
     of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
     of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
     of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})
