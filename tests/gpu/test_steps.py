@@ -16,8 +16,9 @@ from benchmarks.gpu import __main__ as runner
 from benchmarks.gpu import kernels, published
 from benchmarks.gpu.context import PEAKS, Context, NotHere, open_context
 from benchmarks.gpu.latency import query
-from benchmarks.gpu.report import NO_CUDA, Report, Row, Target, faults, read
+from benchmarks.gpu.report import NO_CUDA, ROOT, Report, Row, Target, faults, read, tree_name
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step
+from tests.parity.checkpoints import random_model
 
 
 @pytest.fixture
@@ -89,9 +90,7 @@ def test_what_is_no_report_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_step_is_run_in_a_process_and_not_again(tmp_path: Path) -> None:
     """Without a GPU, when one is asked for."""
-    options = runner.Options(
-        "cuda", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state", tree=runner.tree_name()
-    )
+    options = runner.Options("cuda", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state", tree=tree_name())
     report = runner.run_step(BY_NAME["swap"], options, 120)
     assert (report.status, report.reason) == ("skipped", NO_CUDA)
     (tmp_path / "out/swap.json").unlink()
@@ -116,12 +115,12 @@ def test_a_process_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatc
 def test_tests_that_need_a_gpu_are_named_as_they_are() -> None:
     for one in kernels.TINY:
         path, _, name = one.partition("::")
-        assert f"def {name}" in (kernels.ROOT / path).read_text()
+        assert f"def {name}" in (ROOT / path).read_text()
 
 
 def test_flops_of_a_forward(context: Context) -> None:
     shape = next(one for one in published.shapes(context) if one.name == "BERT-base")
-    model = published.random_model(
+    model = random_model(
         shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, vocabulary=400, config=shape.config
     )
     linear = shape.layers * (4 * 32 * 32 + 2 * 32 * 64)
