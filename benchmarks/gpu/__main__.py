@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether it runs, not how fast")
     parser.add_argument(
-        "--seconds", type=float, default=570, help="for all steps together; what is not begun then is left for the next call"
+        "--seconds", type=float, default=555, help="for all steps together; what is not begun then is left for the next call"
     )
     parser.add_argument("--step-seconds", type=float, default=0, help="for each step, instead of its own limit")
     parser.add_argument("--again", action="store_true", help="also steps that are through")
