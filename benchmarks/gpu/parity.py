@@ -14,8 +14,9 @@ from typing import Final
 
 import numpy as np
 import torch
+import transformers
 
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.report import Row
 from benchmarks.texts import MINILM_ID, minilm_directory, real_texts
 from libs.models import EncodeWork, load_model
@@ -52,6 +53,8 @@ def run(context: Context) -> None:
 
 def family(context: Context, kind: str, hidden: int, heads: int, layers: int) -> Row:
     """The largest errors, relative to the largest value of each sequence, and whether they are within their bounds."""
+    if (known := RECIPES[kind].like or kind) not in transformers.CONFIG_MAPPING:
+        raise NotHere(f"transformers {transformers.__version__} has no {known}")
     rng = np.random.default_rng(0)
     ids = [rng.integers(5, 300, length, dtype=np.int32) for length in LENGTHS]
     with tempfile.TemporaryDirectory() as name:
@@ -70,8 +73,6 @@ def family(context: Context, kind: str, hidden: int, heads: int, layers: int) ->
 
 def minilm(context: Context) -> Row:
     """The lowest cosine of vectors on the device, in either type, to those of transformers in float32 on the CPU."""
-    import transformers
-
     directory = minilm_directory()
     mix = real_texts(16 if context.is_tiny else 128)
     model = transformers.AutoModel.from_pretrained(directory).float().eval()
