@@ -22,7 +22,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity gpu fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -175,6 +175,13 @@ bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch 
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
+
+gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)
+	$(BIN)/python -m tools.gpu_bundle
+	@echo 'On the machine with the GPU, in a copy of this tree with the ignored folder .gpu/bundle: tools/gpu_run.sh $(ARGS)'
+	@echo 'As the command of a device tool: carry .gpu/bundle, 600 seconds, "tools/gpu_run.sh $(or $(ARGS),all)"; results are in $$OUT.'
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then PYTHONPATH=.:libs/api $(BIN)/python -m benchmarks.gpu $(ARGS); else echo 'No CUDA device here: nothing was run.'; fi
 
 properties: $(VENV)/.dev ## Try 2,000 new examples of every property that the tests state: make properties ARGS="-k urls"
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile search $(WITHOUT) $(ARGS)

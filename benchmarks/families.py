@@ -55,10 +55,26 @@ class Shape:
 
 # Sizes of published checkpoints; tokenizers and vocabularies stay small, since looking up a row costs the same in any table.
 PUBLISHED = (
+    Shape("MiniLM-L6", "bert", 384, 6, 12, config={"intermediate_size": 1536}),
     Shape("BERT-base", "bert", 768, 12, 12, config={"intermediate_size": 3072}),
     Shape("BERT-large", "bert", 1024, 24, 16, config={"intermediate_size": 4096}),
-    Shape("ModernBERT-base", "modernbert", 768, 22, 12, config={"intermediate_size": 1152}),
+    Shape("ModernBERT-base", "modernbert", 768, 22, 12, config={"intermediate_size": 1152, "local_attention": 128}),
     Shape("Qwen3-0.6B", "qwen3", 1024, 28, 16, config={"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128}),
+    Shape(
+        "EmbeddingGemma-300M",
+        "gemma3_text",
+        768,
+        24,
+        3,
+        config={
+            "intermediate_size": 1152,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 512,
+            "layer_types": [*(["sliding_attention"] * 5), "full_attention"] * 4,
+        },
+    ),
 )
 
 
@@ -159,7 +175,9 @@ def padded_run(model: torch.nn.Module, sequences: Sequence[InputSequence], devic
     return run
 
 
-def sentence_transformers_run(directory: Path, texts: list[str], device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+def sentence_transformers_run(
+    directory: Path, texts: list[str], device: torch.device, dtype: torch.dtype, batch: int = BATCH
+) -> Callable[[], object]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
@@ -167,7 +185,7 @@ def sentence_transformers_run(directory: Path, texts: list[str], device: torch.d
     transformer = Transformer(str(directory), model_kwargs={"dtype": dtype}, max_seq_length=POSITIONS)
     width = transformer.get_embedding_dimension()
     model = SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode="mean")], device=str(device))
-    return lambda: model.encode(texts, batch_size=BATCH, show_progress_bar=False)
+    return lambda: model.encode(texts, batch_size=batch, show_progress_bar=False)
 
 
 def take_turns(engines: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:

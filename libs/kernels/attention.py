@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from functools import cache
 
@@ -85,12 +86,14 @@ def _flash_attn() -> _FlashKernel:
 
 def _torch_varlen() -> _FlashKernel:
     kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    # Until torch 2.11 shared heads need not be said, and there is no such argument.
+    is_told = "enable_gqa" in inspect.signature(kernel).parameters
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
     ) -> Tensor:
-        grouped = k.shape[1] != q.shape[1]
-        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sides, enable_gqa=grouped)
+        grouped = {"enable_gqa": True} if is_told and k.shape[1] != q.shape[1] else {}
+        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sides, **grouped)
         return out
 
     return attend

@@ -25,9 +25,7 @@ def attend(
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, size = q.shape[1:]
-    padded = max(16, triton.next_power_of_2(size))
-    # float32 tiles take twice the room, and so do wide heads.
-    tile = 64 if q.dtype is not torch.float32 and padded <= 128 else 32 if padded <= 128 else 16
+    tile, padded = tiles(q.dtype, size)
     blocks = triton.cdiv(layout.max_queries, tile)
     _attend[(blocks, layout.cu_queries.shape[0] - 1, heads)](
         q,
@@ -58,6 +56,13 @@ def attend(
         num_warps=4,
     )
     return out
+
+
+def tiles(dtype: torch.dtype, size: int) -> tuple[int, int]:
+    """How many queries and keys a block has, and the head size that it computes with, for heads of `size`."""
+    padded = max(16, triton.next_power_of_2(size))
+    # float32 tiles take twice the room, and so do wide heads.
+    return 64 if dtype is not torch.float32 and padded <= 128 else 32 if padded <= 128 else 16, padded
 
 
 @triton.jit

@@ -5,16 +5,21 @@ the tests' own process Triton interprets.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+import torch
 
 from libs.kernels import attention_triton, fused_triton
 
 FLOATS = ("scale", "eps", "shift")
-TILES = {"ROWS": 32, "KEYS": 32, "SIZE": 64}
+HEAD_SIZES = (128, 256)
+# Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
-def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int = 80) -> None:
-    """`pointers`: the type of all pointers but those to offsets."""
+def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int) -> None:
+    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0."""
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     names = list(kernel.arg_names)
@@ -22,6 +27,7 @@ def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool],
     source = compiler.ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
     compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4})
     assert "ptx" in compiled.asm
+    assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{kernel.__name__} {constants}: {compiled.metadata.shared} bytes"
     print(kernel.__name__)
 
 
@@ -33,13 +39,26 @@ def _type(name: str, pointers: str, constants: dict[str, int | bool]) -> str:
     return "fp32" if name in FLOATS else "i32"
 
 
-if __name__ == "__main__":
+def compile_all(capability: int) -> None:
+    """Every kernel, in all variants that differ in more than sizes. Prints the name of each."""
+
+    def of(kernel: Any, constants: dict[str, int | bool]) -> None:
+        compile_kernel(kernel, "*bf16", constants, capability)
+
     sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True}
-    compile_kernel(attention_triton._attend, "*bf16", {"GROUP": 7, **sight, **TILES})
-    compile_kernel(fused_triton._norm, "*bf16", {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
-    compile_kernel(fused_triton._norm, "*bf16", {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
-    compile_kernel(fused_triton._rotate, "*bf16", {"HEADS": 16, "PAIRS": 32})
+    for dtype, pointers in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
+        for size in HEAD_SIZES:
+            tile, padded = attention_triton.tiles(dtype, size)
+            shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
+            compile_kernel(attention_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
+    of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
+    of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
+    of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})
     for activation in range(4):
-        compile_kernel(fused_triton._gate_up, "*bf16", {"ACTIVATION": activation, "COLUMNS": 1024})
+        of(fused_triton._gate_up, {"ACTIVATION": activation, "COLUMNS": 1024})
     for how in range(3):
-        compile_kernel(fused_triton._reduce, "*bf16", {"HOW": how, "ROWS": 32, "COLUMNS": 64})
+        of(fused_triton._reduce, {"HOW": how, "ROWS": 32, "COLUMNS": 64})
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]))

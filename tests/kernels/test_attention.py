@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import attention_dense
+from libs.kernels import attention, attention_dense
 from libs.kernels.layout import Run, runs
 from libs.kernels.native.library import SETS
 from tests.kernels.batches import SHAPES, Batch, error
@@ -184,3 +184,24 @@ def test_the_accelerator_equals_the_definition(heads: tuple[int, int, int], sigh
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert error(got, batch.defined()) < bound
+
+
+def test_shared_heads_are_told_only_to_a_torch_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11's varlen_attn has no argument `enable_gqa`, and needs none."""
+    told: list[dict[str, object]] = []
+
+    def kernel(*tensors: object, scale: float, window_size: tuple[int, int]) -> Tensor:
+        told.append({"scale": scale, "window_size": window_size})
+        return torch.empty(0)
+
+    def later_kernel(*tensors: object, scale: float, window_size: tuple[int, int], enable_gqa: bool = False) -> Tensor:
+        told.append({"enable_gqa": enable_gqa})
+        return torch.empty(0)
+
+    q, k = torch.empty(3, 4, 8), torch.empty(3, 2, 8)
+    for one in (kernel, later_kernel):
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one)
+        attend = attention._torch_varlen()
+        for keys in (k, q):
+            attend(q, keys, keys, torch.empty(0), torch.empty(0), 3, 3, 0.5, (-1, 0))
+    assert told == [{"scale": 0.5, "window_size": (-1, 0)}] * 2 + [{"enable_gqa": True}, {"enable_gqa": False}]

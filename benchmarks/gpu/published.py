@@ -1,0 +1,79 @@
+"""Random checkpoints of published models' shapes in bfloat16, the texts sent to them, and the FLOPs of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+import transformers
+
+from benchmarks.families import POSITIONS, PUBLISHED, Shape
+from benchmarks.gpu.context import Context
+from libs.models import PackedModel, load_model
+from tests.parity.checkpoints import random_model, write_tokenizer
+
+TINY_CONFIG: Final[Mapping[str, object]] = {"intermediate_size": 64}
+FLOPS_SAY: Final = (
+    "FLOPs: 2 for each weight of the encoder's linear layers and token, and 4 x heads x head size for each query and key "
+    "that it sees (causal: half; a window: at most its keys); no pooler, no embeddings"
+)
+
+
+def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
+    """Those of the names, or all, in PUBLISHED's order; small ones of the same families for a rehearsal."""
+    chosen = [shape for shape in PUBLISHED if not names or shape.name in names]
+    return [_tiny(shape) for shape in chosen] if context.is_tiny else chosen
+
+
+def _tiny(shape: Shape) -> Shape:
+    kept = {name: value for name, value in shape.config.items() if name in ("local_attention", "sliding_window")}
+    return replace(shape, hidden=32, layers=2, heads=2, vocabulary=400, config={**kept, **TINY_CONFIG})
+
+
+def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
+    """Writes the checkpoint, and returns transformers' model of it, in bfloat16 on the CPU."""
+    model = random_model(
+        shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS, vocabulary=shape.vocabulary,
+        config=shape.config,
+    ).to(torch.bfloat16)  # fmt: skip
+    model.save_pretrained(directory)
+    write_tokenizer(shape.kind, directory, shape.vocabulary, POSITIONS)
+    return model
+
+
+def loaded(shape: Shape, folder: Path, context: Context) -> PackedModel:
+    """The shape's model on the device, from a checkpoint that is written if it is not there."""
+    directory = folder / shape.name
+    if not (directory / "config.json").exists():
+        write(shape, directory)
+    model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
+    assert isinstance(model, PackedModel)
+    return model
+
+
+def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[int]) -> float:
+    """Of one forward pass over sequences of these lengths, counted as FLOPS_SAY says."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    weights = sum(module.weight.numel() for name, module in linear.items() if not name.startswith("pooler"))
+    size = shape.config.get("head_dim") or getattr(model.config, "head_dim", None) or shape.hidden // shape.heads
+    assert isinstance(size, int)
+    keys = sum(_pairs(length, causal, window) for causal, window in _sight(model.config, shape) for length in lengths)
+    return 2.0 * weights * sum(lengths) + 4.0 * shape.heads * size * keys
+
+
+def _sight(config: transformers.PretrainedConfig, shape: Shape) -> list[tuple[bool, int | None]]:
+    """Of each layer: whether it is causal, and how many keys its window has."""
+    causal = shape.kind in ("qwen2", "qwen3", "llama", "mistral")
+    window = getattr(config, "local_attention", None) or getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * shape.layers
+    return [(causal, window if kind == "sliding_attention" else None) for kind in kinds]
+
+
+def _pairs(length: int, causal: bool, window: int | None) -> float:
+    """How many queries and keys of a sequence are multiplied."""
+    seen = length if window is None else min(length, window)
+    whole = float(length * seen)
+    return whole - seen * (seen - 1) / 2 if causal else whole
