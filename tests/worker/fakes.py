@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
-from libs.errors import InputTooLong, InvalidInput, ModelBroken
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, NoCapacity
 from libs.models import Between, EncodeResult, EncodeWork, GoOn, Head, InputSequence, Output, Prepared, Result, Stored, Work
 from libs.models.work import go_on_anyway, nothing_between
+from services.router.lanes.exchange import Exchange
 
 POISON = "\N{SKULL}"
 ENDLESS = "\N{INFINITY}"
@@ -225,12 +226,15 @@ def _lane(model: str, adapter: str) -> str:
 
 
 class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
-    """WorkerService over FakeLanes. `refuse_completes`: Complete gets UNAVAILABLE. `is_stopping`: Pull gets nothing, at once."""
+    """WorkerService over FakeLanes. `refuse_completes`: Complete fails. `is_stopping`: Pull gets nothing, at once. `is_old`: it
+    speaks wire version 3, without a stream for pulls and answers. `streams`: how many of those it was sent."""
 
     def __init__(self, lanes: FakeLanes) -> None:
         self.lanes = lanes
         self.refuse_completes = False
         self.is_stopping = False
+        self.is_old = False
+        self.streams = 0
         self.address = ""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
 
@@ -255,13 +259,18 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         except TimeoutError:
             return worker_pb2.PullResponse()
 
-    async def Complete(
-        self,
-        request: worker_pb2.CompleteRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
-    ) -> worker_pb2.CompleteResponse:
+    async def Exchange(
+        self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: Any
+    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
+        if self.is_old:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self.streams += 1
+        async for response in Exchange({"pull": self.Pull, "complete": self.Complete}, context).run(request_iterator):
+            yield response
+
+    async def Complete(self, request: worker_pb2.CompleteRequest, context: object) -> worker_pb2.CompleteResponse:
         if self.refuse_completes:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+            raise NoCapacity("away")
         self.lanes.completes.append(request)
         lease = self.lanes.leased[request.batch_id]
         for completed in request.jobs:

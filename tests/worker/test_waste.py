@@ -48,7 +48,7 @@ class RefusingRouter(FakeRouter):
     """Takes answers, and has a use for none of them."""
 
     async def Complete(self, request: worker_pb2.CompleteRequest, context: object) -> worker_pb2.CompleteResponse:
-        await super().Complete(request, context)  # type: ignore[arg-type]
+        await super().Complete(request, context)
         return worker_pb2.CompleteResponse(accepted=0)
 
 

@@ -2,8 +2,9 @@
 and the report of the call (`reports.py`).
 
 A call without permission is refused before a byte of its request is read. gRPC would buffer the whole message first, so every
-method is served as one with a request stream, of which one message is read. This is the one place where errors become gRPC
-statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is limited.
+method is served as one with a request stream, of which one message is read, or all where the method is declared so. This is the
+one place where errors become gRPC statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is
+limited.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext
 from contextvars import Context as Variables
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -37,6 +39,7 @@ from libs.serving.calls.decode import MAX_REQUEST_BYTES, parse, request_type
 from libs.serving.calls.public import Public
 from libs.serving.calls.reports import CallRecord, Reporter
 from libs.serving.calls.status import DETAILS_HEADER, to_status
+from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
 from libs.serving.security.authentication import Authenticator, Metadata
 from libs.serving.security.identity import Identity, is_printable
@@ -49,7 +52,8 @@ log = logging.getLogger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Message, Message]
 Unary: TypeAlias = Callable[[Message, Context], Awaitable[Message]]
-Streaming: TypeAlias = Callable[[Message, Context], AsyncGenerator[Message]]
+Streaming: TypeAlias = Callable[[Any, Context], AsyncGenerator[Message]]
+"""Takes one message, or an iterator over those of a request stream."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -75,6 +79,7 @@ class _Handler(Protocol):
     response_streaming: bool
     unary_unary: Unary
     unary_stream: Streaming
+    stream_stream: Streaming
     response_serializer: Callable[[Message], bytes]
 
 
@@ -134,8 +139,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: _Handler) -> grpc.RpcMethodHandler[Message, Message]:
         kind = request_type(method)
-        if kind is None or handler.request_streaming:
-            raise TypeError(f"{method}: only declared methods with a single request can be served")
+        if kind is None or (handler.request_streaming and not handler.response_streaming):
+            raise TypeError(f"{method}: only declared methods with a single request, or with streams both ways, can be served")
         behaviour = _Behaviour(self, method, kind, handler)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
@@ -193,13 +198,14 @@ class _Behaviour:
     async def stream(self, _: object, context: Context) -> None:
         await self._answer(context, self._write_all)
 
-    async def _write_all(self, request: Message, context: Context) -> None:
+    async def _write_all(self, request: Message | AsyncIterator[Message], context: Context) -> None:
         # Writes by itself: a generator that gRPC iterates is left to the garbage collector when the client disconnects.
-        async with aclosing(self._handler.unary_stream(request, context)) as responses:
+        respond = self._handler.stream_stream if self._handler.request_streaming else self._handler.unary_stream
+        async with aclosing(respond(request, context)) as responses:
             async for response in responses:
                 await _write(context, response)
 
-    async def _answer(self, context: Context, respond: Callable[[Message, Context], Awaitable[_Response]]) -> _Response | None:
+    async def _answer(self, context: Context, respond: Callable[[Any, Context], Awaitable[_Response]]) -> _Response | None:
         """Authenticates and authorises the caller, reads the request, responds, turns errors into a status, and reports the call.
 
         One coroutine without further context managers: the most frequent code of a router (`make bench-cost`).
@@ -215,7 +221,10 @@ class _Behaviour:
                     # Also as a header, for proxies and clients that read only those. Not for a caller that chose the id itself: it
                     # costs a seventh of the CPU of an empty call.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
-                request = await self._read(admitted, context)
+                if self._handler.request_streaming:
+                    request: Message | AsyncIterator[Message] = self._read_all(admitted, context)
+                else:
+                    request = await self._read(admitted, context)
                 record.span.set_attribute("shoal.model", MODEL.get())
                 with self._interceptor.in_flight() if self._counts else _UNCOUNTED:
                     response = await respond(request, context)
@@ -258,15 +267,29 @@ class _Behaviour:
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
-        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which the loop serves others.
-        if len(body) > LARGE_BYTES:
-            request = await asyncio.to_thread(parse, self._kind, body, self._limit)
-        else:
-            request = parse(self._kind, body, self._limit)
+        request = await self._parsed(body)
         # Not validated yet: only a model id may go into logs, spans and the audit, no other text of a caller.
         model = str(getattr(request, "model", ""))
         MODEL.set(model if is_model_id(model) else "")
         return request
+
+    async def _read_all(self, admitted: _Admitted, context: Context) -> AsyncIterator[Message]:
+        """Reads and parses the messages of a request stream, which may take as long as they like. The caller is authenticated again
+        as often as the files of tokens are looked at. Raises InvalidInput, Unauthenticated, PermissionDenied."""
+        enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller))
+        metadata, checked_at = cast(Metadata, context.invocation_metadata() or ()), time.monotonic()
+        while isinstance(body := cast(object, await context.read()), bytes):
+            if time.monotonic() > checked_at + authentication.LOOK_SECONDS:
+                admitted = self._admit(self._interceptor.authenticator.identify(metadata, context.auth_context), metadata)
+                enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller))
+                checked_at = time.monotonic()
+            yield await self._parsed(body)
+
+    async def _parsed(self, body: bytes) -> Message:
+        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which the loop serves others.
+        if len(body) > LARGE_BYTES:
+            return await asyncio.to_thread(parse, self._kind, body, self._limit)
+        return parse(self._kind, body, self._limit)
 
 
 async def _write(context: Context, response: Message) -> None:

@@ -20,7 +20,7 @@ _USE: Final = _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "S
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
 """Methods that change where models are: each call is recorded in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
-_WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect")
+_WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange")
 _SCALE: Final = _methods(
     "externalscaler.ExternalScaler", "IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics", "StreamMetricSpec"
 )

@@ -20,26 +20,28 @@ PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)
 CONNECT: Final = Limit("a whole request to connect", ("ConnectRequest",), MIB, BYTES)
 HEARTBEAT: Final = Limit("a whole heartbeat", ("HeartbeatRequest",), MAX_REQUEST_BYTES, BYTES)
 """Every router and scheduler reads what is in it."""
+EXCHANGE: Final = Limit("all calls of one message of a worker's stream", ("ExchangeRequest",), 4 * MIB, BYTES)
+"""Workers make larger calls by themselves, not on the stream."""
 COMPLETE: Final = Limit("all answers of one call", ("CompleteRequest",), TRANSPORT_LIMIT_BYTES, BYTES)
 
 NAME: Final = Limit(
-    "an id: of a worker, its process, a lease, a job, a model, an adapter",
+    "an id: of a worker, its process, a lease, a job, a model, an adapter; a trace context",
     (
         *(f"{name}.worker_id" for name in ("PullRequest", "ConnectRequest", "CompleteRequest", "HeartbeatRequest")),
         *(f"{name}.epoch" for name in ("PullRequest", "ConnectRequest", "HeartbeatRequest")),
         *(f"{name}.batch_id" for name in ("PullRequest", "CompleteRequest", "HeldBatch")),
         *("CompletedJob.job_id", "Lane.model", "Lane.adapter", "WorkerModel.model", "WorkerModel.adapters"),
-        *("WorkerModel.failed_adapters", "ModelCard.model"),
+        *("WorkerModel.failed_adapters", "ModelCard.model", "WorkerCall.traceparent"),
     ),
     256,
     CHARACTERS,
 )
 POOL: Final = Limit("a pool's name", ("PullRequest.pool", "HeartbeatRequest.pool", "Lane.pool", "ModelCard.pools"), 63, CHARACTERS)
 MANY: Final = Limit(
-    "lanes, answers, models, leases; adapters of a model",
+    "lanes, answers, models, leases, calls; adapters of a model",
     (
         *("PullRequest.lanes", "CompleteRequest.jobs", "HeartbeatRequest.models", "HeartbeatRequest.batches"),
-        *("WorkerModel.adapters", "WorkerModel.failed_adapters"),
+        *("ExchangeRequest.calls", "WorkerModel.adapters", "WorkerModel.failed_adapters"),
     ),
     10_000,
     ENTRIES,
@@ -70,6 +72,7 @@ ALL: Final = (
     PULL,
     CONNECT,
     HEARTBEAT,
+    EXCHANGE,
     COMPLETE,
     NAME,
     POOL,
@@ -88,7 +91,13 @@ ALL: Final = (
     FIELD,
 )
 
-METHODS: Final = {"Pull": PULL.most, "Connect": CONNECT.most, "Heartbeat": HEARTBEAT.most, "Complete": COMPLETE.most}
+METHODS: Final = {
+    "Pull": PULL.most,
+    "Connect": CONNECT.most,
+    "Heartbeat": HEARTBEAT.most,
+    "Exchange": EXCHANGE.most,
+    "Complete": COMPLETE.most,
+}
 """Most bytes of a request, by method of WorkerService."""
 
 if __name__ == "__main__":

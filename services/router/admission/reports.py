@@ -66,6 +66,13 @@ def check_connect(request: worker_pb2.ConnectRequest) -> None:
     _check_name(request.epoch, "epoch")
 
 
+def check_exchange(request: worker_pb2.ExchangeRequest) -> None:
+    """Raises InvalidInput. The calls themselves are checked by their own functions."""
+    limits.MANY.check(len(request.calls), "calls")
+    for index, call in enumerate(request.calls):
+        _check_optional(call.traceparent, f"calls[{index}].traceparent")
+
+
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control characters."""
     _check_name(request.worker_id, "worker_id")

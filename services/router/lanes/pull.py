@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Final
 
 import grpc
@@ -27,6 +28,7 @@ from services.router.lanes import codec
 from services.router.lanes.bells import Bells
 from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.exchange import Exchange
 from services.router.lanes.presence import Presence
 from services.router.lanes.waiters import Waiter
 from services.router.state.background import Background
@@ -133,6 +135,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             },
             wire_version=WIRE_VERSION,
         )
+
+    async def Exchange(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.ExchangeRequest],
+        context: grpc.aio.ServicerContext[worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse],
+    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
+        exchange = Exchange({"pull": self.Pull, "complete": self.Complete}, context)
+        async with aclosing(exchange.run(request_iterator)) as responses:
+            async for response in responses:
+                yield response
 
     async def Connect(
         self,

@@ -31,7 +31,7 @@ from services.worker.scheduling.meter import Meter
 
 log = logging.getLogger(__name__)
 
-ALONE: Final = 4
+ALONE: Final = 3
 """How many times as long a batch may take while the device is not shared. Not longer, since jobs that are cancelled meanwhile are
 computed in vain."""
 

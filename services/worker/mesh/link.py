@@ -11,14 +11,14 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
-from shoal.transport.channels import Channels
+from shoal.transport.channels import Channels, PooledChannel
 from shoal.transport.methods import Method
 from shoal.transport.trust import Trust
 from shoal.transport.wire import Metadata
@@ -28,6 +28,7 @@ from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.telemetry.traces import TRACEPARENT
 from services.worker.mesh.clock import MeshClock
+from services.worker.mesh.exchange import MOST_BYTES, CallKind, Exchange
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ registered there."""
 REFUSED_LOG_SECONDS: Final = 60.0
 """The interval between two log lines about that."""
 
-_Request = TypeVar("_Request")
+UNARY_SECONDS: Final = 60.0
+"""How long a router that does not know the stream of wire version 4 is called without it."""
+
+_Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
 
 
@@ -93,7 +97,11 @@ def _method(name: str, request: type[_Message], response: type[_Reply]) -> Metho
 _PULL: Final = _method("Pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
 _COMPLETE: Final = _method("Complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
 _HEARTBEAT: Final = _method("Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse)
+_EXCHANGE: Final = _method("Exchange", worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse)
 _CONNECT: Final = _method("Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse)
+
+_EXCHANGED: Final[Mapping[Method[Any, Any], CallKind]] = {_PULL: "pull", _COMPLETE: "complete"}
+"""Calls that may go on the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,8 @@ class Link:
         self._channels = Channels(self._open, self._trust.tls)
         # Workers start at different routers, which balances the load.
         self._current = zlib.crc32(identity.worker_id.encode()) % len(self._addresses)
+        self._exchanges: dict[str, Exchange] = {}
+        self._unary_until: dict[str, float] = {}
         self._answered = asyncio.Event()
         self._down: set[int] = set()
         self._refusal_logged_at = -math.inf
@@ -128,6 +138,8 @@ class Link:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
         for channel in self._channels.close():
             await channel.close()
 
@@ -156,10 +168,9 @@ class Link:
         """Retries with backoff until a router accepts the call or `until_unix`, when nobody waits for the answers any more. Returns
         how many answers were accepted, or None if no router took the call. `traceparent`: of the trace that it belongs to."""
         backoff = Backoff()
-        trace = ((TRACEPARENT, traceparent),) if traceparent else ()
         while True:
             try:
-                response = await self._call(_COMPLETE, request, COMPLETE_SECONDS, trace)
+                response = await self._call(_COMPLETE, request, COMPLETE_SECONDS, traceparent)
             except NoCapacity:
                 pause = min(backoff.next(), until_unix - time.time())
                 if pause <= 0:
@@ -197,14 +208,14 @@ class Link:
             return
 
     async def _call(
-        self, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata = ()
+        self, method: Method[_Request, _Response], request: _Request, timeout: float, traceparent: str = ""
     ) -> _Response:
         reasons = []
         for _ in self._addresses:
             index = self._current
             address = self._addresses[index]
             try:
-                response = await self._send(address, method, request, timeout, metadata)
+                response = await self._send(address, method, request, timeout, traceparent)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NOT_RETRIABLE:
                     log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
@@ -220,17 +231,38 @@ class Link:
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
     async def _send(
-        self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, metadata: Metadata
+        self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, traceparent: str
     ) -> _Response:
+        """Sends a pull or an answer on the stream to the router, if it has one and the call is small; any other as a unary call."""
         pooled = self._channels.acquire(address)
+        metadata = self._trust.metadata()
         try:
-            response: _Response = await pooled.method(method)(
-                request, timeout=timeout, metadata=(*self._trust.metadata(), *metadata)
-            )
+            kind = _EXCHANGED.get(method)
+            if kind and request.ByteSize() <= MOST_BYTES and self._unary_until.get(address, 0.0) <= time.monotonic():
+                try:
+                    exchange = self._exchange(address, pooled, metadata)
+                    return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                        raise
+                    self._unary_until[address] = time.monotonic() + UNARY_SECONDS
+            if traceparent:
+                metadata = (*metadata, (TRACEPARENT, traceparent))
+            response: _Response = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
+            return response
         finally:
             for channel in self._channels.release(pooled):
                 await channel.close()
-        return response
+
+    def _exchange(self, address: str, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata) -> Exchange:
+        """The stream to the router: another one once its channel or credential is no longer the current one, or it is old."""
+        exchange = self._exchanges.get(address)
+        if exchange is None or not exchange.serves(pooled.channel, metadata):
+            if exchange is not None:
+                exchange.retire()
+            exchange = Exchange(pooled.channel, pooled.exchange(_EXCHANGE)(metadata=metadata), metadata)
+            self._exchanges[address] = exchange
+        return exchange
 
     def _fail_over(self, index: int, error: grpc.aio.AioRpcError) -> None:
         if self._current == index:

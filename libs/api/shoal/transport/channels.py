@@ -44,6 +44,11 @@ class PooledChannel(Generic[C]):
         channel: Any = self.channel
         return channel.unary_stream(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
 
+    def exchange(self, method: Method[Any, Any]) -> Any:
+        """gRPC's callable for a method that streams both ways."""
+        channel: Any = self.channel
+        return channel.stream_stream(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
+
 
 class Channels(Generic[C]):
     """`open` makes a channel to an address, with credentials or (None) without TLS. Threads may share one.

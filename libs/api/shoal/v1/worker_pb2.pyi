@@ -310,3 +310,49 @@ class ConnectRequest(_message.Message):
 class ConnectResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class WorkerCall(_message.Message):
+    __slots__ = ("number", "pull", "complete", "cancelled", "traceparent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    pull: PullRequest
+    complete: CompleteRequest
+    cancelled: bool
+    traceparent: str
+    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., complete: _Optional[_Union[CompleteRequest, _Mapping]] = ..., cancelled: bool = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ExchangeRequest(_message.Message):
+    __slots__ = ("calls",)
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[WorkerCall]
+    def __init__(self, calls: _Optional[_Iterable[_Union[WorkerCall, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CallAnswer(_message.Message):
+    __slots__ = ("number", "pull", "complete", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    pull: PullResponse
+    complete: CompleteResponse
+    refusal: Refusal
+    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullResponse, _Mapping]] = ..., complete: _Optional[_Union[CompleteResponse, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class ExchangeResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[CallAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[CallAnswer, _Mapping]]] = ...) -> None: ...

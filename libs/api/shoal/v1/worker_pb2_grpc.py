@@ -35,6 +35,11 @@ class WorkerServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.FromString,
                 )
+        self.Exchange = channel.stream_stream(
+                '/shoal.v1.WorkerService/Exchange',
+                request_serializer=shoal_dot_v1_dot_worker__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_worker__pb2.ExchangeResponse.FromString,
+                )
 
 
 class WorkerServiceServicer(object):
@@ -71,6 +76,16 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request_iterator, context):
+        """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
+        a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
+        ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
+        and Complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +108,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=shoal_dot_v1_dot_worker__pb2.ExchangeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_worker__pb2.ExchangeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -170,5 +190,22 @@ class WorkerService(object):
         return grpc.experimental.unary_stream(request, target, '/shoal.v1.WorkerService/Connect',
             shoal_dot_v1_dot_worker__pb2.ConnectRequest.SerializeToString,
             shoal_dot_v1_dot_worker__pb2.ConnectResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/shoal.v1.WorkerService/Exchange',
+            shoal_dot_v1_dot_worker__pb2.ExchangeRequest.SerializeToString,
+            shoal_dot_v1_dot_worker__pb2.ExchangeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

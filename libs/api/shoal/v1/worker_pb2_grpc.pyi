@@ -49,6 +49,16 @@ class WorkerServiceStub:
     at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
     """
 
+    Exchange: grpc.StreamStreamMultiCallable[
+        shoal.v1.worker_pb2.ExchangeRequest,
+        shoal.v1.worker_pb2.ExchangeResponse,
+    ]
+    """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
+    a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
+    ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
+    and Complete.
+    """
+
 class WorkerServiceAsyncStub:
     """Hands out work. A worker may call any router, and another one for each call."""
 
@@ -78,6 +88,16 @@ class WorkerServiceAsyncStub:
     ]
     """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
     at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+    """
+
+    Exchange: grpc.aio.StreamStreamMultiCallable[
+        shoal.v1.worker_pb2.ExchangeRequest,
+        shoal.v1.worker_pb2.ExchangeResponse,
+    ]
+    """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
+    a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
+    ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
+    and Complete.
     """
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
@@ -117,6 +137,18 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ConnectResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ConnectResponse]]:
         """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
         at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+        """
+
+    @abc.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[shoal.v1.worker_pb2.ExchangeRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ExchangeResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ExchangeResponse]]:
+        """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
+        a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
+        ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
+        and Complete.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

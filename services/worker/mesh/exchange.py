@@ -1,0 +1,151 @@
+"""The stream to one router that carries pulls and answers (WorkerService.Exchange), in place of a unary call for each.
+
+On the request path, below `link.py`, which opens streams and fails over. Calls that are made in one turn of the event loop, such as
+the answers of a batch and the pull for the next one, go out in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any, Final, Literal
+
+import grpc
+from google.protobuf.message import Message
+from grpc.aio import Metadata as GrpcMetadata
+from shoal.transport.wire import Metadata
+from shoal.v1 import worker_pb2
+
+CallKind = Literal["pull", "complete"]
+Stream = Any
+"""grpc.aio.StreamStreamCall, which is not generic in its stubs."""
+
+MOST_BYTES: Final = 1 << 20
+"""Larger calls are not for the stream: those behind them would wait."""
+
+RENEW_SECONDS: Final = 60.0
+"""The age at which a stream is replaced: routers that closed their connection in order (`SHOAL_CONNECTION_SECONDS`) let it live
+75 s longer, and a new one may reach another router behind the same name."""
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Exchange:
+    """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does; a call that is cancelled here is cancelled at the
+    router, too."""
+
+    def __init__(self, channel: grpc.aio.Channel, stream: Stream, metadata: Metadata) -> None:
+        self._channel = channel
+        self._stream = stream
+        self._metadata = metadata
+        self._until = time.monotonic() + RENEW_SECONDS
+        self._numbers = itertools.count(1)
+        # The state: calls that wait for their answer, by number; calls to be written; why the stream ended.
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._outbox: list[worker_pb2.WorkerCall] = []
+        self._news = asyncio.Event()
+        self._error: grpc.aio.AioRpcError | None = None
+        self._is_retired = False
+        self._writing = asyncio.create_task(self._write())
+        self._reading = asyncio.create_task(self._read())
+
+    def serves(self, channel: grpc.aio.Channel, metadata: Metadata) -> bool:
+        """Whether new calls may go on this stream: it is open, not old, and of this channel and credential."""
+        is_current = channel is self._channel and metadata == self._metadata
+        return self._error is None and is_current and time.monotonic() < self._until
+
+    async def call(self, kind: CallKind, request: Message, timeout: float, traceparent: str = "") -> Message:
+        """The answer to a PullRequest or CompleteRequest. `timeout`: seconds. Raises AioRpcError."""
+        if self._error is not None:
+            raise self._error
+        number = next(self._numbers)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        call = worker_pb2.WorkerCall(number=number, traceparent=traceparent)
+        getattr(call, kind).CopyFrom(request)
+        self._post(call)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout:g} s") from None
+        finally:
+            if self._waiting.pop(number, None) is not None and self._error is None:
+                self._post(worker_pb2.WorkerCall(number=number, cancelled=True))
+            if self._is_retired and not self._waiting:
+                self.close()
+
+    def retire(self) -> None:
+        """Closes the stream as soon as its calls are answered. No more may be made."""
+        self._is_retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the stream. Its calls fail."""
+        self._end(_error(grpc.StatusCode.CANCELLED, "the stream was closed"))
+        self._reading.cancel()
+        self._stream.cancel()
+
+    def _post(self, call: worker_pb2.WorkerCall) -> None:
+        self._outbox.append(call)
+        self._news.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while self._outbox:
+                    await self._stream.write(self._take())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream has ended; `_read` learns why
+
+    def _take(self) -> worker_pb2.ExchangeRequest:
+        """Removes calls that go into one message."""
+        request, size, taken = worker_pb2.ExchangeRequest(), 0, 0
+        for call in self._outbox:
+            size += call.ByteSize()
+            if taken and size > MOST_BYTES:
+                break
+            request.calls.append(call)
+            taken += 1
+        del self._outbox[:taken]
+        return request
+
+    async def _read(self) -> None:
+        try:
+            while (response := await self._stream.read()) is not grpc.aio.EOF:
+                for answer in response.answers:
+                    self._receive(answer)
+        except grpc.aio.AioRpcError as error:
+            self._end(error)
+        else:
+            self._end(_error(grpc.StatusCode.UNAVAILABLE, "the router ended the stream"))
+
+    def _receive(self, answer: worker_pb2.CallAnswer) -> None:
+        waiting = self._waiting.pop(answer.number, None)
+        if waiting is None or waiting.done():
+            return
+        kind = answer.WhichOneof("outcome")
+        if kind == "refusal":
+            code = _CODES.get(answer.refusal.code, grpc.StatusCode.UNKNOWN)
+            waiting.set_exception(_error(code, answer.refusal.message))
+        elif kind is None:
+            waiting.set_exception(_error(grpc.StatusCode.INTERNAL, "the answer holds nothing that this worker knows"))
+        else:
+            waiting.set_result(answer.pull if kind == "pull" else answer.complete)
+
+    def _end(self, error: grpc.aio.AioRpcError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._writing.cancel()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, GrpcMetadata(), GrpcMetadata(), details)
