@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import hiredis
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import parse_url
@@ -25,6 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.errors import NoCapacity
+from libs.queue.connection.pipeline import PipelinedRedis
 from libs.queue.connection.sentinel import NoMaster, master_pool
 from libs.queue.connection.trust import PasswordFile, RedisTrust, TlsConnection
 from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
@@ -62,9 +64,9 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
         "driver_info": None,  # else redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not run.
     }
     if sentinels is None:
-        return Redis.from_pool(BlockingConnectionPool(**options))
-    file = trust.sentinel_password_file
-    return Redis.from_pool(master_pool(sentinels, options, password_file=file, allow_insecure=allow_insecure))
+        return PipelinedRedis.of(BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS)
+    pool = master_pool(sentinels, options, password_file=trust.sentinel_password_file, allow_insecure=allow_insecure)
+    return PipelinedRedis.of(pool, answer_seconds=ANSWER_SECONDS)
 
 
 async def open_all(redis: Redis) -> None:
@@ -113,6 +115,25 @@ class _Robust:
                 await super().send_packed_command(command, check_health)  # type: ignore[misc]
         except RuntimeError as error:
             raise RedisConnectionError("the connection was closed before the command was written") from error
+
+    def write_now(self, packed: bytes) -> None:
+        """Writes a packed command without waiting until the socket takes it. Raises RedisConnectionError."""
+        if not self.is_connected or self._writer is None:
+            raise RedisConnectionError("the connection was closed before the command was written")
+        try:
+            self._writer.write(packed)
+        except RuntimeError as error:
+            raise RedisConnectionError("the connection was closed before the command was written") from error
+
+    async def drained(self) -> None:
+        """Waits until the socket has taken most of what was written. A connection that breaks is found when it is read."""
+        if self._writer is not None:
+            with suppress(OSError):
+                await self._writer.drain()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """As redis-py's, which packs in Python, at five times the time."""
+        return [hiredis.pack_command((*args[0].encode().split(), *args[1:]) if isinstance(args[0], str) else args)]
 
     def _free_writer(self, command: Any, check_health: bool) -> asyncio.StreamWriter | None:
         """The writer, if the command can be written at once, as nearly all can: redis-py makes a task of each write, to limit its

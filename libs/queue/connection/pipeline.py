@@ -1,0 +1,159 @@
+"""One connection to Redis on which commands follow each other without waiting for replies (pipelining).
+
+redis-py takes a connection out of its pool for each command and waits on it for the reply. For the scripts of the request path that
+is most of a router's CPU time: two timers, some 700 calls of Python functions, and a write and a read of the socket each. Here a
+command is packed by hiredis and written at once, and its reply is the next one that comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Any, Final
+
+import hiredis
+from redis.asyncio import Redis
+from redis.asyncio.connection import ConnectionPool
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+Reply = Any
+
+_RETRIES: Final = 2
+_DRAINED_BYTES: Final = 1 << 20
+"""The caller of a larger command waits until the socket has taken most of it."""
+
+
+class _Line:
+    """An open connection, and the commands that wait for their replies, in order."""
+
+    def __init__(self, pool: ConnectionPool, connection: Any, answer_seconds: float) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._answer_seconds = answer_seconds
+        self._loop = asyncio.get_running_loop()
+        # The state: each waiting command's reply and since when it waits; the timer for the first one; why the connection ended.
+        self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.error: RedisError | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    async def send(self, packed: bytes) -> Reply:
+        """Raises what redis-py raises."""
+        if self.error is not None:
+            raise self.error
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._connection.write_now(packed)
+        self._waiting.append((reply, self._loop.time()))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._answer_seconds, self._look)
+        if len(packed) > _DRAINED_BYTES:
+            await self._connection.drained()
+        return await reply
+
+    async def close(self) -> None:
+        self._end(RedisConnectionError("the connection was closed"))
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        """Passes replies on until the connection ends, then gives it back to the pool."""
+        try:
+            while True:
+                try:
+                    reply = await self._connection.read_response(timeout=math.inf)
+                except ResponseError as error:  # of this command alone
+                    reply = error
+                waiting, _ = self._waiting.popleft()
+                if waiting.done():
+                    continue
+                if isinstance(reply, Exception):
+                    waiting.set_exception(reply)
+                else:
+                    waiting.set_result(reply)
+        except RedisError as error:
+            self._end(error)
+        except (OSError, IndexError) as error:  # the latter: a reply to no command
+            self._end(RedisConnectionError(f"Error while reading from Redis: {error}"))
+        finally:
+            await self._connection.disconnect(nowait=True)
+            await self._pool.release(self._connection)
+
+    def _look(self) -> None:
+        """Ends the connection if its first command waits for too long."""
+        self._timer = None
+        if not self._waiting:
+            return
+        rest = self._waiting[0][1] + self._answer_seconds - self._loop.time()
+        if rest > 0:
+            self._timer = self._loop.call_later(rest, self._look)
+        else:
+            self._end(RedisTimeoutError("Timeout reading from Redis"))
+            self._reading.cancel()
+
+    def _end(self, error: RedisError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting, _ in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._waiting.clear()
+
+
+class PipelinedRedis(Redis):
+    """redis-py's client, except that scripts (EVALSHA, SCRIPT LOAD) share one pipelined connection of its pool. A command whose
+    connection ends is sent again, up to twice: scripts may run twice."""
+
+    _answer_seconds: float
+    _opening: asyncio.Lock
+    _line: _Line | None
+
+    @classmethod
+    def of(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
+        """`answer_seconds`: how long a reply may take, before the connection is given up."""
+        client = cls(connection_pool=pool)
+        client.auto_close_connection_pool = True
+        client._answer_seconds = answer_seconds
+        client._opening = asyncio.Lock()
+        client._line = None
+        return client
+
+    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Reply:
+        return await self._call("EVALSHA", sha, numkeys, *keys_and_args)
+
+    async def script_load(self, script: Any) -> Reply:
+        return await self._call("SCRIPT", "LOAD", script)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self._line is not None:
+            await self._line.close()
+        await super().aclose(close_connection_pool)
+
+    async def _call(self, *command: Any) -> Reply:
+        packed = hiredis.pack_command(command)
+        pauses, failures = ExponentialWithJitterBackoff(base=0.01, cap=0.2), 0
+        while True:
+            line = self._line
+            if line is None or line.error is not None:
+                line = await self._open()
+            try:
+                return await line.send(packed)
+            except (RedisConnectionError, RedisTimeoutError):
+                failures += 1
+                if failures > _RETRIES:
+                    raise
+            await asyncio.sleep(pauses.compute(failures))
+
+    async def _open(self) -> _Line:
+        """The open connection, or a new one; callers at the same moment share one attempt."""
+        async with self._opening:
+            if self._line is None or self._line.error is not None:
+                pool: Any = self.connection_pool
+                self._line = _Line(pool, await pool.get_connection(), self._answer_seconds)
+            return self._line
