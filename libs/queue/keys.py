@@ -9,7 +9,8 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 LAYOUT = "v1:layout"
@@ -37,18 +38,17 @@ _MOST_LANES = 8192
 """How many lanes' names and keys are cached, about 12 MB: bounded because clients can make up any number of models."""
 
 
-@dataclass(frozen=True)
-class LaneKey:
-    """The lane of one pool, model and adapter (`""`: none)."""
+class LaneKey(NamedTuple):
+    """The lane of one pool, model and adapter (`""`: none). A tuple, because it is looked up some forty times a request."""
 
     pool: str
     model: str
     adapter: str = ""
 
-    @cached_property
+    @property
     def name(self) -> str:
         """One string, safe as part of a key: colons, braces and bars within the parts are escaped. `parse` is the inverse."""
-        return "|".join(quote(part, safe="/@") for part in (self.pool, self.model, self.adapter))
+        return _name(self)
 
     @staticmethod
     @lru_cache(maxsize=_MOST_LANES)
@@ -56,6 +56,11 @@ class LaneKey:
         """The lane of that name. ValueError if the name is invalid."""
         pool, model, adapter = name.split("|")
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
+
+
+@lru_cache(maxsize=_MOST_LANES)
+def _name(lane: LaneKey) -> str:
+    return "|".join(quote(part, safe="/@") for part in lane)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,15 @@ async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None
     await redis.aclose()
 
 
+async def test_all_connections_can_be_opened_beside_that_of_the_scripts(frail: RedisServer) -> None:
+    redis = connect(frail.url, max_connections=7)
+    await add(make_lanes(redis, Clock(), "a"), job("a"))
+    async with asyncio.timeout(2):
+        await open_all(redis)
+    assert await connections(redis) == 7
+    await redis.aclose()
+
+
 async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_later(frail: RedisServer) -> None:
     redis = connect(frail.url, max_connections=7)
     frail.kill()

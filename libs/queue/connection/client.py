@@ -75,7 +75,8 @@ async def open_all(redis: Redis) -> None:
     To be called at the start, before anyone uses `redis`. Raises NoCapacity if a connection fails.
     """
     pool: Any = redis.connection_pool
-    opening = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections)]
+    held = redis.held_connections if isinstance(redis, PipelinedRedis) else 0
+    opening = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections - held)]
     try:
         with translated():
             await asyncio.gather(*opening)

@@ -124,6 +124,11 @@ class PipelinedRedis(Redis):
         client._line = None
         return client
 
+    @property
+    def held_connections(self) -> int:
+        """Connections of the pool that this client keeps for itself."""
+        return int(self._line is not None and self._line.error is None)
+
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Reply:
         return await self._call("EVALSHA", sha, numkeys, *keys_and_args)
 

@@ -213,7 +213,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         share = waiter.rung.pop(lane, 0)
         budget_jobs = min(request.budget_jobs, share or MOST_JOBS, MOST_JOBS)
         rings = self._waiters.rings(lane)
-        waiter.looking_at = lane
+        waiter.looking_at, waiter.own_rings = lane, 0
         try:
             ring = not (waiter.excludes_tenants or self._waiters.free_count(lane))
             found = await self._pull(lane, request, budget_jobs, ring=ring)
@@ -228,8 +228,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
             waiter.looking_at = lane  # this pull has its jobs: the rest is for other pulls
             self._bells.ring(lane)
-        else:
-            self._bells.found_empty(lane, rings)
+        else:  # It has seen the jobs that its own bell rang for, if that rang meanwhile.
+            self._bells.found_empty(lane, rings + (waiter.own_rings if promised else 0))
         return found
 
     async def _pull(self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool) -> Pulled | Idle:

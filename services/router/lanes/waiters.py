@@ -35,6 +35,8 @@ class Waiter:
     """The lane from which it is pulling in Redis."""
     promised: str = ""
     """The first of the jobs it was woken for while they were on their way to Redis."""
+    own_rings: int = 0
+    """How often, while it looks, the bell rang for jobs that it was woken for."""
     is_reserved: bool = False
     """A claim is being made for it."""
     must_beat: bool = False
@@ -114,7 +116,10 @@ class Waiters:
         that exclude tenants."""
         self._empty.discard(lane)
         self._rings[lane] = self._rings.get(lane, 0) + 1
-        is_early = early in self._all and early.will_look_at(lane)
+        is_early = False
+        if early is not None and early in self._all and early.will_look_at(lane):
+            is_early = True
+            early.own_rings += 1
         woken = self._free(lane)[: jobs - is_early]
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
