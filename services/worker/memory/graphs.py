@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, get_args, runtime_checkable
 
@@ -36,6 +36,13 @@ class KeepsGraphs(Protocol):
     def drop_graphs(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    resident: Resident
+    model: KeepsGraphs
+    claim: Claim
+
+
 class GraphMemory:
     """`may_grow`: whether graphs may take free memory now. Where the device has no graphs, nothing here does anything."""
 
@@ -44,7 +51,7 @@ class GraphMemory:
         self._ledger = ledger
         self._may_grow = may_grow
         self._loop = asyncio.get_running_loop()
-        self._kept: dict[str, tuple[Resident, KeepsGraphs]] = {}
+        self._kept: dict[str, _Kept] = {}
         for event in get_args(Event):
             metrics.GRAPH_EVENTS.labels(event)
 
@@ -53,8 +60,9 @@ class GraphMemory:
         model = resident.model
         if self._graphs is None or not isinstance(model, KeepsGraphs):
             return
-        self._kept[resident.name] = resident, model
-        reserve, tell = partial(self._reserve, resident, claim), partial(_tell, resident.name)
+        self._kept[resident.name] = _Kept(resident, model, claim)
+        # By name: a model whose graphs referred to it would not be freed when it is dropped.
+        reserve, tell = partial(self._reserve, resident.name), partial(_tell, resident.name)
         model.keep_graphs(self._graphs(Owner(reserve, tell, resident.activation_bytes_per_token)))
 
     def forget(self, model: str) -> None:
@@ -63,31 +71,32 @@ class GraphMemory:
 
     async def shed(self) -> bool:
         """Frees the memory of all graphs; False: there are none."""
-        holding = [model for resident, model in self._kept.values() if resident.graph_bytes]
-        for model in holding:
-            await in_thread(model.drop_graphs)
+        holding = [one.model.drop_graphs for one in self._kept.values() if one.resident.graph_bytes]
+        for drop in holding:
+            await in_thread(drop)
         if holding:
             await in_thread(self._trim)
         return bool(holding)
 
-    def _reserve(self, resident: Resident, claim: Claim, size: int) -> bool:
+    def _reserve(self, model: str, size: int) -> bool:
         """`Owner.reserve`; on any thread but the event loop's."""
         if self._loop.is_closed():
             return False
-        asked = asyncio.run_coroutine_threadsafe(self._resize(resident, claim, size), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._resize(model, size), self._loop)
         try:
             return asked.result(_ANSWER_SECONDS)
         except (TimeoutError, CancelledError):
             asked.cancel()
             return False
 
-    async def _resize(self, resident: Resident, claim: Claim, size: int) -> bool:
-        if size > resident.graph_bytes and (resident.leaving or not self._may_grow()):
+    async def _resize(self, model: str, size: int) -> bool:
+        kept = self._kept.get(model)
+        if kept is None or (size > kept.resident.graph_bytes and (kept.resident.leaving or not self._may_grow())):
             return False
-        whole = replace(claim.size, bytes=claim.size.bytes - resident.graph_bytes + size)
-        if not self._ledger.resize(claim, whole):
+        before = kept.claim.size
+        if not self._ledger.resize(kept.claim, replace(before, bytes=before.bytes - kept.resident.graph_bytes + size)):
             return False
-        resident.graph_bytes = size
+        kept.resident.graph_bytes = size
         return True
 
 
