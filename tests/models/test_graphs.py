@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from sentence_transformers.sparse_encoder import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from libs.kernels import triton_here
 from libs.models import (
@@ -248,6 +251,32 @@ def _forward(encoder: PackedEncoder, bucket: Bucket, rows: Rows | None) -> Forwa
         return encoder.forward(replace(whole, lengths=(), keys=(), layout=replace(whole.layout, runs=()), one_row=one_row), rows)
 
     return forward
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_no_value_is_read_on_the_host(kind: str, tmp_path: Path) -> None:
+    """On the meta device tensors have no values, so asking for one raises, and so does copying one there from the host: neither may
+    happen within a capture."""
+    write_checkpoint(kind, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    encoder, *_ = build_encoder(config, TensorFile.open(tmp_path), dtype=torch.float32, device=torch.device("meta"), head_tables={})
+    bucket = Bucket(32, 4, 32)
+    buffer = torch.empty(len(filled(bucket, sequences(5))), dtype=torch.int32, device="meta")
+    rows: Rows | None
+    with _NoCopies():
+        for rows in (None, "first", "last"):
+            hidden = encoder.forward(whole_batch(buffer, bucket, typed=True), rows)
+            assert hidden.shape[0] == (32 if rows is None else 4)
+
+
+class _NoCopies(TorchDispatchMode):
+    """Every tensor of every operator is on the meta device; a scalar on the host is a kernel's argument."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor)]
+        assert all(one.is_meta or one.dim() == 0 for one in tensors), func
+        return result
 
 
 def test_segments_and_plain_batches_have_graphs_of_their_own(kept: Kept) -> None:

@@ -41,7 +41,7 @@ def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
 def whole_batch(buffer: Tensor, bucket: Bucket, *, typed: bool) -> Packed:
     """All of a buffer as a batch, for the encoder. Lengths are not read from a device, whose kernels take them from `layout`."""
     ids, positions, types, ends = _parts(buffer, bucket)
-    lengths = () if buffer.is_cuda else tuple(ends.diff().tolist())  # attention on a CPU goes by runs
+    lengths = tuple(ends.diff().tolist()) if buffer.device.type == "cpu" else ()  # attention on a CPU goes by runs
     ones = torch.arange(bucket.sequences + 1, dtype=torch.int32, device=buffer.device)
     return Packed(
         ids=ids,
