@@ -147,7 +147,8 @@ def test_captures_beside_other_threads(tmp_path: Path, other: Callable[[], objec
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        capture, graphs = CudaCapture(torch.device("cuda")), []
+        capture = CudaCapture(torch.device("cuda"))
+        graphs: list[CudaGraph] = []
         ends = time.monotonic() + 10
         while len(graphs) < 10 and time.monotonic() < ends:
             graph = capture.capture(partial(forward_of, encoder), filled(BUCKET, sequences(5)))
