@@ -1,6 +1,8 @@
 """One query of 12 tokens, again and again with nothing else going on: p50 and p99 of its forward pass, and of all that a worker
 does.
 
+Then batches of 1, 8 and 32 such queries, forward alone, launched eagerly and replayed from CUDA graphs.
+
 The forward ends when the vector is on the host. Peers: transformers' forward of the same ids and its mean on the host, and the
 whole `encode` of sentence-transformers.
 """
@@ -19,14 +21,16 @@ import torch
 from benchmarks.families import Shape, padded_run, sentence_transformers_run
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
 from benchmarks.report import percentile
-from libs.models import EncodeWork, load_model
+from libs.models import EncodeWork, PackedModel, Prepared, load_model
 
 TOKENS: Final = 12
 QUERIES: Final = 500
 WARM: Final = 20
 BOUND_SECONDS: Final = 0.001
+BATCHES: Final = (1, 8, 32)
 NAMES: Final = ("ModernBERT-base", "MiniLM-L6", "BERT-base", "BERT-large", "Qwen3-0.6B")
 
 
@@ -36,6 +40,8 @@ def run(context: Context) -> None:
         context.measure(name, partial(measure, context, found[name]), seconds=10)
     held = context.report.number("ModernBERT-base", "forward_p50_ms")
     context.target("one query of 12 tokens, ModernBERT-base, forward p50", BOUND_SECONDS * 1e3, "ms", held, at_most=True)
+    held = context.report.number("ModernBERT-base", "graph_1_p50_ms")
+    context.target("the same from a CUDA graph", BOUND_SECONDS * 1e3, "ms", held, at_most=True)
 
 
 def measure(context: Context, shape: Shape) -> Row:
@@ -61,7 +67,23 @@ def measure(context: Context, shape: Shape) -> Row:
         for what, once in runs.items():
             taken = _taken(once, queries)
             row[f"{what}_p50_ms"], row[f"{what}_p99_ms"] = (percentile(taken, share) * 1e3 for share in (0.5, 0.99))
+        row |= graphs(context, model, prepared, queries)
     return row
+
+
+def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) -> Row:
+    """Each batch eagerly, then from its graph."""
+    row: Row = {}
+    tally = Tally()
+    for way in ("eager", "graph"):
+        if way == "graph":
+            model.keep_graphs(tally.graphs(context.device, check_every=NEVER))
+        for count in BATCHES:
+            batch = query.sequences * count
+            taken = _taken(partial(model.forward, query.head, batch), queries)
+            row[f"{way}_{count}_p50_ms"], row[f"{way}_{count}_p99_ms"] = (percentile(taken, share) * 1e3 for share in (0.5, 0.99))
+    told: Row = {str(event): count for event, count in tally.told.items()}
+    return row | {"graph_bytes": tally.bytes, "graph_events": told, "graph_details": list(tally.details)}
 
 
 def query(tokens: Callable[[str], int]) -> str:

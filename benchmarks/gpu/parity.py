@@ -1,7 +1,8 @@
 """Every family on the GPU against transformers on the CPU in float32, with random weights; and all-MiniLM-L6-v2's vectors.
 
 float32: within the bound of tests/parity. bfloat16: less than three times the error that transformers itself makes in bfloat16 on
-the same device. Alone: a sequence's states are the same beside others as alone.
+the same device. Alone: a sequence's states are the same beside others as alone. Graph: states replayed from CUDA graphs against
+those of the eager forward, within the bound of the sampled checks, for all families whose launches do not go by lengths.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import torch
 import transformers
 
 from benchmarks.gpu.context import Context, NotHere
-from benchmarks.gpu.report import Row
+from benchmarks.gpu.graphs import Tally
+from benchmarks.gpu.report import Row, Value
 from benchmarks.texts import MINILM_ID, minilm_directory, real_texts
 from libs.models import EncodeWork, load_model
+from libs.models.graphs.graphs import distance
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
+from libs.models.packed import Packed, Rows
 from libs.models.text.registry import build_encoder
+from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
+from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 
 LENGTHS: Final = (1, 1, 6, 6, 6, 17, 33, 60, 128)
+GRAPH_BATCHES: Final = ((12,), (1, 6, 6), (9,), (2, 3, 8), (33, 2), (17, 17, 60, 1), (60, 60, 60, 60))
 FLOAT32_BOUNDS: Final = {64: 1e-5, 256: 1e-4}
 """By hidden size. 1e-5 as in tests/parity; wide random weights amplify rounding, on a CPU to 3.2e-5 (electra)."""
 BFLOAT16_TIMES: Final = 3.0
@@ -66,10 +72,33 @@ def family(context: Context, kind: str, hidden: int, heads: int, layers: int) ->
         single = _encoder(directory, torch.float32, context.device)
         found = _packed(single, ids, context.device)
         alone = [_packed(single, [one], context.device)[0] for one in ids]
-        half = _worst(_packed(_encoder(directory, torch.bfloat16, context.device), ids, context.device), exact)
+        narrow = _encoder(directory, torch.bfloat16, context.device)
+        half = _worst(_packed(narrow, ids, context.device), exact)
+        replayed = {f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, context.device) for one in (single, narrow)}
     errors = {"float32": _worst(found, exact), "alone": _worst(found, alone), "bfloat16": half, "transformers_bfloat16": own}
     right = max(errors["float32"], errors["alone"]) <= FLOAT32_BOUNDS[hidden] and half < BFLOAT16_TIMES * own
-    return {**errors, "is_right": right}
+    return {**errors, **replayed, "is_right": right and all("wrong" not in one for one in replayed.values())}
+
+
+def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
+    """The largest distance to the eager forward over two replays of each batch, or why there are no graphs; `wrong` if there should
+    be, or if they differ."""
+    if encoder.goes_by_runs:
+        return {"none": "its launches go by the lengths of sequences"}
+    tally = Tally()
+    graphs = tally.graphs(device, check_every=1)
+    rng = np.random.default_rng(0)
+    apart: list[float] = []
+    with torch.inference_mode():
+        for lengths in GRAPH_BATCHES * 2:
+            batch = [InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
+            rows: Rows | None
+            for rows in (None, "last"):
+                found = graphs.forward(Trunk(encoder, {}), batch, rows)
+                if found is None or graphs.is_off:
+                    return {"wrong": "; ".join(tally.details) or "no graph"}
+                apart.append(distance(found[0], encoder.forward(Packed.of([one.ids for one in batch], device=device), rows)))
+    return {"distance": max(apart), "captured": tally.told["captured"], "bytes": tally.bytes}
 
 
 def minilm(context: Context) -> Row:

@@ -48,6 +48,7 @@ class Packed:
     key_rows: Tensor | None  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
     keys: tuple[int, ...]  # how many keys each sequence has
     given: GivenRows | None = None  # None: the input of every token is its id
+    one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
 
     @staticmethod
     def of(
@@ -100,7 +101,7 @@ class Packed:
 
     def row_layout(self) -> Layout:
         """The layout of one query per sequence, which attends to the sequence's keys."""
-        return Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
+        return self.one_row or Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
 
 
 def _rows_at(places: Sequence[Ids | None], starts: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from libs.catalog.card import Card
+from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead
 from libs.models.layers.encoder import resident_bytes
 from libs.models.lora import Adapters, Names
+from libs.models.packed import Packed, Rows
 from libs.models.probe import activation_bytes_per_token
 from libs.models.processor import Processor
 from libs.models.results import Result
-from libs.models.tiers import Arena, ParkedModel, copying, tensors_of
+from libs.models.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.trunk import Trunk
 from libs.models.work import (
     Between,
@@ -52,6 +54,7 @@ class PackedModel:
         # thread and between two of its layers, binds its own.
         self._computing = RLock()
         self._arena: Arena | None = None
+        self._graphs: Graphs | None = None
         self.widen: Callable[[], PackedModel] | None = None
         """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
 
@@ -101,7 +104,8 @@ class PackedModel:
 
         Raises ModelBroken with the file and the key or tensor at fault.
         """
-        return self._adapters.add(name, directory)
+        with sharing():
+            return self._adapters.add(name, directory)
 
     def remove_adapter(self, name: str) -> None:
         """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
@@ -114,19 +118,38 @@ class PackedModel:
         places = [None if item.before is None else number[item.adapter, item.before.tobytes()] for item in packed]
         trunk = self._trunk(head)
         heads = [trunk.heads[name] for name in head.split("+")]
-        batch = trunk.pack(packed, places)
         adapters = [item.adapter for item in packed]
-        with self._adapters.bound(adapters, batch.lengths) if trunk is self.trunks[0] else nullcontext():
-            hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+        with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
+            hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
         # All heads are launched first: the first copy to the host synchronises with the device.
         results = [each.forward(hidden, batch, packed) for each in heads]
         outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
         return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
 
+    def _hidden(
+        self, trunk: Trunk, packed: Sequence[InputSequence], places: Sequence[int | None], rows: Rows | None, between: Between
+    ) -> tuple[torch.Tensor, Packed]:
+        replayed = None if self._graphs is None else self._graphs.forward(trunk, packed, rows)
+        if replayed is not None:
+            return replayed
+        batch = trunk.pack(packed, places)
+        return trunk.encoder.forward(batch, rows, between), batch
+
     @staticmethod
     def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
         result = head.compact(result) if isinstance(head, Compacts) else result
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
+
+    def keep_graphs(self, graphs: Graphs) -> None:
+        """From now on forwards of small batches are replayed from graphs, until the model is parked."""
+        with self._computing:
+            self._graphs = graphs
+
+    def drop_graphs(self) -> None:
+        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for a forward in progress."""
+        with self._computing:
+            if self._graphs is not None:
+                self._graphs.drop()
 
     def gather(self) -> None:
         """Moves all tensors into one buffer, on the device and in host memory. Once, before the first forward."""
@@ -149,6 +172,8 @@ class PackedModel:
         """Moves the model to host memory and unloads its adapters. No forward may be in progress, or start before `resume`."""
         for name in self._adapters.directories():
             self._adapters.remove(name)
+        self.drop_graphs()  # they read the weights where these are now
+        self._graphs = None
         if self._arena is None:
             return ParkedModel(self, self.bytes, None)
         self._arena.stow()

@@ -8,10 +8,11 @@ for it, the host never does. On a CPU there is nothing to move.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from threading import Condition
 from typing import Final, Generic, TypeVar
 
 import torch
@@ -238,7 +239,50 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def copying(device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def copying(device: torch.device) -> Iterator[None]:
     """The stream for loads and copies, apart from the serving stream. torch gives it memory of its own, too, so that filling it
     need not wait for the serving stream."""
-    return torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext()
+    with sharing(), torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext():
+        yield
+
+
+class _Users:
+    """The threads that allocate, copy or free device memory beside the device thread. Guarded by `changed`."""
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.count = 0
+        self.is_alone = False
+
+
+_USERS: Final = _Users()
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """For work on device memory beside the forwards, on any thread: waits while the device thread captures a graph, which such work
+    could spoil. May be nested."""
+    with _USERS.changed:
+        _USERS.changed.wait_for(lambda: not _USERS.is_alone)
+        _USERS.count += 1
+    try:
+        yield
+    finally:
+        with _USERS.changed:
+            _USERS.count -= 1
+
+
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Keeps such work from beginning; False if some is in progress. Never waits."""
+    with _USERS.changed:
+        is_alone = _USERS.count == 0 and not _USERS.is_alone
+        _USERS.is_alone |= is_alone
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            with _USERS.changed:
+                _USERS.is_alone = False
+                _USERS.changed.notify_all()

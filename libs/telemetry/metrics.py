@@ -62,6 +62,8 @@ SWAP_SECONDS: Final = Histogram("shoal_swap_seconds", "From the order to load a 
                                 ("source",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 EVICTIONS: Final = Counter("shoal_evictions", "Models evicted from the device, by destination (warm: host memory; cold).",
                            ("to",), registry=REGISTRY)  # fmt: skip
+GRAPH_EVENTS: Final = Counter("shoal_graph_events", "Of CUDA graphs: captured, refused, failed, replayed, checked, differed.",
+                              ("event",), registry=REGISTRY)  # fmt: skip
 
 
 class Bounded:
@@ -154,6 +156,7 @@ DEVICE_MEMORY_BYTES: Final = Series("shoal_device_memory_bytes", "Device memory 
 DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "Device memory that weights take and loads reserve.", POOL_LABELS)
 HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "Host memory that warm models and host copies take.", POOL_LABELS)
 RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a resident model.", ("pool", "model"))
+GRAPH_BYTES: Final = Series("shoal_graph_bytes", "Device memory of a resident model's CUDA graphs.", ("pool", "model"))
 MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "Measured on recent batches.", ("pool", "model"))
 
 

@@ -223,7 +223,7 @@ class Worker:
                 self._delivery.give_up()
 
     def _relieve(self, keep: str) -> bool:
-        """Evicts an idle model other than `keep`, and returns whether it did. Blocks; called by the device thread."""
+        """`Residency.relieve`, called by the device thread: whether memory was freed. Blocks."""
         if self._loop.is_closed():
             return False
         relief = asyncio.run_coroutine_threadsafe(self._residency.relieve(keep), self._loop)

@@ -30,4 +30,5 @@ class WorkerMetrics:
         yield metrics.HOST_USED_BYTES.family({self._pool: self._residency.host_used_bytes})
         residents = self._residency.residents()
         yield metrics.RESIDENT_BYTES.family({(*self._pool, one.name): one.model.bytes for one in residents})
+        yield metrics.GRAPH_BYTES.family({(*self._pool, one.name): one.graph_bytes for one in residents})
         yield metrics.MODEL_TOKENS_PER_SECOND.family({(*self._pool, one.name): one.meter.tokens_per_second for one in residents})

@@ -72,6 +72,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_BATCH_ITEMS",
             "SHOAL_BATCH_SECONDS",
             "SHOAL_BATCH_TOKENS",
+            "SHOAL_CUDA_GRAPHS",
             "SHOAL_DTYPE",
             "SHOAL_EVICTION",
             "SHOAL_GRACE_SECONDS",

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.eviction import Policy, cost_aware
+from libs.models.graphs.graphs import Graphs, Owner
 from libs.store import Store
 from services.worker.machine.device import Device
 from services.worker.machine.disk import Shelf
@@ -28,6 +29,7 @@ class Checkpoints:
 
     `gate` holds up every load, `gates` those of a model, each load with the next of its gates. `errors` fail loads. `loads`: models
     in the order in which their loads began. `activations`: bytes a token, by model. `has_copies`: models keep one in host memory.
+    `make`: a model of this name and size.
     """
 
     def __init__(self, root: Path, *names: str) -> None:
@@ -40,6 +42,7 @@ class Checkpoints:
         self.sizes: dict[str, int] = {}
         self.activations: dict[str, float] = {}
         self.has_copies = False
+        self.make: Callable[[str, int], FakeModel] = FakeModel
         for name in names:
             self.add(name)
 
@@ -53,7 +56,7 @@ class Checkpoints:
         gate.wait(10)
         if name in self.errors:
             raise self.errors[name]
-        model = FakeModel(name, self.sizes.get(name, 100))
+        model = self.make(name, self.sizes.get(name, 100))
         model.activation_bytes_per_token = self.activations.get(name, 0.0)
         model.host_bytes = model.bytes if self.has_copies else 0
         return model
@@ -82,9 +85,18 @@ async def residency(
     shares_memory: bool = True,
     policy: Policy = cost_aware,
     load_seconds: float = LOAD_SECONDS,
+    graphs: Callable[[Owner], Graphs] | None = None,
 ) -> AsyncIterator[Residency]:
     device = Device(
-        "fake", memory_bytes, batch_tokens, 4, store.load, trim=trim, host_bytes=host_bytes, shares_memory=shares_memory
+        "fake",
+        memory_bytes,
+        batch_tokens,
+        4,
+        store.load,
+        trim=trim,
+        host_bytes=host_bytes,
+        shares_memory=shares_memory,
+        graphs=graphs,
     )
     files = ModelFiles((Shelf(store.root),), remote, item_bytes=device.item_bytes)
     async with asyncio.TaskGroup() as tasks:

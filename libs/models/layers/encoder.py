@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +69,9 @@ class Attention(nn.Module):
 
     A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or `mix`.
     """
+
+    goes_by_runs: ClassVar[bool] = False
+    """Launches something for each run of equal lengths, so that the lengths, not the batch's shape, decide what is launched."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__()
@@ -152,7 +157,12 @@ AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
 
 
 class Layer(nn.Module):
-    """One transformer layer: attention and feed-forward, each with its residual. Subclasses place the norms."""
+    """One transformer layer: attention and feed-forward, each with its residual. Subclasses place the norms.
+
+    `goes_by_runs`: as `Attention.goes_by_runs`, of the layer beside its attention.
+    """
+
+    goes_by_runs: ClassVar[bool] = False
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
@@ -255,6 +265,11 @@ class PackedEncoder(nn.Module):
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
         self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=self.device) for rope in self._ropes}
+
+    @cached_property
+    def goes_by_runs(self) -> bool:
+        """Whether the lengths of a batch's sequences decide what is launched, and not its shape alone."""
+        return any(layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack)
 
     @property
     def token_weight(self) -> Tensor:

@@ -61,7 +61,8 @@ class Climbed:
 
 class Ladder:
     """`recover` is called after each failure, and raises if the device is lost. `trim` returns all unused memory to the system.
-    `relieve` evicts one idle model other than the named one, and returns whether it did; it may block."""
+    `relieve` drops all CUDA graphs or, if there are none, evicts one idle model other than the named one, and returns whether it
+    did; it may block."""
 
     def __init__(self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]) -> None:
         self.recover = recover
@@ -154,7 +155,7 @@ class _Climb:
         self._has_nothing_idle = not self._ladder.relieve(self._model)
         if not self._has_nothing_idle:
             self._reliefs += 1
-            self._log_step("an idle model is evicted", sequences)
+            self._log_step("CUDA graphs or an idle model are evicted", sequences)
         return not self._has_nothing_idle
 
     def _try_recovered(self, sequences: list[InputSequence]) -> list[Output] | _Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,10 @@ from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
 from libs.kernels import native
 from libs.models import Model, load_model
+from libs.models.graphs.cuda import CudaCapture
+from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.text.registry import default_dtype
+from libs.models.tiers import sharing
 from services.worker.settings import Settings
 
 _CPU_BATCH_TOKENS = 2048
@@ -50,7 +54,8 @@ class Device:
     `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
     are the same. `item_bytes`: size of a weight. `load`: (directory, model id) -> model on the device; must run on a thread of its
     own. `recover`: called after a failed forward pass; raises if the device is lost. `trim`: returns freed memory to the system.
-    `enter`: called first on the device thread. `kernels`: the native kernels that a CPU uses, or "none: " and why.
+    `enter`: called first on the device thread. `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes
+    the graphs of one model; None: forwards are not captured.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Device:
     host_bytes: int = 0
     shares_memory: bool = True
     kernels: str = ""
+    graphs: Callable[[Owner], Graphs] | None = None
 
 
 def open_device(settings: Settings) -> Device:
@@ -115,6 +121,7 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
         load=_load(device, dtype, settings.catalog),
         recover=_recover_accelerator,
         trim=_trim_accelerator,
+        graphs=partial(Graphs, CudaCapture(device), most=settings.cuda_graphs) if settings.cuda_graphs else None,
     )
 
 
@@ -125,7 +132,8 @@ def _recover_accelerator() -> None:
 
 
 def _trim_accelerator() -> None:
-    torch.cuda.empty_cache()
+    with sharing():
+        torch.cuda.empty_cache()
     memory.trim()
 
 

@@ -150,8 +150,8 @@ class Residency:
         self._space.wake_loads()
 
     async def relieve(self, keep: str) -> bool:
-        """For a device that is out of memory: evicts one model that is idle and not pinned, other than `keep`, and waits until its
-        memory is free. False if there is none."""
+        """For a device that is out of memory: drops all CUDA graphs or, if there are none, evicts one model that is idle and not
+        pinned, other than `keep`, and waits until the memory is free. False if there is neither."""
         return await self._space.relieve(keep)
 
     def refuse_loads(self) -> None:

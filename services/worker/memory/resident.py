@@ -139,6 +139,8 @@ class Resident:
     floor: float = 0.0
     """GDSF's ageing term: the highest value of any model that was evicted before this one's last use."""
     activation_bytes_per_token: float = 0.0
+    graph_bytes: int = 0
+    """Of its CUDA graphs: a part of its claim on the device."""
     turn: float = 0.0
     """The model's virtual time in the batcher (device time received): the least-served model is next."""
     meter: Meter = field(default_factory=Meter)

@@ -25,6 +25,7 @@ from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.host import HostMemory, Warm
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.meter import Meter
@@ -94,6 +95,7 @@ class Space:
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
         self._turn = asyncio.Lock()
+        self._graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
         self._wake = asyncio.Event()
 
     # What policies see
@@ -117,7 +119,7 @@ class Space:
 
     def _reload_seconds(self, place: Place) -> float:
         """Seconds to reload the model: from host memory if that is possible and measured, else from disk."""
-        resume_seconds = self.host.resume_seconds(place.device.size.bytes)
+        resume_seconds = self.host.resume_seconds(place.device.size.bytes - place.resident.graph_bytes)
         return place.resident.load_seconds if resume_seconds is None else min(place.resident.load_seconds, resume_seconds)
 
     def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
@@ -149,6 +151,8 @@ class Space:
             until = self._clock() + self._wait_seconds
             try:
                 while True:
+                    if self.device_memory.missing(request.size) > 0:
+                        await self._graphs.shed()
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
                         # Once there is room the model counts on the device, which is the same memory, and models evicted for it may
@@ -172,6 +176,8 @@ class Space:
         """Resizes a claim to the request's size, evicting models if need be. False: no eviction is in progress, and a load that
         holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `reserve` does."""
         while not self.device_memory.resize(claim, request.size):
+            if await self._graphs.shed():
+                continue
             self._check_fits(request, claim)
             self._start_evictions(request, claim)
             if not self.unloading:
@@ -230,6 +236,7 @@ class Space:
         warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
+        self._graphs.forget(model)
         claim = place.device
         if warm is None:
             if place.host is not None:
@@ -266,8 +273,10 @@ class Space:
         return Warm(one.name, parked, place.copy, place.device.size, host, one.load_seconds, one.last_used, one.uses, one.floor)
 
     async def relieve(self, keep: str) -> bool:
-        """Frees the memory of one model: a warm one where memory is shared, else one that is idle and not pinned, other than
-        `keep`. False if there is none."""
+        """Frees the memory of all CUDA graphs, or else of one model: a warm one where memory is shared, else one that is idle and
+        not pinned, other than `keep`. False if there is none."""
+        if await self._graphs.shed():
+            return True
         if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
             return True
@@ -293,6 +302,7 @@ class Space:
             if place.host is None:
                 await in_thread(model.drop_host_copy)
         self.places[claim.name] = place
+        self._graphs.keep(resident, claim)
         return resident
 
     def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
@@ -302,6 +312,7 @@ class Space:
         if not model.host_bytes:
             self.host.release_of(warm)
         self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
+        self._graphs.keep(resident, claim)
         return resident
 
     def _resident(self, name: str, model: Model, load_seconds: float, activation: float) -> Resident:

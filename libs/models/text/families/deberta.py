@@ -161,6 +161,8 @@ class DisentangledAttention(Attention):
     `delta`: the updates of the current batch's adapters to the projected distances.
     """
 
+    goes_by_runs = True
+
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
         super().__init__(spec, layer)
         size = spec.heads * spec.head_size
@@ -301,6 +303,8 @@ class Convolution:
 
 class ConvolvedLayer(PostNormLayer):
     """The first layer of v2's larger models: a convolution over its input is added to its output."""
+
+    goes_by_runs = True
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType, convolution: Convolution) -> None:
         super().__init__(spec, layer, attention)

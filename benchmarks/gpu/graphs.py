@@ -1,0 +1,37 @@
+"""Graphs for steps: real ones on a GPU; in a rehearsal on a CPU the tests' fake, which runs the forward again at each replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from libs.models.graphs.cuda import CudaCapture
+from libs.models.graphs.graphs import Event, Graphs, Owner
+from tests.support.graphs import FakeCapture
+
+MOST = 64
+NEVER = 1 << 30
+
+
+@dataclass(slots=True)
+class Tally:
+    """What graphs told. `bytes`: what they reserved last. All memory that they ask for is granted."""
+
+    told: Counter[Event] = field(default_factory=Counter)
+    details: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def graphs(self, device: torch.device, *, check_every: int) -> Graphs:
+        """Each shape is captured with its first batch."""
+        capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
+        return Graphs(capture, Owner(self._reserve, self._tell), most=MOST, after=0, check_every=check_every)
+
+    def _reserve(self, size: int) -> bool:
+        self.bytes = size
+        return True
+
+    def _tell(self, event: Event, detail: str) -> None:
+        self.told[event] += 1
+        self.details += [detail] if detail else []

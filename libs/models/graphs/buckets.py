@@ -1,0 +1,73 @@
+"""Which shapes share a graph, and when a shape is worth one. Decisions only.
+
+A graph computes a fixed number of tokens in a fixed number of sequences. A batch is filled up to that with further sequences of
+placeholder tokens (fillers), each of at least one token and none longer than the encoder takes: kernels see an ordinary packed
+batch, and the batch's own sequences attend to nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+TOKENS: Final = (16, 32, 64, 128, 256, 512)
+"""Tokens of graphs. Larger batches take the device longer than the host needs to launch them."""
+
+SEQUENCES: Final = (2, 4, 8, 16, 32, 64)
+
+AFTER: Final = 16
+"""How many batches of one bucket run eagerly before it is captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a graph's input. `longest`: the most tokens that one of its sequences may have."""
+
+    tokens: int
+    sequences: int
+    longest: int
+
+    def fillers(self, tokens: int, sequences: int) -> tuple[int, ...] | None:
+        """The lengths of the fillers beside sequences of so many tokens in all; None: there are no such lengths."""
+        tokens, sequences = self.tokens - tokens, self.sequences - sequences
+        if sequences <= 0:
+            return () if sequences == tokens == 0 else None
+        if not sequences <= tokens <= sequences * self.longest:
+            return None
+        each, longer = divmod(tokens, sequences)
+        return (each + 1,) * longer + (each,) * (sequences - longer)
+
+
+def bucket_of(lengths: Sequence[int], longest: int) -> Bucket | None:
+    """The smallest bucket for sequences of these lengths; None: they are too many. `longest`: the most that the encoder takes."""
+    total, count = sum(lengths), len(lengths)
+    for tokens in TOKENS:
+        for sequences in SEQUENCES if tokens >= total else ():
+            bucket = Bucket(tokens, sequences, min(tokens, longest))
+            if bucket.fillers(total, count) is not None:
+                return bucket
+    return None
+
+
+class Uses:
+    """Counts batches until their shape is worth a capture: `after` of them, and twice as many after each attempt in vain."""
+
+    def __init__(self, after: int = AFTER) -> None:
+        self._after = after
+        self._left: dict[Hashable, int] = {}
+        self._waits: dict[Hashable, int] = {}
+
+    def add(self, key: Hashable) -> bool:
+        """Counts one batch; True: from this one on, its shape is worth a capture."""
+        self._left[key] = self._left.get(key, self._after) - 1
+        return self._left[key] < 0
+
+    def put_off(self, key: Hashable) -> None:
+        """A capture was not possible now."""
+        self._waits[key] = self._left[key] = 2 * self._waits.get(key, self._after)
+
+    def captured(self, key: Hashable) -> None:
+        """Forgets the shape: should its graph be dropped, it is counted anew."""
+        self._left.pop(key, None)
+        self._waits.pop(key, None)

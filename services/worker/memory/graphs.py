@@ -1,0 +1,109 @@
+"""Device memory of CUDA graphs: a part of the claim of their model, which grows only into free memory and is given back first.
+
+Used by `space.py`. A model asks for it on the device thread before each capture; everything else is of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol, get_args, runtime_checkable
+
+from libs.models.graphs.graphs import Event, Graphs, Owner
+from libs.telemetry import metrics
+from libs.telemetry.logs import fields
+from services.worker.machine.device import Device
+from services.worker.machine.threads import in_thread
+from services.worker.memory.budget import Claim, Ledger
+from services.worker.memory.resident import Resident
+
+log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS: Final = 1.0
+"""How long a forward waits for memory to be granted; after that it runs eagerly."""
+
+
+@runtime_checkable
+class KeepsGraphs(Protocol):
+    """A model whose forwards can be captured. Both methods block while a forward is in progress."""
+
+    def keep_graphs(self, graphs: Graphs) -> None: ...
+
+    def drop_graphs(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    resident: Resident
+    model: KeepsGraphs
+    claim: Claim
+
+
+class GraphMemory:
+    """`may_grow`: whether graphs may take free memory now. Where the device has no graphs, nothing here does anything."""
+
+    def __init__(self, device: Device, ledger: Ledger, *, may_grow: Callable[[], bool]) -> None:
+        self._graphs, self._trim = device.graphs, device.trim
+        self._ledger = ledger
+        self._may_grow = may_grow
+        self._loop = asyncio.get_running_loop()
+        self._kept: dict[str, _Kept] = {}
+        for event in get_args(Event):
+            metrics.GRAPH_EVENTS.labels(event)
+
+    def keep(self, resident: Resident, claim: Claim) -> None:
+        """From now on the model, which has become resident with this claim, may capture graphs."""
+        model = resident.model
+        if self._graphs is None or not isinstance(model, KeepsGraphs):
+            return
+        self._kept[resident.name] = _Kept(resident, model, claim)
+        # By name: a model whose graphs referred to it would not be freed when it is dropped.
+        reserve, tell = partial(self._reserve, resident.name), partial(_tell, resident.name)
+        model.keep_graphs(self._graphs(Owner(reserve, tell, resident.activation_bytes_per_token)))
+
+    def forget(self, model: str) -> None:
+        """The model leaves the device, and its graphs with it."""
+        self._kept.pop(model, None)
+
+    async def shed(self) -> bool:
+        """Frees the memory of all graphs; False: there are none."""
+        holding = [one.model.drop_graphs for one in self._kept.values() if one.resident.graph_bytes]
+        for drop in holding:
+            await in_thread(drop)
+        if holding:
+            await in_thread(self._trim)
+        return bool(holding)
+
+    def _reserve(self, model: str, size: int) -> bool:
+        """`Owner.reserve`; on any thread but the event loop's."""
+        if self._loop.is_closed():
+            return False
+        asked = asyncio.run_coroutine_threadsafe(self._resize(model, size), self._loop)
+        try:
+            return asked.result(_ANSWER_SECONDS)
+        except (TimeoutError, CancelledError):
+            asked.cancel()
+            return False
+
+    async def _resize(self, model: str, size: int) -> bool:
+        kept = self._kept.get(model)
+        if kept is None or (size > kept.resident.graph_bytes and (kept.resident.leaving or not self._may_grow())):
+            return False
+        before = kept.claim.size
+        if not self._ledger.resize(kept.claim, replace(before, bytes=before.bytes - kept.resident.graph_bytes + size)):
+            return False
+        kept.resident.graph_bytes = size
+        return True
+
+
+def _tell(model: str, event: Event, detail: str) -> None:
+    metrics.GRAPH_EVENTS.labels(event).inc()
+    if event in ("failed", "differed"):
+        why = {"failed": "a CUDA graph could not be made or run", "differed": "a CUDA graph's answer differs from the forward's"}
+        log.error(f"{why[event]}: this model has no graphs from now on", extra=fields({"model": model, "detail": detail}))
+    elif event == "captured":
+        log.info("a CUDA graph was captured", extra=fields({"model": model}))
