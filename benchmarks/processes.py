@@ -26,6 +26,9 @@ from services.local.supervision.child import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
+OPENVINO_PYTHON = ROOT / ".cache/openvino-venv/bin/python"
+PYTHONS = {"openvino": str(OPENVINO_PYTHON)}
+"""Of kinds of engines that have an environment of their own (benchmarks/setup_openvino.sh)."""
 START_SECONDS = 180.0
 Vectors = NDArray[np.float32]
 
@@ -45,7 +48,7 @@ class EngineProcess:
     async def started(cls, arguments: Sequence[str], threads: int) -> AsyncIterator[EngineProcess]:
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.engine", *arguments),
+            *(PYTHONS.get(arguments[0], sys.executable), "-m", "benchmarks.engine", *arguments),
             cwd=ROOT,
             env=dict(os.environ) | quiet | {"OMP_NUM_THREADS": str(threads)},
             stdin=asyncio.subprocess.PIPE,
@@ -68,8 +71,9 @@ class EngineProcess:
             raise RuntimeError(f"an engine process ended with status {await self._process.wait()}; see its words above")
         return line
 
-    async def run(self, dtype: str, save: str = "") -> None:
-        self._orders.write(json.dumps({"dtype": dtype, "save": save}).encode() + b"\n")
+    async def run(self, way: str, save: str = "") -> None:
+        """`way`: the data type, and for OpenVINO maybe " arrival" (`engine.py`). `save`: where the vectors go; "": nowhere."""
+        self._orders.write(json.dumps({"way": way, "save": save}).encode() + b"\n")
         await self._answer()
 
 
@@ -79,14 +83,14 @@ class LocalModel:
     def __init__(self, engines: list[EngineProcess]) -> None:
         self.engines = engines
 
-    async def run(self, dtype: str) -> None:
-        await asyncio.gather(*(engine.run(dtype) for engine in self.engines))
+    async def run(self, way: str) -> None:
+        await asyncio.gather(*(engine.run(way) for engine in self.engines))
 
-    async def vectors(self, dtype: str) -> Vectors:
+    async def vectors(self, way: str) -> Vectors:
         """One more run whose vectors are brought here, in the order of the texts."""
         with tempfile.TemporaryDirectory() as directory:
             files = [Path(directory) / f"{number}.npy" for number in range(len(self.engines))]
-            await asyncio.gather(*(engine.run(dtype, str(file)) for engine, file in zip(self.engines, files, strict=True)))
+            await asyncio.gather(*(engine.run(way, str(file)) for engine, file in zip(self.engines, files, strict=True)))
             parts = np.concatenate([np.load(file) for file in files])
         rows = [row for engine in self.engines for row in engine.rows]
         ordered = np.empty_like(parts)
