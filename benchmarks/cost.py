@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from shoal import AsyncClient
 
-from benchmarks.mesh import QUERIES, machine
+from benchmarks.machine import machine
+from benchmarks.mesh import QUERIES
+from benchmarks.processes import cpu_seconds
 from benchmarks.texts import MINILM_ID
 from services.local.mesh import running
 from services.local.settings import Settings, known_models
 
 FORWARD: Final = "forward"
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAMPLES_A_SECOND: Final = 250
 
 # Stages by the file of a frame, asked in this order from the innermost frame outwards.
@@ -61,12 +62,6 @@ class Cost:
     seconds: float
     micros: dict[str, float]
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def stage_of(stack: str) -> str:
