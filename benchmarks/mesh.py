@@ -69,8 +69,11 @@ STEADY_CALLERS, STEADY_TEXTS = 4, 128
 ROUTER_CALLERS, ROUTER_SECONDS = (64, 256), 3.0
 LEAST_COSINE = 0.999
 """Of an engine's vector to sentence-transformers' in float32: below it, they do not compute the same."""
+METRICS = (("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),)
+"""For a mesh whose processes serve their metrics, each at a port of its own; `Meter` finds it."""
+FORWARD_CPU = "shoal_device_cpu_seconds_total"
 COUNTERS = (
-    "shoal_device_cpu_seconds_total",
+    FORWARD_CPU,
     "shoal_device_busy_seconds_total",
     "shoal_device_stalled_seconds_total/starved",
     "shoal_device_stalled_seconds_total/turnaround",
@@ -240,7 +243,7 @@ async def mesh_measures(
         threads=threads,
         models=known_models([], {}),
         dtype="bfloat16",
-        environment=(("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),),
+        environment=METRICS,
     )
     mesh = await stack.enter_async_context(running(settings))
     client = await stack.enter_async_context(AsyncClient(mesh.address))
@@ -310,19 +313,14 @@ async def run_rounds(
                 measure.series.seconds.append(await measure.run())
                 before = None
             else:
-                before = await beside(forward) if before is None else before
+                before = await forward.run() if before is None else before
                 await run_metered(measure, measure.meter, mix)
-                after = await beside(forward)
+                after = await forward.run()
                 measure.series.beside.append((before + after) / 2)
                 before = after
             progress.update(task, advance=1, refresh=True)
         for one in idle:
             one.latency.rounds.append(await ask_one_by_one(one.ask, plan.queries))
-
-
-async def beside(forward: Measure) -> float:
-    """Two runs, since one is short beside those of the mesh."""
-    return (await forward.run() + await forward.run()) / 2
 
 
 async def run_metered(measure: Measure, meter: Meter, mix: Mix) -> None:
@@ -395,7 +393,7 @@ def main(
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = 160
-    plan = Plan(128, 2, 2, 50, 5.0, everything) if quick else Plan(512, rounds, 8, max(100, -(-300 // rounds)), steady, everything)
+    plan = Plan(128, 2, 2, 50, 5.0, everything) if quick else Plan(512, rounds, 4, max(100, -(-300 // rounds)), steady, everything)
     mix = real_texts(plan.texts, SEED)
     console.print(mix.describe(), style="dim")
     dtypes = list(DTYPES) if everything else ["bfloat16"]

@@ -219,18 +219,19 @@ async def infinity(dtype: str) -> AsyncIterator[Infinity]:
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="infinity-"))
         child = await stack.enter_async_context(Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log"))
-        await _listening(child, port)
+        await listening(child, port)
         pool = HttpPool(port)
         stack.push_async_callback(pool.close)
         yield Infinity(pool)
 
 
-async def _listening(child: Child, port: int) -> None:
-    """Returns when the server takes connections. Raises RuntimeError with its last words if it ends, TimeoutError after 180 s."""
+async def listening(child: Child, port: int) -> None:
+    """Returns when the process takes connections at a port of loopback. Raises RuntimeError with its last words if it ends,
+    TimeoutError after 180 s."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             if child.status is not None:
-                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.log_end()}")
+                raise RuntimeError(f"{child.name} ended with status {child.status}:\n{child.log_end()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import busy_cores, machine
-from benchmarks.processes import LineProcess, cpu_seconds
+from benchmarks.processes import LineProcess, cpu_seconds, listening
 from benchmarks.report import Turn, spread
 from benchmarks.stub_worker import MODEL
 from services.local.redis_server import find_redis_server, redis_arguments
@@ -63,7 +63,8 @@ async def stubbed(clients: int = 1) -> AsyncIterator[StubMesh]:
     """Starts a router, its Redis, a stub worker and `clients` clients, and stops them. This process itself makes no gRPC call."""
     async with AsyncExitStack() as stack:
         place = stack.enter_context(workplace(None))
-        address = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        address = f"127.0.0.1:{port}"
         redis = Child(
             "redis",
             redis_arguments(find_redis_server(), place.redis, is_durable=True),
@@ -79,6 +80,7 @@ async def stubbed(clients: int = 1) -> AsyncIterator[StubMesh]:
         )
         for child in (redis, router):
             await stack.enter_async_context(child)
+        await listening(router, port)
         worker = await stack.enter_async_context(LineProcess.started("benchmarks.stub_worker", [address]))
         asking = [await stack.enter_async_context(LineProcess.started("benchmarks.load", [address, MODEL])) for _ in range(clients)]
         pids = {"router": router.pid, "redis": redis.pid, "stub worker": worker.pid}
