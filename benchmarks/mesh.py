@@ -234,9 +234,9 @@ async def local_measures(stack: AsyncExitStack, plan: Plan, layouts: list[tuple[
 
 async def mesh_measures(
     stack: AsyncExitStack, plan: Plan, mix: Mix, workers: int, threads: int
-) -> tuple[list[Measure], IdleMeasure]:
-    """(d): the mesh, its model resident on every worker. Its processes serve their metrics, which cost nothing until they are
-    read."""
+) -> tuple[list[Measure], IdleMeasure, str]:
+    """(d): the mesh, its model resident on every worker; and which native kernels these use. Its processes serve their metrics,
+    which cost nothing until they are read."""
     settings = Settings(
         port=0,
         workers=workers,
@@ -269,7 +269,8 @@ async def mesh_measures(
         STEADY: (partial(steadily, encode, mix.texts, plan.steady_seconds), partial(in_parts, encode, mix.texts, STEADY_TEXTS)),
     }
     measures += [Measure(Series(Name("mesh", "bfloat16", where, shape)), *ways, meter) for shape, ways in more.items()]
-    return measures, IdleMeasure(Latency("mesh", "bfloat16"), ask)
+    kernels = {worker.kernels for worker in (await client.mesh()).workers}
+    return measures, IdleMeasure(Latency("mesh", "bfloat16"), ask), ", ".join(sorted(kernels))
 
 
 async def infinity_measures(stack: AsyncExitStack, plan: Plan, mix: Mix, dtype: str) -> tuple[list[Measure], IdleMeasure]:
@@ -354,8 +355,9 @@ async def measured(
         idle = []
         of_peers = [await infinity_measures(stack, plan, mix, dtype) for dtype in peers]
         stub = await stack.enter_async_context(router.stubbed())
-        of_mesh = await mesh_measures(stack, plan, mix, workers, threads)  # Last: nothing may be forked once gRPC has its threads.
-        for found, query in [of_mesh, *of_peers]:
+        # Last: nothing may be forked once gRPC has its threads.
+        of_mesh, asked, kernels = await mesh_measures(stack, plan, mix, workers, threads)
+        for found, query in [(of_mesh, asked), *of_peers]:
             measures += found
             idle.append(query)
         console.print(f"started in {time.monotonic() - begin:.0f} s", style="dim")
@@ -373,7 +375,8 @@ async def measured(
     series, latencies = [measure.series for measure in measures], [one.latency for one in idle]
     per_core = {count: [turn.per_core for turn in routed if turn.callers == count] for count in ROUTER_CALLERS}
     found_targets = targets(series, latencies, per_core, own, alike)
-    return Report(machine(), notes, len(mix.texts), mix.tokens, series, latencies, routed, found_targets)
+    here = machine() | {"native kernels": kernels}
+    return Report(here, notes, len(mix.texts), mix.tokens, series, latencies, routed, found_targets)
 
 
 def main(
