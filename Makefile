@@ -22,7 +22,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-infinity gpu fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino gpu fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -128,7 +128,7 @@ chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage
 
-bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (and Infinity, see docs/benchmarks.md)
+bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (OpenVINO and Infinity: docs/benchmarks.md), and its targets
 	$(BIN)/python -m benchmarks.mesh $(ARGS)
 
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
@@ -139,6 +139,9 @@ bench-attention: $(VENV)/.dev native ## Measure the native attention kernel agai
 
 bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, and with ARGS=--profile by stage
 	$(BIN)/python -m benchmarks.cost $(ARGS)
+
+bench-router: $(VENV)/.dev ## Measure what a router alone can do, with a stub worker
+	$(BIN)/python -m benchmarks.router $(ARGS)
 
 bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
 	$(BIN)/python -m benchmarks.lora $(ARGS)
@@ -175,6 +178,9 @@ bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch 
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
 	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
+
+bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
+	VENV=$(VENV) benchmarks/setup_openvino.sh
 
 gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)
 	$(BIN)/python -m tools.gpu_bundle

@@ -4,7 +4,7 @@ One mesh of one single-threaded worker, as `shoal up` lays it out, serves MiniLM
 one after another and from many callers at once. CPU time is read from /proc before and after. With `--profile`, py-spy samples
 router and worker meanwhile, and their shares of samples divide their CPU time by stage: the innermost frame of a sample that
 belongs to a package of Shoal or to a library that is named here. The forward pass is a stage of the worker; what is left of it is
-the mesh's own cost, which is told separately.
+the mesh's own cost, which is told separately. Without a profile the worker's own counter tells the CPU time of forward passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from shoal import AsyncClient
 
-from benchmarks.mesh import QUERIES, machine
+from benchmarks.machine import machine
+from benchmarks.mesh import FORWARD_CPU, METRICS, QUERIES, Meter
+from benchmarks.processes import cpu_seconds
 from benchmarks.texts import MINILM_ID
 from services.local.mesh import running
 from services.local.settings import Settings, known_models
 
 FORWARD: Final = "forward"
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAMPLES_A_SECOND: Final = 250
 
 # Stages by the file of a frame, asked in this order from the innermost frame outwards.
@@ -61,12 +62,6 @@ class Cost:
     seconds: float
     micros: dict[str, float]
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def stage_of(stack: str) -> str:
@@ -142,18 +137,23 @@ async def ask(client: AsyncClient, callers: int, requests: int) -> None:
 
 async def measure(callers: list[int], requests: int, *, profile: bool) -> list[Cost]:
     settings = Settings(port=0, workers=1, threads=1, models=known_models([], {}), dtype="bfloat16")
+    settings = replace(settings, environment=METRICS)
     costs = []
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
         await client.models.load(MINILM_ID)
         pids = {"client": os.getpid(), **mesh.supervisor.pids}
+        meter = Meter(mesh.supervisor.pids)
         await ask(client, 8, 200)
         for count in callers:
             await ask(client, count, 2 * count)
             async with profiled(pids, profile) as samples:
+                forward = meter.workers()[FORWARD_CPU]
                 before, begin = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.perf_counter()
                 await ask(client, count, requests)
                 seconds = time.perf_counter() - begin
                 micros = {name: (cpu_seconds(pid) - before[name]) / requests * 1e6 for name, pid in pids.items()}
+                forward = (meter.workers()[FORWARD_CPU] - forward) / requests * 1e6
+            micros["worker beyond the forward"] = micros["worker-0"] - forward
             costs.append(
                 Cost(count, requests, seconds, micros, {name: _shares(micros[name], found) for name, found in samples.items()})
             )

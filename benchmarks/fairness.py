@@ -27,7 +27,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from shoal.v1 import inference_pb2, inference_pb2_grpc
 
-from benchmarks.mesh import busy_cores, machine
+from benchmarks.machine import busy_cores, machine
 from benchmarks.report import percentile
 from benchmarks.texts import minilm_directory, real_texts
 from services.local.mesh import LocalMesh, running

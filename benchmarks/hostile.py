@@ -35,7 +35,7 @@ from shoal.v1 import inference_pb2_grpc
 
 from benchmarks.fairness import Tick, arrivals, until
 from benchmarks.hostile_client import TENANT
-from benchmarks.mesh import busy_cores, machine
+from benchmarks.machine import busy_cores, machine
 from benchmarks.report import percentile
 from benchmarks.texts import MINILM_ID, minilm_directory, real_texts
 from services.local.mesh import LocalMesh, running

@@ -1,7 +1,7 @@
 """The processes that are measured, as the benchmark sees them: started once, idle until asked, stopped at the end.
 
-`LocalModel` is one or more `benchmarks.engine` processes; `infinity` is an Infinity server with its HTTP client. (The mesh itself
-is started by `services.local`, as `shoal up` starts it.)
+`LineProcess` is a process that obeys lines; `LocalModel` is one or more of `benchmarks.engine`; `infinity` is an Infinity server
+with its HTTP client. (The mesh itself is started by `services.local`, as `shoal up` starts it.)
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import os
 import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.texts import minilm_directory
 from services.local.settings import free_port
@@ -26,26 +30,35 @@ from services.local.supervision.child import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
+OPENVINO_PYTHON = ROOT / ".cache/openvino-venv/bin/python"
+PYTHONS = {"openvino": str(OPENVINO_PYTHON)}
+"""Of kinds of engines that have an environment of their own (benchmarks/setup_openvino.sh)."""
 START_SECONDS = 180.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_LISTENS = "0A"
 Vectors = NDArray[np.float32]
 
 
-class EngineProcess:
-    """One `benchmarks.engine` process; `rows` are the texts of its share."""
+class LineProcess:
+    """A process of a module of this package that is idle until it is asked: each line of JSON on its input is answered by one on
+    its output. `ready`: the line that it says first."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, module: str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process = process
+        self._process, self._module = process, module
         self._orders, self._answers = process.stdin, process.stdout
-        self.rows: list[int] = []
+        self.ready: dict[str, Any] = {}
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, arguments: Sequence[str], threads: int) -> AsyncIterator[EngineProcess]:
+    async def started(
+        cls, module: str, arguments: Sequence[str], *, python: str = sys.executable, threads: int = 1
+    ) -> AsyncIterator[LineProcess]:
+        """`threads`: of its OpenMP. Raises RuntimeError if it ends instead of getting ready, TimeoutError after 180 s."""
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.engine", *arguments),
+            *(python, "-m", module, *arguments),
             cwd=ROOT,
             env=dict(os.environ) | quiet | {"OMP_NUM_THREADS": str(threads)},
             stdin=asyncio.subprocess.PIPE,
@@ -53,42 +66,49 @@ class EngineProcess:
             limit=1 << 22,
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others.
         )
-        engine = cls(process)
+        started = cls(process, module)
         try:
-            engine.rows = json.loads(await asyncio.wait_for(engine._answer(), START_SECONDS))["rows"]
-            yield engine
+            started.ready = await asyncio.wait_for(started._answer(), START_SECONDS)
+            yield started
         finally:
             if process.returncode is None:
                 process.terminate()
             await process.wait()
 
-    async def _answer(self) -> bytes:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        self._orders.write(json.dumps(order).encode() + b"\n")
+        return await self._answer()
+
+    async def _answer(self) -> dict[str, Any]:
         line = await self._answers.readline()
         if not line:
-            raise RuntimeError(f"an engine process ended with status {await self._process.wait()}; see its words above")
-        return line
-
-    async def run(self, dtype: str, save: str = "") -> None:
-        self._orders.write(json.dumps({"dtype": dtype, "save": save}).encode() + b"\n")
-        await self._answer()
+            raise RuntimeError(f"{self._module} ended with status {await self._process.wait()}; see its words above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class LocalModel:
-    """A model without a server, its texts shared out over processes that start together."""
+    """A model without a server, its texts shared out over processes that start together. `way`: the data type, and for OpenVINO
+    maybe " arrival" (`engine.py`)."""
 
-    def __init__(self, engines: list[EngineProcess]) -> None:
+    def __init__(self, engines: list[LineProcess]) -> None:
         self.engines = engines
 
-    async def run(self, dtype: str) -> None:
-        await asyncio.gather(*(engine.run(dtype) for engine in self.engines))
+    async def run(self, way: str) -> None:
+        await asyncio.gather(*(engine.ask({"way": way, "save": ""}) for engine in self.engines))
 
-    async def vectors(self, dtype: str) -> Vectors:
+    async def vectors(self, way: str) -> Vectors:
         """One more run whose vectors are brought here, in the order of the texts."""
         with tempfile.TemporaryDirectory() as directory:
             files = [Path(directory) / f"{number}.npy" for number in range(len(self.engines))]
-            await asyncio.gather(*(engine.run(dtype, str(file)) for engine, file in zip(self.engines, files, strict=True)))
+            orders = zip(self.engines, files, strict=True)
+            await asyncio.gather(*(engine.ask({"way": way, "save": str(file)}) for engine, file in orders))
             parts = np.concatenate([np.load(file) for file in files])
-        rows = [row for engine in self.engines for row in engine.rows]
+        rows = [row for engine in self.engines for row in engine.ready["rows"]]
         ordered = np.empty_like(parts)
         ordered[rows] = parts
         return ordered
@@ -100,8 +120,37 @@ async def local_model(kind: str, processes: int, threads: int, texts: int, seed:
         engines = []
         for number in range(processes):
             arguments = [kind, str(threads), f"{number}/{processes}", str(texts), str(seed)]
-            engines.append(await stack.enter_async_context(EngineProcess.started(arguments, threads)))
+            python = PYTHONS.get(kind, sys.executable)
+            starting = LineProcess.started("benchmarks.engine", arguments, python=python, threads=threads)
+            engines.append(await stack.enter_async_context(starting))
         yield LocalModel(engines)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def listening_port(pid: int) -> int:
+    """The lowest port of 127.0.0.1 that a process listens on. Raises LookupError if there is none."""
+    sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == _LISTENS and f"socket:[{line[9]}]" in sockets]
+    if not ports:
+        raise LookupError(f"process {pid} listens on no port")
+    return min(ports)
+
+
+def scraped(port: int) -> dict[str, float]:
+    """The sums over all labels but `cause` of a process' series: `name` or `name/cause`."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    sums: dict[str, float] = defaultdict(float)
+    for sample in (sample for family in families for sample in family.samples):
+        cause = sample.labels.get("cause")
+        sums[f"{sample.name}/{cause}" if cause else sample.name] += sample.value
+    return sums
 
 
 class HttpPool:
@@ -170,18 +219,19 @@ async def infinity(dtype: str) -> AsyncIterator[Infinity]:
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="infinity-"))
         child = await stack.enter_async_context(Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log"))
-        await _listening(child, port)
+        await listening(child, port)
         pool = HttpPool(port)
         stack.push_async_callback(pool.close)
         yield Infinity(pool)
 
 
-async def _listening(child: Child, port: int) -> None:
-    """Returns when the server takes connections. Raises RuntimeError with its last words if it ends, TimeoutError after 180 s."""
+async def listening(child: Child, port: int) -> None:
+    """Returns when the process takes connections at a port of loopback. Raises RuntimeError with its last words if it ends,
+    TimeoutError after 180 s."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             if child.status is not None:
-                raise RuntimeError(f"Infinity ended with status {child.status}:\n{child.log_end()}")
+                raise RuntimeError(f"{child.name} ended with status {child.status}:\n{child.log_end()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-LATENCY_TARGET_SECONDS = 0.003
+BATCHES = "batch 32"
+SORTED = "batch 32, sorted"
+ARRIVAL = "batch 32, as they come"
+STEADY = "steady, 4 x 128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,25 @@ class Name:
         return f"{self.engine} {self.dtype}, {self.layout}, {self.shape}"
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the mesh used in one run. `micros`: µs of CPU a text, by role; that of the worker without its forward passes, whose is
+    the role `forward`. `starved`, `turnaround`: shares of the time in which the devices had work, and stalled."""
+
+    micros: dict[str, float]
+    starved: float
+    turnaround: float
+
+
 @dataclass(slots=True)
 class Series:
-    """Seconds of each round for the same texts, and the lowest cosine of a vector to sentence-transformers' in float32."""
+    """Seconds of each round for the same texts, and the lowest cosine of a vector to sentence-transformers' in float32. Of the mesh
+    also `beside`: seconds of the forward alone just before and after each round's run, the mean; and what it used."""
 
     name: Name
     seconds: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
     cosine: float = float("nan")
 
 
@@ -60,8 +76,30 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A closed loop through a router with a stub worker. `micros`: µs of CPU a request, by process; `jobs_a_pull`: of the stub's
+    pulls that brought any."""
+
+    callers: int
+    answers: int
+    seconds: float
+    micros: dict[str, float]
+    jobs_a_pull: float
+
+    @property
+    def rate(self) -> float:
+        """Singles/s of all processes together."""
+        return self.answers / self.seconds
+
+    @property
+    def per_core(self) -> float:
+        """Singles/s of the router if it had a core of its own."""
+        return 1e6 / self.micros["router"]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """A bound of the issue and what was measured: the median over the rounds, and its range."""
+    """A bound and what was measured: the median over the rounds, and its range."""
 
     text: str
     bound: float
@@ -80,7 +118,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run. `machine` and `notes` say where and under what conditions."""
+    """One run. `machine` and `notes` say where and under what conditions; `routed` are turns of a router with a stub worker."""
 
     machine: dict[str, str]
     notes: list[str]
@@ -88,6 +126,7 @@ class Report:
     tokens: int
     series: list[Series]
     latencies: list[Latency]
+    routed: list[Turn]
     targets: list[Target]
 
 
@@ -110,56 +149,126 @@ def ratios(fast: Series, slow: Series) -> tuple[float, ...]:
     return tuple(other / own for own, other in zip(fast.seconds, slow.seconds, strict=True))
 
 
-def targets(series: Sequence[Series], latencies: Sequence[Latency], threads: str, layout: str) -> list[Target]:
-    """The targets that this run can tell about. `threads`: the layout of one process with all threads; `layout`: the mesh's."""
-    peer32 = find(series, "sentence-transformers", "float32", "batch 32")
-    peer16 = find(series, "sentence-transformers", "bfloat16", "batch 32")
-    own32 = find(series, "forward alone", "float32", "batch 32", threads)
-    own16 = find(series, "forward alone", "bfloat16", "batch 32", threads)
-    alike = find(series, "forward alone", "bfloat16", "batch 32", layout)
-    bulk = find(series, "mesh", "bfloat16", "1 x all")
-    singles = find(series, "mesh", "bfloat16", "64 at once")
-    infinity = find(series, "Infinity", "bfloat16", "64 at once")
-    compared = [
-        ("forward alone bfloat16 / sentence-transformers float32", 3.5, own16, peer32),
-        ("forward alone bfloat16 / sentence-transformers bfloat16", 1.4, own16, peer16),
-        ("forward alone float32 / sentence-transformers float32", 2.3, own32, peer32),
-        (f"mesh, one request, bfloat16 / forward alone, {layout}", 0.9, bulk, alike),
-        ("mesh, 64 single texts, bfloat16 / Infinity, the same", 3.0, singles, infinity),
-    ]
-    found = [Target(text, bound, "x", ratios(a, b)) for text, bound, a, b in compared if a is not None and b is not None]
+def of_forward(series: Series) -> tuple[float, ...]:
+    """The mesh's speed as a share of the forward's alone, round by round."""
+    return tuple(forward / own for own, forward in zip(series.seconds, series.beside, strict=True))
+
+
+def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token: float) -> Usage:
+    """`cpu`: CPU seconds of a run by role; `counted`: what the workers' counters rose by meanwhile."""
+    texts = counted["shoal_tenant_tokens_total"] * texts_a_token
+    forward = counted["shoal_device_cpu_seconds_total"]
+    spent = {**cpu, "worker": cpu["worker"] - forward, "forward": forward}
+    starved, turnaround = (counted[f"shoal_device_stalled_seconds_total/{cause}"] for cause in ("starved", "turnaround"))
+    whole = counted["shoal_device_busy_seconds_total"] + starved + turnaround
+    return Usage({name: seconds / texts * 1e6 for name, seconds in spent.items()}, starved / whole, turnaround / whole)
+
+
+def targets(
+    series: Sequence[Series], latencies: Sequence[Latency], per_core: Mapping[int, Sequence[float]], threads: str, layout: str
+) -> list[Target]:
+    """The targets that this run can tell about. `per_core`: singles/s per core of a router alone, by callers; `threads`: the layout
+    of one process with all threads; `layout`: the mesh's, as "processes x threads"."""
+    found = [*_of_models(series, threads, layout), *_of_mesh(series, layout)]
     for latency in (latency for latency in latencies if latency.engine == "mesh"):
-        medians = tuple(percentile([query.besides_forward for query in queries], 0.5) * 1e3 for queries in latency.rounds)
-        found.append(
-            Target("all but the forward of a single query at idle, p50", LATENCY_TARGET_SECONDS * 1e3, "ms", medians, at_most=True)
-        )
+        for share, bound in ((0.5, 2.5), (0.99, 5.0)):
+            rounds = tuple(percentile([query.besides_forward * 1e3 for query in queries], share) for queries in latency.rounds)
+            found.append(Target(f"a query at idle besides its forward, p{share * 100:.0f}", bound, "ms", rounds, at_most=True))
+    for callers, rates in per_core.items():
+        found.append(Target(f"a router alone, {callers} callers: singles/s per core", 2500.0, "", tuple(rates)))
     return found
+
+
+def _of_models(series: Sequence[Series], threads: str, layout: str) -> Iterator[Target]:
+    """The forward alone against others."""
+    for dtype, bound in (("float32", 7.0), ("bfloat16", 2.8)):
+        peer = find(series, "sentence-transformers", dtype, BATCHES)
+        own = find(series, "forward alone", "bfloat16", BATCHES, threads)
+        yield from _compared(f"forward bfloat16 / sentence-transformers {dtype}, {threads}", bound, own, peer)
+    for dtype, bound in (("bfloat16", 1.25), ("float32", 1.15)):
+        for where in dict.fromkeys((threads, layout)):
+            own, peer = find(series, "forward alone", dtype, BATCHES, where), find(series, "OpenVINO", dtype, SORTED, where)
+            yield from _compared(f"forward {dtype} / OpenVINO {dtype} sorted, {where}", bound, own, peer)
+
+
+def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
+    """The mesh's throughput, CPU and stalls."""
+    own = {one.name.shape: one for one in series if one.name.engine == "mesh"}
+    for shape, bound in (("1 x all", 0.92), (STEADY, 0.92), ("256 at once", 0.75)):
+        if shape in own:
+            yield Target(f"mesh, {shape} / forward alone, {layout}", bound, "x", of_forward(own[shape]))
+    singles = own.get("64 at once")
+    infinity = find(series, "Infinity", "bfloat16", "64 at once")
+    yield from _compared("mesh, 64 at once / Infinity bfloat16", 4.0, singles, infinity)
+    for role, bound in (("router", 0.45), ("worker", 0.6)):
+        # With more threads, others than the device's compute, too, and their time cannot be told from the rest.
+        if singles is not None and (role == "router" or layout.endswith(" 1")):
+            spent = tuple(used.micros[role] / 1e3 for used in singles.usage)
+            beyond = " beyond the forward" if role == "worker" else ""
+            yield Target(f"CPU of the {role} for a single{beyond}, 64 at once", bound, "ms", spent, at_most=True)
+    for shape in ("1 x all", STEADY):
+        if shape in own:
+            stalled = tuple((used.starved + used.turnaround) * 100 for used in own[shape].usage)
+            yield Target(f"stalled devices, {shape}", 2.0, "%", stalled, at_most=True)
+
+
+def _compared(text: str, bound: float, fast: Series | None, slow: Series | None) -> Iterator[Target]:
+    if fast is not None and slow is not None:
+        yield Target(text, bound, "x", ratios(fast, slow))
 
 
 def print_report(report: Report, console: Console) -> None:
     console.print(", ".join(f"{key} {value}" for key, value in report.machine.items()), style="dim")
-    console.print(_throughput(report), _latency(report.latencies), _targets(report.targets))
+    console.print(_throughput(report), _usage(report.series), _latency(report.latencies), _routed(report.routed))
+    console.print(_targets(report.targets))
     for note in report.notes:
         console.print(f"note: {note}", style="yellow")
 
 
-def _spread(values: Sequence[float], digits: int = 0) -> str:
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Median (lowest-highest)."""
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def _throughput(report: Report) -> Table:
-    baseline = find(report.series, "sentence-transformers", "float32", "batch 32")
+    baseline = find(report.series, "sentence-transformers", "float32", BATCHES)
     table = Table(title=f"Throughput: median of {len(report.series[0].seconds)} rounds (lowest-highest)", title_justify="left")
     for heading in ("engine", "type", "processes x threads", "texts sent"):
         table.add_column(heading)
-    for heading in ("sentences/s", "tokens/s", "x first", "cosine"):
+    for heading in ("sentences/s", "tokens/s", "x first", "x forward", "cosine"):
         table.add_column(heading, justify="right")
     for series in report.series:
         name = series.name
         sentences = [report.texts / seconds for seconds in series.seconds]
         times = f"{median(ratios(series, baseline)):.2f}" if baseline else ""
         tokens = f"{report.tokens / median(series.seconds):,.0f}"
-        table.add_row(name.engine, name.dtype, name.layout, name.shape, _spread(sentences), tokens, times, f"{series.cosine:.5f}")
+        share = spread(of_forward(series), 2) if series.beside else ""
+        cosine = f"{series.cosine:.5f}"
+        table.add_row(name.engine, name.dtype, name.layout, name.shape, spread(sentences), tokens, times, share, cosine)
+    return table
+
+
+def _usage(series: Sequence[Series]) -> Table:
+    """Of the mesh."""
+    roles = ("client", "router", "redis", "worker", "forward")
+    table = Table(title="The mesh: µs of CPU a text, and how long devices stalled while there was work", title_justify="left")
+    for heading in ("texts sent", *roles[:3], "worker beyond the forward", "forward", "starved %", "turnaround %"):
+        table.add_column(heading, justify="left" if heading == "texts sent" else "right")
+    for one in (one for one in series if one.usage):
+        spent = [spread([used.micros[role] for used in one.usage]) for role in roles]
+        stalled = [spread([used.starved * 100 for used in one.usage], 1), spread([used.turnaround * 100 for used in one.usage], 1)]
+        table.add_row(one.name.shape, *spent, *stalled)
+    return table
+
+
+def _routed(turns: Sequence[Turn]) -> Table:
+    table = Table(title="A router with a stub worker", title_justify="left")
+    for heading in ("callers", "singles/s of all on these cores", "router, µs of CPU a single", "singles/s per core"):
+        table.add_column(heading, justify="right")
+    for callers in dict.fromkeys(turn.callers for turn in turns):
+        same = [turn for turn in turns if turn.callers == callers]
+        columns = ([turn.rate for turn in same], [turn.micros["router"] for turn in same], [turn.per_core for turn in same])
+        table.add_row(str(callers), *map(spread, columns))
     return table
 
 
@@ -183,9 +292,10 @@ def _targets(found: Sequence[Target]) -> Table:
     for heading in ("target", "bound", "measured", ""):
         table.add_column(heading, justify="left" if heading in ("target", "") else "right")
     for target in found:
-        bound = f"{'≤' if target.at_most else '≥'} {target.bound:g} {target.unit}"
+        bound = f"{'≤' if target.at_most else '≥'} {target.bound:,g} {target.unit}"
         verdict = "[green]met[/]" if target.met else "[red]not met[/]"
-        table.add_row(target.text, bound, f"{_spread(target.values, 2)} {target.unit}", verdict)
+        digits = 2 if target.bound < 1000 else 0
+        table.add_row(target.text, bound, f"{spread(target.values, digits)} {target.unit}", verdict)
     return table
 
 
@@ -198,6 +308,7 @@ def to_json(report: Report) -> dict[str, object]:
         "tokens": report.tokens,
         "throughput": [_series_json(series, report) for series in report.series],
         "latency": [_latency_json(latency) for latency in report.latencies],
+        "router_alone": [asdict(turn) for turn in report.routed],
         "targets": [
             {"target": one.text, "bound": one.bound, "at_most": one.at_most, "unit": one.unit, "measured": one.value}
             | {"rounds": one.values, "met": one.met}
@@ -215,6 +326,8 @@ def _series_json(series: Series, report: Report) -> dict[str, object]:
         "layout": name.layout,
         "shape": name.shape,
         "round_seconds": series.seconds,
+        "forward_beside_seconds": series.beside,
+        "usage": [asdict(used) for used in series.usage],
         "sentences_per_second": report.texts / middle,
         "tokens_per_second": report.tokens / middle,
         "lowest_cosine": series.cosine,

@@ -34,7 +34,7 @@ from rich.progress import Progress
 from rich.table import Table
 from shoal import AsyncClient
 
-from benchmarks.mesh import busy_cores, machine
+from benchmarks.machine import busy_cores, machine
 from services.local.settings import free_port
 
 MODEL: Final = "random/tiny"

@@ -93,6 +93,10 @@ WORKERS = Dashboard(
     "Shoal: workers and residency",
     [
         Panel("Device busy", "percentunit", {"{{instance}}": "rate(shoal_device_busy_seconds_total[5m])"}),
+        Panel("Device stalled", "percentunit", {"{{cause}} {{instance}}": "rate(shoal_device_stalled_seconds_total[5m]) "
+              "/ ignoring(cause) group_left () (rate(shoal_device_busy_seconds_total[5m]) "
+              "+ sum without (cause) (rate(shoal_device_stalled_seconds_total[5m])))"},
+              "Of the time in which there was work: starved (it was not at the device yet), turnaround (between two batches)."),
         Panel("Device wasted", "percentunit", {"{{pool}}": "sum by (pool) (rate(shoal_device_wasted_seconds_total[5m])) "
               "/ sum by (pool) (rate(shoal_device_busy_seconds_total[5m]))"}, "Computed for answers that nobody waited for."),
         Panel("Batch size", "short", {"p50 {{model}}":

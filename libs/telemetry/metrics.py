@@ -149,6 +149,19 @@ VIEW_AGE_SECONDS: Final = Series("shoal_view_age_seconds", "Age of the last look
 # Of workers.
 
 DEVICE_BUSY_SECONDS: Final = Series("shoal_device_busy_seconds", "Seconds that the device has computed.", POOL_LABELS, True)
+DEVICE_STALLED_SECONDS: Final = Series(
+    "shoal_device_stalled_seconds",
+    "Seconds in which the device did not compute although there was work, by cause: starved (jobs were queued or in preparation), "
+    "turnaround (between two batches).",
+    ("pool", "cause"),
+    True,
+)
+DEVICE_CPU_SECONDS: Final = Series(
+    "shoal_device_cpu_seconds",
+    "CPU seconds of the device thread in forward passes, without those of threads that help it.",
+    POOL_LABELS,
+    True,
+)
 DEVICE_WASTED_SECONDS: Final = Series(
     "shoal_device_wasted_seconds", "Device seconds spent on answers that nobody waited for.", POOL_LABELS, True
 )

@@ -133,7 +133,6 @@ class Worker:
         self._report_again = asyncio.Event()
         wake, waste = self._pull_again, Waste()
         residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
-        self.metrics = WorkerMetrics(settings.pool, device, residency, waste)
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
         finisher = Finisher(delivery, threads.finishing, Widening(threads.widening, unix_time=link.clock.now), wake)
         runner = self._runner = Runner(
@@ -145,6 +144,7 @@ class Worker:
             enter=device.enter,
             waste=waste,
         )
+        self.metrics = WorkerMetrics(settings.pool, device, residency, waste, runner.device_time)
         heartbeat = self._heartbeat = Heartbeat(
             link,
             device,

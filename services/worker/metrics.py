@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from libs.telemetry import metrics
+from services.worker.jobs.device_time import DeviceTime
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
 from services.worker.memory.residency import Residency
@@ -16,14 +17,18 @@ from services.worker.memory.residency import Residency
 class WorkerMetrics:
     """`read` is called on the thread of a scrape."""
 
-    def __init__(self, pool: str, device: Device, residency: Residency, waste: Waste) -> None:
+    def __init__(self, pool: str, device: Device, residency: Residency, waste: Waste, time: DeviceTime) -> None:
         self._pool = (pool,)
         self._device = device
         self._residency = residency
         self._waste = waste
+        self._time = time
 
     def read(self) -> Iterator[Metric]:
         yield metrics.DEVICE_BUSY_SECONDS.family({self._pool: self._waste.device_seconds})
+        stalled = {"starved": self._time.starved_seconds, "turnaround": self._time.turnaround_seconds}
+        yield metrics.DEVICE_STALLED_SECONDS.family({(*self._pool, cause): seconds for cause, seconds in stalled.items()})
+        yield metrics.DEVICE_CPU_SECONDS.family({self._pool: self._time.cpu_seconds})
         yield metrics.DEVICE_WASTED_SECONDS.family({self._pool: self._waste.wasted_seconds})
         yield metrics.DEVICE_MEMORY_BYTES.family({self._pool: self._device.memory_bytes})
         yield metrics.DEVICE_USED_BYTES.family({self._pool: self._residency.used_bytes})

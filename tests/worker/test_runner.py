@@ -142,6 +142,23 @@ def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
         assert b.model.batches == [[1], [1, 2, 3]]
 
 
+def test_a_device_that_waits_for_a_queued_job_is_starved() -> None:
+    with bench() as b:
+        first, second = b.held("a"), b.held("b")
+        first.received_at = second.received_at = time.monotonic()
+        first.queue_seconds = 2.0
+        b.runner.add([first])
+        wait_until(lambda: b.told.done == [first])
+        starved = b.runner.device_time.starved_seconds
+        assert starved >= 2.0
+        second.queue_seconds = 100.0  # Most of it while the first was computed, or before that.
+        b.runner.add([second])
+        wait_until(lambda: b.told.done == [first, second])
+        assert starved < b.runner.device_time.starved_seconds < starved + 50.0
+        assert b.runner.device_time.turnaround_seconds > 0
+        assert b.runner.device_time.cpu_seconds > 0
+
+
 def test_a_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
     with bench(batch_tokens=10) as b:
         job = b.held(*["abcd"] * 7)
@@ -335,6 +352,7 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         # The rest of what passed, at most.
         assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
         assert b.waste.device_seconds == pytest.approx(light.forward_seconds + heavy.forward_seconds)
+        assert b.runner.device_time.cpu_seconds > 0
 
 
 @pytest.mark.parametrize("text", [POISON, "a" * 30])

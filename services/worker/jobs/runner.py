@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,6 +24,7 @@ from libs.models import Between, EncodeWork, Prepared, ScoreWork, nothing_betwee
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans
+from services.worker.jobs.device_time import DeviceTime
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.ladder import Caps, Ladder, Outcome
 from services.worker.jobs.waste import Waste
@@ -77,13 +79,17 @@ class Runner:
     ) -> None:
         self.ended: Future[None] = Future()
         self.limits = limits
+        self.device_time = DeviceTime()
         self._outcomes = outcomes
         self._clock = clock
         self._unix_time = unix_time
         self._ladder = ladder
         self._enter = enter
         self._waste = waste
-        self._caps = Caps(limits.tokens)  # of the device thread alone
+        # Of the device thread alone.
+        self._caps = Caps(limits.tokens)
+        self._cut_at: float | None = None  # of the batch that is to run, if this thread waited for it
+        self._overtaken_cpu = 0.0
         # Mutable state, all of it guarded by the condition's lock.
         self._condition = threading.Condition()
         self._room = WaitingRoom()
@@ -155,17 +161,21 @@ class Runner:
 
     def _next(self) -> Batch | None:
         """Waits for work and cuts the next batch; None when the runner stops."""
+        has_waited = False
         with self._condition:
             while not self._stopping:
                 self._drop_stale()
                 batch = self._room.take(self.limits, self._clock(), self._cap)
                 if batch is not None:
-                    self._free_at = self._clock() + self._least_seconds(batch)
+                    now = self._clock()
+                    self._cut_at = now if has_waited else None
+                    self._free_at = now + self._least_seconds(batch)
                     self._outcomes.device_changed()
                     return batch
                 self._free_at = 0.0
                 self._outcomes.device_changed()
                 self._condition.wait()
+                has_waited = True
         return None
 
     def _overtaking(self, running: Batch) -> float:
@@ -173,10 +183,18 @@ class Runner:
         if not self._room.tokens:  # Read without the lock: what arrives at this moment is seen after the next layer.
             return 0.0
         started = self._clock()
-        while (batch := self._next_overtaking(running)) is not None:
+        batch = self._next_overtaking(running)
+        if batch is None:
+            return self._clock() - started
+        cpu_started, computed = time.thread_time(), 0.0
+        while batch is not None:
             metrics.OVERTAKEN.inc()
-            self._serve(batch, is_overtaking=True)
-        return self._clock() - started
+            computed += self._serve(batch, is_overtaking=True)
+            batch = self._next_overtaking(running)
+        seconds = self._clock() - started
+        self._overtaken_cpu += time.thread_time() - cpu_started
+        self.device_time.overtaken(seconds - computed)
+        return seconds
 
     def _next_overtaking(self, running: Batch) -> Batch | None:
         with self._condition:
@@ -227,7 +245,8 @@ class Runner:
             for held in jobs:
                 del self._jobs[held.number]
 
-    def _serve(self, batch: Batch, *, is_overtaking: bool = False) -> None:
+    def _serve(self, batch: Batch, *, is_overtaking: bool = False) -> float:
+        """Returns the seconds of the batch's own forward pass."""
         overtaken = 0.0
 
         def between() -> None:
@@ -239,9 +258,15 @@ class Runner:
         sequences = [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
         resident = jobs[0].resident
         head = jobs[0].ready.head
+        overtaken_cpu, cpu_started = self._overtaken_cpu, time.thread_time()
         started = self._clock()
+        if not is_overtaking:
+            self.device_time.began(started, min(held.received_at - held.queue_seconds for held in jobs), self._cut_at)
         climbed = self._ladder.run(resident.name, partial(resident.model.forward, head, between=called), sequences)
         ended = self._clock()
+        self.device_time.computed(time.thread_time() - cpu_started - (self._overtaken_cpu - overtaken_cpu))
+        if not is_overtaking:
+            self.device_time.ended(ended)
         seconds = ended - started - overtaken
         self._waste.computed(jobs, [one.tokens for one in batch.chosen], seconds)
         with self._condition:
@@ -264,6 +289,7 @@ class Runner:
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
         self._hand_on(batch, jobs, climbed.outcomes, is_overtaking=is_overtaking)
+        return seconds
 
     def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:
         model = jobs[0].resident.name
