@@ -16,7 +16,7 @@ Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "
 SparsePooling = Literal["max", "sum"]
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "sparse_cosine", "hybrid", "yes_no"]
 
 MOST_LABELS: Final = 10_000
