@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, get_args
@@ -34,19 +34,21 @@ class Agreement:
 def agreement(model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]) -> Agreement:
     """Of a job's `outputs` with those that are right, one for each of its sequences."""
     if set(prepared.head.split("+")) <= set(get_args(Representation)):
-        lowest = min((cosine(*pair) for one in zip(outputs, wanted, strict=True) for pair in _parts(*one)), default=1.0)
+        lowest = _lowest(cosine(*pair) for one in zip(outputs, wanted, strict=True) for pair in _parts(*one))
         return Agreement(f"lowest cosine {lowest:.5f}", lowest >= LEAST_COSINE)
-    lowest, largest = 1.0, 0.0
-    for one in zip(outputs, wanted, strict=True):
-        (logits, right), *states = _parts(*one)
-        largest = max(largest, _difference(model.card, logits, right))
-        lowest = min([lowest, *(cosine(*pair) for pair in states)])
+    parts = [_parts(*one) for one in zip(outputs, wanted, strict=True)]
+    largest = float(np.max([_difference(model.card, *own[0]) for own in parts], initial=0.0))
+    lowest = _lowest(cosine(*pair) for own in parts for pair in own[1:])
     words = f"largest difference of a probability {largest:.4f}"
     if lowest < 1.0:
         words += f", lowest cosine of a state {lowest:.5f}"
     ranked = _ranked_alike(model, prepared, outputs, wanted)
-    # Written so that what is not a number is not good.
     return Agreement(words + ranked, largest <= MOST_DIFFERENCE and lowest >= LEAST_COSINE)
+
+
+def _lowest(cosines: Iterable[float]) -> float:
+    """1 without any; what is no number stays so, and is within no bound."""
+    return float(np.min(list(cosines), initial=1.0))
 
 
 def cosine(one: Output, other: Output) -> float:

@@ -79,7 +79,6 @@ def _int8(directory: Path, model: str, overrides: Overrides | None, runs: list[A
     if small.data_type != int8.DATA_TYPE:
         yield Test("loads in int8", not wanted, f"not here: {kernels.missing()}")
         return
-    yield Test("loads in int8", True, f"{small.bytes:,} bytes")
     for task, found in int8.compared(small, runs):
         advice = "" if found.is_good else "; a card may not say `dtype: int8`"
         yield Test(f"{task}: int8 near float32", found.is_good or not wanted, found.figure + advice)

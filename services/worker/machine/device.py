@@ -48,8 +48,9 @@ class Device:
     """The interface of the device to the rest of the worker.
 
     `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
-    are the same. `item_bytes`: size of a weight. `has_int8`: whether models may be in int8; else those are in the device's own type.
-    `load`: (directory, model id) -> model on the device; must run on a thread of its own. `recover`: called after a failed forward pass; raises if the device is lost. `trim`: returns freed memory to the system.
+    are the same. `item_bytes`: size of a weight. `has_int8`: whether models may be in int8; else those have the device's own type.
+    `load`: (directory, model id) -> model on the device; must run on a thread of its own. `recover`: called after a failed forward
+    pass; raises if the device is lost. `trim`: returns freed memory to the system.
     `enter`: called first on the device thread. `kernels`: the native kernels that a CPU uses, or "none: " and why.
     """
 
