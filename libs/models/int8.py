@@ -20,7 +20,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed_model import PackedModel
 from libs.models.samples import TEXTS, works
 from libs.models.tiers import tensors_of
-from libs.models.work import Output, Prepared, Work
+from libs.models.work import Output, Prepared
 
 DATA_TYPE: Final = "int8"
 
@@ -34,16 +34,15 @@ class _Remembers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A job and what the model gave for its sequences."""
+    """A job and what the model gave for its sequences. `task`: "encode", "score" and so on."""
 
     task: str
     prepared: Prepared
     outputs: list[Output]
 
 
-def answered(model: PackedModel, work: Work) -> Answered:
-    prepared = model.prepare(work)
-    task = type(work).__name__.removesuffix("Work").lower()
+def answered(model: PackedModel, prepared: Prepared) -> Answered:
+    task = type(prepared.work).__name__.removesuffix("Work").lower()
     return Answered(task, prepared, model.forward(prepared.head, prepared.sequences))
 
 
@@ -63,12 +62,13 @@ def quantise(model: PackedModel) -> None:
     # A text twice adds nothing here.
     texts = list(dict.fromkeys(TEXTS))
     # Tasks of one head have outputs of the same sort, so one of them will do.
-    jobs: dict[str, Answered] = {}
+    jobs: dict[str, Prepared] = {}
     for work in works(model.card, texts):
-        done = answered(model, work)
-        jobs.setdefault(done.prepared.head.split("+")[0], done)
+        prepared = model.prepare(work)
+        jobs.setdefault(prepared.head.split("+")[0], prepared)
+    wanted = [answered(model, prepared) for prepared in jobs.values()]
     _quantise(model)
-    for task, found in compared(model, list(jobs.values())):
+    for task, found in compared(model, wanted):
         if not found.is_good:
             raise refused(model.card.model, task, found)
 

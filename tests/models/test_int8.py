@@ -24,7 +24,7 @@ INT8 = Overrides("here", dtype="int8")
 
 
 def write_outliers(directory: Path) -> Path:
-    """A model whose layers see one number a thousand times as large as all others, and give it no weight: in int8 the others are 0."""
+    """A model whose layers see one number a thousand times as large as all others and give it no weight."""
     write_checkpoint("bert", directory, sentence=SentenceFiles())
     file = directory / "model.safetensors"
     tensors = load_file(file)

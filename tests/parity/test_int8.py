@@ -85,7 +85,7 @@ def test_an_item_is_the_same_in_every_batch(tmp_path: Path) -> None:
 def test_whole_models_are_loaded_in_int8(kind: Kind, head: Any, tmp_path: Path) -> None:
     directory = write_checkpoint(kind, tmp_path, head=head, labels=("O", "B-PER", "I-PER"), hidden=128, vocabulary=2000)
     wide, small = (load_model(directory, "org/name", CPU, dtype) for dtype in (torch.float32, torch.int8))
-    done = [answered(wide, work) for work in works(wide.card, list(TEXTS))]
+    done = [answered(wide, wide.prepare(work)) for work in works(wide.card, list(TEXTS))]
     assert all(found.is_good for _, found in compared(small, done))
     assert small.data_type == "int8"
     assert small.bytes < 0.35 * wide.bytes
@@ -108,9 +108,9 @@ def test_labels_are_remembered_as_they_are_in_int8(tmp_path: Path) -> None:
     (vectors,) = (module for root in model.modules() for module in root.modules() if isinstance(module, LabelVectors))
     assert any(module.quantised is not None for module in vectors.modules() if isinstance(module, PackedLinear))
     for work in works(model.card, list(TEXTS)):
-        known = answered(model, work)
+        known = answered(model, model.prepare(work))
         again = load_model(directory, "org/name", CPU, torch.int8)
-        assert min(map(cosine, answered(again, work).outputs, known.outputs)) > 0.99999
+        assert min(map(cosine, answered(again, again.prepare(work)).outputs, known.outputs)) > 0.99999
 
 
 def token_table(model: PackedModel) -> Table:

@@ -89,7 +89,7 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
 
 async def test_a_card_asks_for_int8(tmp_path: Path) -> None:
     """What it claims before it is loaded is what it takes then, and is told as its size on disk."""
-    write_checkpoint("bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=3000, layers=4, sentence=SentenceFiles())
+    write_checkpoint("bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=10_000, sentence=SentenceFiles())
     wide = disk.weight_bytes(tmp_path / "models" / MODEL, 4)
     async with residency(settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))) as made:
         await until(lambda: line(made).bytes > 0)

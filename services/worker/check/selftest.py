@@ -56,7 +56,7 @@ def run(directory: Path, model: str, overrides: Overrides | None, *, in_int8: bo
     loaded = _load(directory, model, overrides, torch.float32)
     yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
     for work in works(loaded.card, list(TEXTS)):
-        done = answered(loaded, work)
+        done = answered(loaded, loaded.prepare(work))
         runs.append(done)
         yield from _checks(loaded, done)
     del loaded
