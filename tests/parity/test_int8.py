@@ -19,7 +19,7 @@ from libs.models import InputSequence, PackedModel, load_model
 from libs.models.agreement import LEAST_COSINE, cosine
 from libs.models.int8 import answered, compared
 from libs.models.layers.embeddings import Table, TokenEmbedding
-from libs.models.layers.encoder import PackedEncoder, resident_bytes
+from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes
 from libs.models.samples import TEXTS, works
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.registry import build_encoder
@@ -173,6 +173,7 @@ def test_weights_that_wait_are_views_of_the_file(tmp_path: Path) -> None:
     tensors = TensorFile.open(directory)
     encoder, _ = build_encoder(config, tensors, dtype=torch.bfloat16, device=CPU, head_tables={}, int8=True)
     stored = tensors.read("encoder.layer.0.intermediate.dense.weight")
-    up = encoder.stack[0].ffn.up  # type: ignore[union-attr]
-    assert up.weight.data_ptr() == stored.data_ptr()
+    feed_forward = encoder.stack[0].ffn
+    assert isinstance(feed_forward, FeedForward)
+    assert feed_forward.up.weight.data_ptr() == stored.data_ptr()
     assert encoder.dtype is torch.bfloat16

@@ -15,7 +15,7 @@ import torch
 from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
-from libs.models import Between, InputSequence, Output, load_model, nothing_between
+from libs.models import Between, EncodeResult, InputSequence, Output, Result, Stored, load_model, nothing_between
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.runner import Runner
@@ -162,15 +162,19 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
         b.runner.add(jobs)
         wait_until(lambda: len(b.told.done) == len(wishes))
     assert passes == [len(wishes)]
-    results = [model.finish(held.ready, [held.outputs[0]]) for held in jobs]
-    full, short, binary, small = (result.dense for result in results)  # type: ignore[union-attr]
+    full, short, binary, small = (dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs)
     assert [one.shape for one in (full, short, binary, small)] == [(1, 64), (1, 16), (1, 64), (1, 8)]
-    vector_of_all = full.values[0]
-    cut = vector_of_all[:16] / np.linalg.norm(vector_of_all[:16])
-    assert np.allclose(short.values[0], cut, atol=1e-6)
-    assert np.array_equal(np.unpackbits(binary.values[0])[:64], vector_of_all > 0)
-    eighth = vector_of_all[:8] / np.linalg.norm(vector_of_all[:8])
-    assert np.allclose(small.values[0] * small.scale, eighth, atol=0.01)
+    whole = full.values[0].astype(np.float32)
+    assert np.allclose(short.values[0], whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
+    assert np.array_equal(np.unpackbits(binary.values[0].astype(np.uint8))[:64], whole > 0)
+    assert small.scale is not None
+    assert np.allclose(small.values[0] * small.scale, whole[:8] / np.linalg.norm(whole[:8]), atol=0.01)
+
+
+def dense(result: Result) -> Stored:
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    return result.dense
 
 
 def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
