@@ -16,7 +16,7 @@ Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "
 SparsePooling = Literal["max", "sum"]
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "sparse_cosine", "hybrid", "yes_no"]
 
 MOST_LABELS: Final = 10_000
@@ -140,7 +140,7 @@ class Card:
     given_entities: bool = False  # relations are extracted between entities that the request gives
     notes: tuple[str, ...] = ()  # what the checkpoint holds and is not served, and how to change that
     # Set by the catalog only; no file of a checkpoint has these.
-    dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting
+    dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting; int8: on CPUs
     pools: tuple[str, ...] = ()  # pools that should run it, best first; empty: any
     pinned: bool = False  # never evicted once loaded
     memory_bytes: int = 0  # reserved for it if its weights take less

@@ -86,7 +86,7 @@ CARD = Record(
         ),
         "default_prompt": Key(Text(), 'name of the prompt for inputs without a role; "" for none'),
         "pools": Key(List(_POOL), "pools of workers that should run the model, best first; later ones take the overflow"),
-        "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: the worker's setting"),
+        "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: the worker's setting; int8 on CPUs"),
         "revision": Key(Text(_PART, "a revision"), "commit, tag or branch to fetch where an id names none"),
         "pinned": Key(Flag(), "whether the model is never evicted once it is loaded, default false"),
         "max_tokens": Key(Count(), "longest sequence in tokens, special tokens included; positions limit it further"),

@@ -37,7 +37,7 @@ separated by `---`:
 # yaml-language-server: $schema=https://.../libs/catalog/card.schema.json
 model: intfloat/e5-base-v2        # or a list of ids; org/name@revision for one revision only
 prompts: {query: "query: ", passage: "passage: "}
-dtype: float32                    # of the encoder; default: the worker's setting
+dtype: float32                    # of the encoder; default: the worker's setting (see below)
 max_tokens: 256
 revision: main                    # fetched where a request names none
 pinned: true                      # never evicted once loaded
@@ -45,6 +45,23 @@ pools: [l4-spot, cpu]             # best first; a later one takes what the first
 ```
 
 A worker does not start with a mistake in a card; the error names file and line.
+
+## Number formats
+
+`dtype` of a card is `float32`, `bfloat16`, `float16`, `int8` or `auto`: the worker's `SHOAL_DTYPE`, which is `auto` (bfloat16
+where the hardware multiplies it, else float32), `bfloat16`, `float32` or `int8`. Workers of one pool have their settings in
+common, so a pool is in int8 if its workers have `SHOAL_DTYPE=int8` (in the chart: `settings` of the pool); a card that names
+another format wins.
+
+`int8` is for CPUs: weights take a quarter of float32's memory, and a forward pass is about 1.5 to 1.7 times as fast as in
+bfloat16 where the CPU has AVX512-VNNI. What it costs is measured. `shoal models check` prints the lowest cosine of a text's
+vectors to those in float32, for models with other answers the largest difference of a probability and how many pairs of
+documents are ranked alike. A model is **refused** below a cosine of 0.99 or above a difference of 0.1: it fails the check if
+its card or `SHOAL_DTYPE` asks for int8, and a worker that loads it compares its answers to a few built-in texts before and
+after, and fails with `MODEL_LOAD_FAILED`. Say `bfloat16` or `float32` in the card of such a model.
+
+On an accelerator a model whose card says `int8` is in the worker's own format, and a warning says so, as it is on a CPU that
+cannot compute in int8; a worker with `SHOAL_DTYPE=int8` does not start there. More: [design/models.md](design/models.md#int8).
 
 ## Which models
 

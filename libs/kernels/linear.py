@@ -2,7 +2,8 @@
 
 On a CPU the weight is prepacked once after loading into oneDNN's blocked layout, which doubles float32 throughput and speeds small
 bfloat16 batches; the plain weight is then released. The operators for that are private to torch, so they are checked against
-`F.linear` once per process and data type, and anything unexpected leaves the plain path in use.
+`F.linear` once per process and data type, and anything unexpected leaves the plain path in use. In a model in int8 the weight is
+quantised instead (`int8.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.kernels.int8 import MOST_INPUTS, Int8Weight, way
 from libs.kernels.lora import Delta
 
 # The number of rows that oneDNN chooses the layout for; the result serves any other number.
@@ -25,7 +27,7 @@ class PackedLinear(nn.Module):
     """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
 
     `slots`: for several fused projections, the outputs of each; they add up to `outputs`. `delta`: the low-rank update of the
-    current batch's LoRA adapters, added before the activation; None: no adapter.
+    current batch's LoRA adapters, added before the activation; None: no adapter. `exact`: stays as it is in a model in int8.
     """
 
     def __init__(
@@ -36,31 +38,55 @@ class PackedLinear(nn.Module):
         bias: bool = True,
         activation: Literal["none", "gelu"] = "none",
         slots: Sequence[int] = (),
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.inputs, self.outputs = inputs, outputs
         self.slots = tuple(slots) or (outputs,)
         self.weight: Tensor = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        self.activation = activation
+        self.activation, self.exact = activation, exact
         self.delta: Delta | None = None
         self.packed: Tensor | None
         self.register_buffer("packed", None, persistent=False)
+        self.quantised: Int8Weight | None = None
 
     def prepare(self) -> None:
         """Prepacks the loaded weight for this device. To be called once, when the weight has its final type and device."""
-        if self.packed is None and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
+        is_plain = self.packed is None and self.quantised is None
+        if is_plain and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS_HINT)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
+    def quantise(self) -> None:
+        """In place of `prepare`, on a CPU: replaces the loaded weight by its codes in int8. Raises RuntimeError where this CPU does
+        not compute in int8 (`int8.missing`). A layer too wide for it is prepacked."""
+        if self.quantised is not None or self.packed is not None:
+            return
+        if self.weight.shape[1] > MOST_INPUTS:
+            self.prepare()
+            return
+        self.quantised = Int8Weight(self.weight, self.bias, way())
+        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        self.bias = None
+
     def forward(self, x: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]"""
-        if self.packed is not None and self.delta is None:
-            return _pointwise(x, self.packed, self.bias, self.activation)
-        y = _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
+        gelu = self.activation == "gelu"
+        if self.delta is None:
+            if self.packed is not None:
+                return _pointwise(x, self.packed, self.bias, self.activation)
+            if self.quantised is not None:
+                return self.quantised.forward(x, gelu=gelu)
+        y = self._product(x)
         if self.delta is not None:
             y = self.delta.add_to(y, x)
-        return F.gelu(y) if self.activation == "gelu" else y
+        return F.gelu(y) if gelu else y
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.quantised is not None:
+            return self.quantised.forward(x)
+        return _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The linear's result plus `residual` [rows, outputs]."""
@@ -68,7 +94,9 @@ class PackedLinear(nn.Module):
             return self.forward(x) + residual
         if self.packed is not None:
             y = _with_residual(x, residual, self.packed, self.bias)
-        elif self.bias is None and not must_widen(x):
+        elif self.quantised is not None:
+            y = self.quantised.forward(x, residual=residual)
+        elif self.bias is None and self.weight.dtype == x.dtype and not must_widen(x):
             y = torch.addmm(residual, x, self.weight.T)
         else:
             y = _linear(x, self.weight, self.bias) + residual
@@ -88,7 +116,8 @@ def must_widen(x: Tensor) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if must_widen(x):
+    # A weight of another type is one that waits to be quantised, as it was stored.
+    if must_widen(x) or weight.dtype != x.dtype:
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(x)
     return F.linear(x, weight, bias)
 

@@ -37,18 +37,21 @@ from libs.models.work import (
 class PackedModel:
     """A model of one or several trunks, whose batches are packed: every `Model` that is served.
 
-    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest sequence.
+    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest sequence; `data_type`: of its
+    weights, such as "bfloat16".
     """
 
     def __init__(self, card: Card, trunks: Sequence[Trunk], processor: Processor, names: Names, device: torch.device) -> None:
         """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them."""
         self.card = card
         self.trunks = tuple(trunks)
-        self.bytes = max(sum(resident_bytes(module) for module in self.modules()), card.memory_bytes)
+        self.bytes = 0
+        self.count()
         self.max_tokens = card.max_tokens
         self._trunk_of = {name: trunk for trunk in self.trunks for name in trunk.heads}
         self._processor, self._device = processor, device
         main = self.trunks[0].encoder
+        self.data_type = str(main.dtype).removeprefix("torch.")
         self._adapters = Adapters(main, names, main.dtype, device)
         # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
         # thread and between two of its layers, binds its own.
@@ -66,6 +69,10 @@ class PackedModel:
     def modules(self) -> list[nn.Module]:
         """The modules that hold its weights: encoders, towers and heads."""
         return [module for trunk in self.trunks for module in trunk.modules()]
+
+    def count(self) -> None:
+        """Sets `bytes` anew, after weights were replaced."""
+        self.bytes = max(sum(resident_bytes(module) for module in self.modules()), self.card.memory_bytes)
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.

@@ -175,17 +175,19 @@ def load(
     head_table: Mapping[str, HeadRule],
     dtype: torch.dtype,
     device: torch.device,
+    as_stored: bool = False,
 ) -> dict[str, Tensor]:
     """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
 
     `prefixes`: those that the family's names may have; the one on the token embeddings decides. A head's rule takes precedence over
-    the family's. Tensors are cast and moved only where needed. Raises ModelBroken with file and tensor.
+    the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear layers, which will be quantised,
+    are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
     if len(left) < len(tensors.names()):
         raise ModelBroken(f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}")
-    _fill(model, tensors, left, _sources(table), prefix, dtype, device)
+    _fill(model, tensors, left, _sources(table), prefix, dtype, device, as_stored)
     state = _head_state(tensors, left, head_table, device)
     for name, stored in left.items():
         found = find(name, table)
@@ -213,6 +215,7 @@ def _fill(
     prefix: str,
     dtype: torch.dtype,
     device: torch.device,
+    as_stored: bool,
 ) -> None:
     """Give every parameter its tensors, taking their names out of `left`."""
     state: dict[str, Tensor] = {}
@@ -227,7 +230,8 @@ def _fill(
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
         stored = [left.pop(name) for name in wanted]
         _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem))
-        parts = [tensors.read(name).to(device=device, dtype=dtype) for name in stored]
+        own = None if as_stored and stem in slots and ending == "weight" else dtype
+        parts = [tensors.read(name).to(device=device, dtype=own) for name in stored]
         state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     model.load_state_dict(state, strict=True, assign=True)
 

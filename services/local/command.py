@@ -41,7 +41,7 @@ def up(
     ] = False,
     model: Annotated[list[str] | None, typer.Option(help=_HELP_MODEL)] = None,
     device: Annotated[str, typer.Option(envvar="SHOAL_DEVICE", help=_HELP_DEVICE)] = "auto",
-    dtype: Annotated[str, typer.Option(help="Number format of the computation: auto, bfloat16 or float32.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Number format of the computation: auto, bfloat16, float32 or int8.")] = "auto",
     scheduler: Annotated[bool, typer.Option(help="Let a scheduler decide which worker loads what.")] = True,
     tls: Annotated[
         bool, typer.Option("--tls", help="Use mutual TLS between all processes, with certificates made for this mesh.")

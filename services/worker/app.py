@@ -241,7 +241,7 @@ class Worker:
 def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:
     store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
     return Residency(
-        ModelFiles(settings.models, store, settings.catalog, item_bytes=device.item_bytes),
+        ModelFiles(settings.models, store, settings.catalog, item_bytes=device.item_bytes, has_int8=device.has_int8),
         device,
         tasks,
         clock=time.monotonic,

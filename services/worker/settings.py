@@ -20,9 +20,9 @@ from libs.store import check_urls, default_root
 from services.worker.machine.disk import Shelf, parse_shelves
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
-DtypeChoice = Literal["auto", "bfloat16", "float32"]
+DtypeChoice = Literal["auto", "bfloat16", "float32", "int8"]
 DEVICES: tuple[DeviceChoice, ...] = ("auto", "cpu", "cuda")
-DTYPES: tuple[DtypeChoice, ...] = ("auto", "bfloat16", "float32")
+DTYPES: tuple[DtypeChoice, ...] = ("auto", "bfloat16", "float32", "int8")
 _SPOT = re.compile(r"none|aws|gcp|file:/.+")
 
 

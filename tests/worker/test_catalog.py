@@ -16,10 +16,12 @@ from libs.errors import InvalidInput
 from libs.models import EncodeResult, EncodeWork
 from libs.models.work import go_on_anyway
 from libs.store import open_store
+from services.worker.machine import disk
 from services.worker.machine.device import open_device
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
+from tests.models.test_int8 import write_outliers
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import until
 
@@ -47,7 +49,7 @@ async def residency(told: Settings) -> AsyncIterator[Residency]:
     store = open_store(told.stores, told.store_dir, 0) if told.stores else None
     async with asyncio.TaskGroup() as tasks:
         made = Residency(
-            ModelFiles(told.models, store, told.catalog, item_bytes=device.item_bytes),
+            ModelFiles(told.models, store, told.catalog, item_bytes=device.item_bytes, has_int8=device.has_int8),
             device,
             tasks,
             clock=time.monotonic,
@@ -83,6 +85,42 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
         answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
         assert isinstance(answer, EncodeResult)
+
+
+async def test_a_card_asks_for_int8(tmp_path: Path) -> None:
+    """What it claims before it is loaded is what it takes then, and is told as its size on disk."""
+    write_checkpoint("bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=10_000, sentence=SentenceFiles())
+    wide = disk.weight_bytes(tmp_path / "models" / MODEL, 4)
+    async with residency(settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))) as made:
+        await until(lambda: line(made).bytes > 0)
+        claimed = line(made).bytes
+        assert claimed < 0.3 * wide
+        made.load(MODEL)
+        await until(lambda: line(made).state == models_pb2.MODEL_STATE_RESIDENT)
+        assert line(made).card.data_type == "int8"
+        assert 0.95 * claimed < line(made).bytes < 1.05 * claimed
+        resident = made.serving(MODEL)
+        assert resident is not None
+        prepared = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
+        answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
+        assert isinstance(answer, EncodeResult)
+
+
+async def test_a_model_that_loses_too_much_in_int8_is_not_loaded(tmp_path: Path) -> None:
+    write_outliers(tmp_path / "models" / MODEL)
+    async with residency(settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))) as made:
+        made.load(MODEL)
+        await until(lambda: line(made).state == models_pb2.MODEL_STATE_FAILED)
+        assert f"{MODEL} loses too much in int8: encode: lowest cosine 0." in line(made).failure.message
+        assert line(made).failure.reason == "MODEL_LOAD_FAILED"
+
+
+def test_a_device_without_int8_claims_its_own_type(tmp_path: Path) -> None:
+    directory = write_checkpoint("bert", tmp_path / MODEL, sentence=SentenceFiles())
+    told = settings(tmp_path, f"model: {MODEL}\ndtype: int8\n")
+    with_it, without = (ModelFiles((), None, told.catalog, item_bytes=2, has_int8=has) for has in (True, False))
+    assert without.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 2)
+    assert with_it.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 1)
 
 
 async def test_a_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> None:

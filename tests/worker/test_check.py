@@ -17,10 +17,12 @@ from shoal.cli import main, plugins
 from typer.testing import CliRunner
 
 from libs.catalog.cards import read_catalog
+from libs.kernels import int8
 from libs.models import Head, Output, PackedModel, load_model
 from libs.models.work import InputSequence
 from services.worker.check import selftest
 from services.worker.check.explain import Report, inspect
+from tests.models.test_int8 import write_outliers
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
 
@@ -124,7 +126,7 @@ def test_sound_models_pass(tmp_path: Path, kind: str, head: Any, labels: Sequenc
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
     assert {test.name.partition(":")[0] for test in tests[1:]} == tasks
     names = {test.name.partition(": ")[2] for test in tests[1:]}
-    assert names == {"finite", "packed as alone", "same text, same answer", "answer", "bfloat16 near float32"}
+    assert names == {"finite", "packed as alone", "same text, same answer", "answer", "bfloat16 near float32", "int8 near float32"}
 
 
 @pytest.mark.filterwarnings("ignore")  # glirel's dependencies warn of much
@@ -263,6 +265,36 @@ def test_a_model_too_large_for_this_memory_is_not_loaded(check: Check, embedder:
     (report,) = check(embedder, "--json").json()
     assert report["good"]
     assert "of memory, and 1000 B are free" in report["skipped"]
+
+
+def test_what_a_model_loses_in_int8_is_told(embedder: Path) -> None:
+    found = {test.name: test for test in selftest.run(embedder, "org/embedder", None)}
+    told = found["encode: int8 near float32"]
+    assert told.passed
+    assert 0.99 <= float(told.detail.removeprefix("lowest cosine ")) < 1
+
+
+def test_a_model_that_loses_too_much_fails_if_its_card_asks_for_int8(check: Check, tmp_path: Path, monkeypatch: Any) -> None:
+    directory = write_outliers(tmp_path / "org" / "lossy")
+    monkeypatch.setattr(selftest, "BFLOAT16_COSINE", 0.0)  # it loses in bfloat16 too
+    (report,) = check(directory, "--json").json()
+    (told,) = (test for test in report["tests"] if "int8" in test["name"])
+    assert (told["passed"], "loses too much in int8: encode: lowest cosine 0." in told["detail"]) == (True, True)
+    assert report["good"]
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards/mine.yaml").write_text("model: org/lossy\ndtype: int8\n")
+    monkeypatch.setenv("SHOAL_CATALOG", str(tmp_path / "cards"))
+    ran = check(directory, "--json")
+    assert (ran.code, [test["name"] for test in ran.json()[0]["tests"] if not test["passed"]]) == (1, ["loads in int8"])
+    monkeypatch.delenv("SHOAL_CATALOG")
+    monkeypatch.setenv("SHOAL_DTYPE", "int8")
+    assert check(directory).code == 1, "a worker with these settings would load it so"
+
+
+def test_a_machine_without_int8_says_so(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
+    (told,) = (test for test in selftest.run(embedder, "org/embedder", None) if "int8" in test.name)
+    assert (told.passed, told.detail) == (True, "not here: this CPU has nothing")
 
 
 def test_the_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput
+from libs.kernels import int8
 from services.worker.machine.device import open_device
 from services.worker.settings import Settings
 
@@ -23,6 +24,15 @@ def test_what_is_set_counts() -> None:
     device = open_device(Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000))
     assert (device.item_bytes, device.batch_tokens, device.memory_bytes) == (2, 100, 1000)
     assert open_device(Settings("w", device="cpu", host_bytes=77)).host_bytes == 77
+
+
+def test_int8_is_refused_where_it_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = open_device(Settings("w", device="cpu", dtype="int8"))
+    assert (device.item_bytes, device.has_int8) == (1, True)
+    monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
+    assert not open_device(Settings("w", device="cpu")).has_int8
+    with pytest.raises(InvalidInput, match="SHOAL_DTYPE is int8, but this CPU has nothing"):
+        open_device(Settings("w", device="cpu", dtype="int8"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")

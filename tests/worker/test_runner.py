@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from shoal.v1 import worker_pb2
+from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
-from libs.models import Between, InputSequence, Output, nothing_between
+from libs.models import Between, EncodeResult, InputSequence, Output, Result, Stored, load_model, nothing_between
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.ladder import Ladder
 from services.worker.jobs.runner import Runner
@@ -21,6 +23,7 @@ from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
 from services.worker.scheduling.batcher import NOBODY, Batch, Flow, Group, Limits
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.waiting import wait_until
 from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
 
@@ -128,6 +131,50 @@ def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
         assert len(b.model.batches) == 1
         assert jobs[0].forward_seconds == jobs[1].forward_seconds > 0
         assert b.resident.meter.tokens_per_second > 0
+
+
+def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Path) -> None:
+    """A text's full vector, a short one and a binary one, of a real model: one pass, and each as its request wants it."""
+    model = load_model(write_checkpoint("bert", tmp_path, sentence=SentenceFiles()), "org/real", torch.device("cpu"), torch.float32)
+    passes: list[int] = []
+    run = model.forward
+
+    def forward(head: str, sequences: Sequence[InputSequence], between: Between = nothing_between) -> list[Output]:
+        passes.append(len(sequences))
+        return run(head, sequences, between)
+
+    model.forward = forward  # type: ignore[method-assign]
+    wishes: tuple[dict[str, Any], ...] = (
+        {},
+        {"dimensions": 16},
+        {"data_type": tensor_pb2.DATA_TYPE_BINARY},
+        {"data_type": tensor_pb2.DATA_TYPE_INT8, "dimensions": 8},
+    )
+    with bench() as b:
+        b.resident = Resident("org/real", model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
+        jobs = []
+        for number, wish in enumerate(wishes):
+            job = encode_job(f"job-{number}", "A shoal of fish turns as one.")
+            job.encode.MergeFrom(inference_pb2.EncodeRequest(**wish))
+            held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), b.resident, received_at=0.0, queue_seconds=0.0)
+            held.prepared = model.prepare(codec.to_work(job))
+            jobs.append(held)
+        b.runner.add(jobs)
+        wait_until(lambda: len(b.told.done) == len(wishes))
+    assert passes == [len(wishes)]
+    full, short, binary, small = (dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs)
+    assert [one.shape for one in (full, short, binary, small)] == [(1, 64), (1, 16), (1, 64), (1, 8)]
+    whole = full.values[0].astype(np.float32)
+    assert np.allclose(short.values[0], whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
+    assert np.array_equal(np.unpackbits(binary.values[0].astype(np.uint8))[:64], whole > 0)
+    assert small.scale is not None
+    assert np.allclose(small.values[0] * small.scale, whole[:8] / np.linalg.norm(whole[:8]), atol=0.01)
+
+
+def dense(result: Result) -> Stored:
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    return result.dense
 
 
 def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:

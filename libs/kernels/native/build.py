@@ -31,6 +31,9 @@ _UNITS = {
     "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,
     "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+    "int8.cpp": ("-fopenmp",),
+    "int8_avx2.cpp": _AVX2,
+    "int8_vnni.cpp": (*_AVX512, "-mavx512vnni"),
 }
 _LINK = ("-shared", "-fopenmp", "-static-libgcc", "-Wl,--as-needed")
 

@@ -28,15 +28,22 @@ SETS: Final = ("avx2", "avx512", "avx512_bf16")
 _OPENMP: Final = "libgomp.so.1"
 
 
+Int8Linear = Callable[[bytes, int, int], None]
+"""(packed `struct Int8Linear` of `int8.h`, instruction set as `int8.py` numbers them, 0 for float32 or 1 for bfloat16)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Native:
     """A loaded library and the instruction set to use.
 
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
+    `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
     """
 
     instructions: str
     attention: Callable[[bytes, int], int]
+    int8: Int8Linear | None = None
+    int8_sets: int = 0
 
 
 class _Unusable(Exception):
@@ -84,10 +91,12 @@ def instruction_sets(path: Path) -> tuple[str, ...]:
 
 def load(path: Path, instructions: str) -> Native:
     """The library with one of the instruction sets that this CPU has. Raises as `instruction_sets`."""
-    function = _open(path).shoal_attention
-    function.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+    opened = _open(path)
+    function, int8 = opened.shoal_attention, opened.shoal_int8_linear
+    function.argtypes = int8.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
+    int8.restype = None
     number = SETS.index(instructions)
-    return Native(instructions, lambda packed, kind: int(function(packed, number, kind)))
+    return Native(instructions, lambda packed, kind: int(function(packed, number, kind)), int8, opened.shoal_int8_set() + 1)
 
 
 def _open(path: Path) -> ctypes.CDLL:

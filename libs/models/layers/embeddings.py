@@ -6,21 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.kernels.int8 import codes_of
 from libs.kernels.linear import PackedLinear
 from libs.models.layers.spec import EmbeddingSpec
 from libs.models.packed import Packed
 
 
 class Table(nn.Module):
-    """A lookup table: `weight` [rows, size]."""
+    """A lookup table: `weight` [rows, size]; in int8 `codes` instead, and `scales` [rows] float32."""
 
     def __init__(self, rows: int, size: int) -> None:
         super().__init__()
         self.weight: Tensor = nn.Parameter(torch.empty(rows, size), requires_grad=False)
+        self.codes: Tensor | None
+        self.scales: Tensor | None
+        self.register_buffer("codes", None, persistent=False)
+        self.register_buffer("scales", None, persistent=False)
+
+    def quantise(self) -> None:
+        """Once loaded: replaces the weight by its codes in int8, with a scale for each row."""
+        if self.codes is None:
+            self.codes, self.scales = codes_of(self.weight)
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """[tokens] -> [tokens, size]"""
-        return F.embedding(numbers, self.weight)
+        if self.codes is None or self.scales is None:
+            return F.embedding(numbers, self.weight)
+        rows = self.codes.index_select(0, numbers) * self.scales.index_select(0, numbers)[:, None]
+        return rows.to(self.weight.dtype)
 
 
 class InputLayer(nn.Module):

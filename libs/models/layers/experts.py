@@ -32,7 +32,8 @@ class Experts(nn.Module):
 
     def __init__(self, spec: EncoderSpec, experts: int) -> None:
         super().__init__()
-        self.router = PackedLinear(spec.hidden, experts, bias=False)
+        # Rounding in its products would send tokens to other experts.
+        self.router = PackedLinear(spec.hidden, experts, bias=False, exact=True)
         self.weights = ExpertWeights(experts, spec.ffn, spec.hidden)
         self.bias: Tensor = nn.Parameter(torch.empty(spec.hidden), requires_grad=False)
         self.up, self.down = nn.ModuleList(), nn.ModuleList()

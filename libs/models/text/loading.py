@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,18 +15,22 @@ from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
+from libs.kernels import int8 as kernels
+from libs.models import int8
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.results import Result
 from libs.models.text.kinds import kind_of
 from libs.models.text.kinds.kind import Parts
-from libs.models.text.registry import build_encoder, names_of
+from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.tiers import copying
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, Output, Prepared, Work
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,7 +40,9 @@ def load_model(
 ) -> PackedModel:
     """Loads a checkpoint directory; the encoder computes in `dtype` unless the card has one, the heads in float32.
 
-    `overrides`: the catalog's for the model. Raises ModelBroken with the file and the key or tensor at fault.
+    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type (`dtype`, or the device's default).
+    On an accelerator, and on a CPU that cannot do it, the whole model is, and a warning is logged. `overrides`: the catalog's for
+    the model. Raises ModelBroken with the file and the key or tensor at fault, or with what a model would lose in int8.
     """
     with failing(_broken_tokenizer):
         return _load(directory, model_id, device, dtype, overrides)
@@ -43,23 +50,39 @@ def load_model(
 
 def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None) -> PackedModel:
     card = read_card(directory, model_id, overrides)
-    dtype = _DTYPES.get(card.dtype, dtype)
+    card, dtype, quantised = _number_format(card, device, dtype)
     kind = kind_of(card)
     own, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
     config = encoder_config(directory, card)
     with copying(device):
-        encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=kind.head_table(card))
+        tables = kind.head_table(card)
+        encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised)
         card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
         table, prefixes = names_of(config)
-        names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), kind.head_table(card))
-        built = kind.build(Parts(card, directory, encoder, state, rest, device))
+        names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables)
+        built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
         model = PackedModel(card, (Trunk(encoder, built.heads), *built.trunks), _Tokenising(built.processor), names, device)
         if device.type != "cpu":
             model.gather()
-    if dtype is not torch.float32:
+    if quantised:
+        int8.quantise(model)
+    if quantised or dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
         model.widen = partial(load_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
     return model
+
+
+def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype, bool]:
+    """The card with what is done of it, the type of what is not quantised, and whether weights are quantised to int8."""
+    own = default_dtype(device) if dtype is torch.int8 else dtype
+    if card.dtype not in ("int8", "auto") or (card.dtype == "auto" and dtype is not torch.int8):
+        return card, _DTYPES.get(card.dtype, own), False
+    own = default_dtype(device) if own is torch.float16 else own
+    missing = kernels.missing() if device.type == "cpu" else "int8 is for CPUs"
+    if not missing:
+        return card, own, True
+    log.warning("%s is to be int8, and is loaded in %s instead: %s", card.model, str(own).removeprefix("torch."), missing)
+    return replace(card, dtype="auto"), own, False
 
 
 def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:

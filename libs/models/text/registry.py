@@ -13,7 +13,7 @@ from torch import Tensor
 
 from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
-from libs.kernels.linear import has_bfloat16
+from libs.kernels.linear import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
@@ -114,16 +114,25 @@ def build_encoder(
     dtype: torch.dtype,
     device: torch.device,
     head_tables: Mapping[str, HeadRule],
+    int8: bool = False,
 ) -> tuple[PackedEncoder, dict[str, Tensor]]:
     """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of `head_tables`.
 
-    Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
+    `int8`: its linear layers still have the weights as stored, and compute with these in float32 until they are quantised
+    (`libs/models/int8.py`). Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(
-        encoder, tensors, table=family.WEIGHTS, prefixes=family.PREFIXES, head_table=head_tables, dtype=dtype, device=device
+        encoder,
+        tensors,
+        table=family.WEIGHTS,
+        prefixes=family.PREFIXES,
+        head_table=head_tables,
+        dtype=dtype,
+        device=device,
+        as_stored=int8,
     )
-    prepare(encoder)
+    prepare(encoder, linears=not int8)
     return encoder.requires_grad_(False).eval(), state
 
 
@@ -156,8 +165,11 @@ def _family_of(config: Config) -> Family:
     raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
 
 
-def prepare(encoder: PackedEncoder) -> None:
-    """Lets every module prepare its weights, which are final now, for the device they are on."""
+def prepare(encoder: PackedEncoder, *, linears: bool = True) -> None:
+    """Lets every module prepare its weights, which are final now, for the device they are on. `linears` False: linear layers are
+    left as they are."""
     for module in encoder.modules():
+        if not linears and isinstance(module, PackedLinear):
+            continue
         if isinstance(module, _Prepares):
             module.prepare()

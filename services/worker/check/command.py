@@ -70,7 +70,7 @@ def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Repor
             skipped = _skipped(report, copy.directory, test)
             if skipped:
                 return replace(report, skipped=skipped)
-            return _tested(report, copy.directory, overrides, tell)
+            return _tested(report, copy.directory, overrides, tell, in_int8=settings.dtype == "int8")
         finally:
             copy.close()
 
@@ -93,13 +93,13 @@ def _free_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _tested(report: Report, directory: Path, overrides: Overrides | None, tell: Tell) -> Report:
+def _tested(report: Report, directory: Path, overrides: Overrides | None, tell: Tell, *, in_int8: bool) -> Report:
     tell(f"{report.model}: importing torch")
     from services.worker.check import selftest
 
     done: list[Test] = []
     try:
-        for test in selftest.run(directory, report.model, overrides):
+        for test in selftest.run(directory, report.model, overrides, in_int8=in_int8):
             done.append(test)
             tell(f"{report.model}: {test.name}")
     except ShoalError as error:

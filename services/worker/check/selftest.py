@@ -6,36 +6,35 @@ packed among others and twice in a batch. The correct answers are not known here
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.catalog.overrides import Overrides
+from libs.errors import ModelBroken
+from libs.kernels import int8 as kernels
 from libs.models import (
-    ClassifyWork,
     EncodeResult,
-    EncodeWork,
-    EntitiesWork,
     Extraction,
     ExtractResult,
-    Given,
     Output,
     PackedModel,
     Prepared,
-    RelationsWork,
     Result,
     ScoreResult,
     ScoreWork,
-    SparseRow,
     Work,
+    int8,
     is_finite,
     load_model,
 )
+from libs.models.agreement import cosine, vector
+from libs.models.int8 import Answered, answered
+from libs.models.samples import TEXTS, works
 from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5
@@ -44,75 +43,52 @@ RELATIVE_ERROR = 1e-5
 BFLOAT16_COSINE = 0.99
 """The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should say `dtype: float32`."""
 
-_TEXTS = [
-    "Ada Lovelace wrote the first program in London.",
-    "Herring",
-    "A shoal of fish turns as one, though each of them follows only its neighbours; no leader says where it should go. " * 3,
-    "Ada Lovelace wrote the first program in London.",
-]
-_LABELS = ("person", "place")
 
+def run(directory: Path, model: str, overrides: Overrides | None, *, in_int8: bool = False) -> Iterator[Test]:
+    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded.
 
-def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Test]:
-    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded."""
+    `in_int8`: whether a worker would load it in int8 where the card says nothing of it. What a model loses in int8 is measured
+    anyhow, and fails where a worker would load it so.
+    """
+    in_int8 = overrides.dtype == "int8" if overrides is not None and overrides.dtype not in (None, "auto") else in_int8
     overrides = None if overrides is None else replace(overrides, dtype=None)
-    runs: list[_Run] = []
+    runs: list[Answered] = []
     loaded = _load(directory, model, overrides, torch.float32)
     yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
-    for work in works(loaded.card, _TEXTS):
-        done = _run(loaded, work)
+    for work in works(loaded.card, list(TEXTS)):
+        done = answered(loaded, loaded.prepare(work))
         runs.append(done)
         yield from _checks(loaded, done)
     del loaded
     low = _load(directory, model, overrides, torch.bfloat16)
     for done in runs:
-        nearest = min(map(_cosine, low.forward(done.prepared.head, done.prepared.sequences), done.outputs))
+        nearest = min(map(cosine, low.forward(done.prepared.head, done.prepared.sequences), done.outputs))
         yield Test(f"{done.task}: bfloat16 near float32", nearest >= BFLOAT16_COSINE, f"lowest cosine {nearest:.5f}")
 
+    del low
+    yield from _int8(directory, model, overrides, runs, wanted=in_int8)
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A job and the outputs of its sequences in float32, packed."""
 
-    task: str
-    prepared: Prepared
-    outputs: list[Output]
+def _int8(directory: Path, model: str, overrides: Overrides | None, runs: list[Answered], *, wanted: bool) -> Iterator[Test]:
+    """What the model loses in int8. `runs`: jobs and their outputs in float32."""
+    try:
+        small = _load(directory, model, overrides, torch.int8)
+    except ModelBroken as error:
+        yield Test("loads in int8", not wanted, error.message)
+        return
+    if small.data_type != int8.DATA_TYPE:
+        yield Test("loads in int8", not wanted, f"not here: {kernels.missing()}")
+        return
+    for task, found in int8.compared(small, runs):
+        advice = "" if found.is_good else "; a card may not say `dtype: int8`"
+        yield Test(f"{task}: int8 near float32", found.is_good or not wanted, found.figure + advice)
 
 
 def _load(directory: Path, model: str, overrides: Overrides | None, dtype: torch.dtype) -> PackedModel:
     return load_model(directory, model, torch.device("cpu"), dtype, overrides)
 
 
-def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model."""
-    for task in card.tasks:
-        match task:
-            case "encode":
-                yield EncodeWork(texts, role="document", representations=card.representations)
-            case "score":
-                yield ScoreWork("Who wrote the first program?", texts)
-            case "entities":
-                yield EntitiesWork(texts, labels=() if card.labels else _LABELS)
-            case "classify":
-                yield ClassifyWork(texts, labels=() if card.labels else _LABELS)
-            case "relations":
-                given = tuple(map(_ends, texts)) if card.given_entities else ()
-                named = () if card.labels or card.given_entities else _LABELS
-                yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
-
-
-def _ends(text: str) -> tuple[Given, ...]:
-    """A text's first and last three characters, for models that relate given entities."""
-    return Given(0, 3), Given(len(text) - 3, len(text))
-
-
-def _run(model: PackedModel, work: Work) -> _Run:
-    prepared = model.prepare(work)
-    task = type(work).__name__.removesuffix("Work").lower()
-    return _Run(task, prepared, model.forward(prepared.head, prepared.sequences))
-
-
-def _checks(model: PackedModel, done: _Run) -> Iterator[Test]:
+def _checks(model: PackedModel, done: Answered) -> Iterator[Test]:
     prepared, outputs = done.prepared, done.outputs
     tokens = [sequence.tokens for sequence in prepared.sequences]
     finite = all(map(is_finite, outputs))
@@ -176,28 +152,8 @@ def _wrong_extraction(text: str, item: Extraction) -> str:
 
 def _relative_error(one: Output, other: Output) -> float:
     """The largest difference over the largest number; infinite where shapes differ."""
-    a, b = _vector(one, other), _vector(other, one)
+    a, b = vector(one, other), vector(other, one)
     if a.shape != b.shape:
         return float("inf")
     largest = float(np.abs(b).max(initial=0.0))
     return float(np.abs(a - b).max(initial=0.0)) / (largest or 1.0)
-
-
-def _cosine(one: Output, other: Output) -> float:
-    a, b = _vector(one, other), _vector(other, one)
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    # Two empty answers are the same answer.
-    return float(a @ b) / norms if norms else float(a.shape == b.shape and not a.any() and not b.any())
-
-
-def _vector(output: Output, other: Output) -> NDArray[np.float64]:
-    """All numbers of an output; sparse ones over the columns that it or `other` has."""
-    if isinstance(output, tuple):
-        others: Sequence[Output] = other if isinstance(other, tuple) else (other,) * len(output)
-        return np.concatenate([_vector(part, its) for part, its in zip(output, others, strict=True)])
-    if isinstance(output, SparseRow):
-        columns = np.union1d(output.indices, other.indices) if isinstance(other, SparseRow) else output.indices
-        values = np.zeros(len(columns))
-        values[np.searchsorted(columns, output.indices)] = output.values
-        return values
-    return np.asarray(output, dtype=np.float64).ravel()

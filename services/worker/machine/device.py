@@ -13,7 +13,7 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
-from libs.kernels import native
+from libs.kernels import int8, native
 from libs.models import Model, load_model
 from libs.models.graphs.cuda import CudaCapture
 from libs.models.graphs.graphs import Graphs, Owner
@@ -52,10 +52,11 @@ class Device:
     """The interface of the device to the rest of the worker.
 
     `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
-    are the same. `item_bytes`: size of a weight. `load`: (directory, model id) -> model on the device; must run on a thread of its
-    own. `recover`: called after a failed forward pass; raises if the device is lost. `trim`: returns freed memory to the system.
-    `enter`: called first on the device thread. `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes
-    the graphs of one model; None: forwards are not captured.
+    are the same. `item_bytes`: size of a weight. `has_int8`: whether models may be in int8; else those have the device's own type.
+    `load`: (directory, model id) -> model on the device; must run on a thread of its own. `recover`: called after a failed forward
+    pass; raises if the device is lost. `trim`: returns freed memory to the system. `enter`: called first on the device thread.
+    `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs of one model; None: forwards are
+    not captured.
     """
 
     name: str
@@ -68,21 +69,26 @@ class Device:
     enter: Callable[[], None] = _nothing
     host_bytes: int = 0
     shares_memory: bool = True
+    has_int8: bool = False
     kernels: str = ""
     graphs: Callable[[Owner], Graphs] | None = None
 
 
 def open_device(settings: Settings) -> Device:
-    """Raises InvalidInput if the device asked for is not there."""
+    """Raises InvalidInput if the device asked for is not there, or does not compute in the number format asked for."""
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise InvalidInput("SHOAL_DEVICE is cuda, but torch finds no such device", field="SHOAL_DEVICE")
     device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
     dtype = default_dtype(device) if settings.dtype == "auto" else _DTYPES[settings.dtype]
+    if dtype is torch.int8:
+        missing = int8.missing() if device.type == "cpu" else "int8 is for CPUs"
+        if missing:
+            raise InvalidInput(f"SHOAL_DTYPE is int8, but {missing}", field="SHOAL_DTYPE")
     return _accelerator(settings, device, dtype) if device.type == "cuda" else _cpu(settings, device, dtype)
 
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 
 
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callable[[Path, str], Model]:
@@ -104,6 +110,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
         trim=memory.trim,
+        has_int8=not int8.missing(),
         # The number of threads belongs to the calling thread, so the device thread must set its own.
         enter=lambda: torch.set_num_threads(settings.threads),
     )

@@ -11,6 +11,7 @@ from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
 from libs.store.select import CONFIGS, MODEL_WEIGHTS
 
+_ROW_BYTES = 12
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -87,7 +88,8 @@ def _below(root: Path) -> list[tuple[str, Path]]:
 def weight_bytes(directory: Path, item_bytes: int) -> int:
     """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes` a floating-point number.
 
-    Reads the headers alone. Raises ModelBroken for a file that is no safetensors file.
+    1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is float32. Reads the headers alone.
+    Raises ModelBroken for a file that is no safetensors file.
     """
     files = (str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors")))
     return sum(_file_bytes(directory, name, item_bytes) for name in files)
@@ -97,5 +99,10 @@ def _file_bytes(directory: Path, name: str, item_bytes: int) -> int:
     total = 0
     for entry in tensor_entries(directory, name).values():
         size, own = entry.end - entry.begin, _FRACTIONS.get(entry.dtype)
-        total += size if own is None else size // own * item_bytes
+        if own is None:
+            total += size
+        elif item_bytes > 1:
+            total += size // own * item_bytes
+        else:
+            total += size // own + entry.shape[0] * _ROW_BYTES if len(entry.shape) == 2 else size // own * 4
     return total

@@ -22,7 +22,7 @@ from services.worker.machine import disk
 
 log = logging.getLogger(__name__)
 
-ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,22 @@ class OnDisk:
 
 class ModelFiles:
     """`shelves` are searched first, then `store`, if there is one. `catalog` overrides what files say. `item_bytes`: size of a
-    weight on the device where `catalog` sets none."""
+    weight on the device where `catalog` sets none, or sets int8 and the device is without it (`has_int8`)."""
 
     def __init__(
-        self, shelves: tuple[disk.Shelf, ...], store: Store | None = None, catalog: Catalog | None = None, *, item_bytes: int
+        self,
+        shelves: tuple[disk.Shelf, ...],
+        store: Store | None = None,
+        catalog: Catalog | None = None,
+        *,
+        item_bytes: int,
+        has_int8: bool = False,
     ) -> None:
         self._shelves = shelves
         self._store = store
         self._catalog = catalog or Catalog()
         self.item_bytes = item_bytes
+        self._own_bytes = {name: size for name, size in ITEM_BYTES.items() if name != "int8" or has_int8}
 
     @property
     def can_fetch(self) -> bool:
@@ -72,7 +79,7 @@ class ModelFiles:
     def device_bytes(self, model: str, directory: Path) -> int:
         """Bytes that the model will take on the device, by the headers of its files. Raises ModelBroken."""
         overrides = self._catalog.of(model)
-        item_bytes = ITEM_BYTES.get((overrides and overrides.dtype) or "", self.item_bytes)
+        item_bytes = self._own_bytes.get((overrides and overrides.dtype) or "", self.item_bytes)
         return max(disk.weight_bytes(directory, item_bytes), (overrides and overrides.memory_bytes) or 0)
 
     def listing(self, known: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
@@ -85,7 +92,7 @@ class ModelFiles:
     def _read(self, model: str, directory: Path) -> OnDisk:
         try:
             card = read_card(directory, model, self._catalog.of(model))
-            return OnDisk(card, disk.weight_bytes(directory, ITEM_BYTES.get(card.dtype, self.item_bytes)))
+            return OnDisk(card, disk.weight_bytes(directory, self._own_bytes.get(card.dtype, self.item_bytes)))
         except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
             log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
         except Exception:  # whatever one directory holds, the others are served

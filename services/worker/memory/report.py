@@ -17,7 +17,7 @@ from services.worker.memory.space import Place
 from services.worker.mesh import codec
 from services.worker.scheduling.meter import Meter
 
-DATA_TYPES: Final = {2: "bfloat16", 4: "float32"}
+DATA_TYPES: Final = {1: "int8", 2: "bfloat16", 4: "float32"}
 """Data types by the number of bytes of a weight."""
 
 

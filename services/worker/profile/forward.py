@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from libs.errors import TaskNotSupported
 from libs.models import PackedModel, Work
-from services.worker.check.selftest import works
+from libs.models.samples import works
 from services.worker.machine.device import open_device
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.trace import FORWARD, Forward, Part, forwards, read
@@ -117,7 +117,7 @@ def profile_forward(
     return ForwardProfile(
         model=model.card.model,
         device=device,
-        dtype=str(model.trunks[0].encoder.dtype).removeprefix("torch."),
+        dtype=model.data_type,
         threads=threads,
         texts=len(batch.texts),
         tokens=batch.tokens,

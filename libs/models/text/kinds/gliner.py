@@ -90,7 +90,7 @@ def _labels(
     parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
 ) -> tuple[LabelTokens, LabelVectors]:
     """The bi-encoder's encoder for labels, in the text encoder's data type."""
-    encoder, _ = build_encoder(config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={})
+    encoder, _ = build_encoder(config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={}, int8=parts.int8)
     project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"

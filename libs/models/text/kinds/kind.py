@@ -36,7 +36,7 @@ class Parts:
     """A loaded encoder and the rest of its checkpoint. `card.max_tokens` is final.
 
     `state`: the tensors that `head_table` names, float32 on the device. `rest`: tensors that do not begin with
-    `card.encoder_prefix`, every one of which the kind must account for.
+    `card.encoder_prefix`, every one of which the kind must account for. `int8`: further encoders are to be built for it as well.
     """
 
     card: Card
@@ -45,6 +45,7 @@ class Parts:
     state: Mapping[str, Tensor]
     rest: TensorFile
     device: torch.device
+    int8: bool = False
 
     @property
     def root(self) -> Path:

@@ -38,6 +38,10 @@ class LabelVectors(nn.Module):
         self._keep(found)
         return torch.stack([found[label.name] for label in labels])
 
+    def forget(self) -> None:
+        """Empties the cache: the encoder's weights have changed."""
+        self._known.clear()
+
     def _encode(self, ids: Sequence[Ids]) -> Tensor:
         batch = Packed.of(ids, device=self.encoder.device)
         vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
