@@ -1,0 +1,114 @@
+"""Scripts share one connection: their replies are told apart, and a connection that ends or says nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from libs.queue import connect
+from libs.queue.connection import client
+from tests.support.redis import RedisServer
+
+ECHO = "return ARGV[1]"
+WRONG = "return redis.call('LPUSH', KEYS[1])"
+
+
+@pytest.fixture
+def frail() -> Iterator[RedisServer]:
+    """A server of the test's own, to be stopped by it."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(frail: RedisServer) -> AsyncIterator[Redis]:
+    one = connect(frail.url)
+    yield one
+    await one.aclose()
+
+
+async def load(redis: Redis, script: str) -> str:
+    sha: Any = await redis.script_load(script)
+    return str(sha, "ascii")
+
+
+async def say(redis: Redis, echo: str, what: str | bytes | int) -> bytes:
+    reply: bytes = await redis.evalsha(echo, 0, what)
+    return reply
+
+
+async def connections(redis: Redis) -> int:
+    return int((await redis.info("stats"))["total_connections_received"])
+
+
+async def test_many_at_once_each_get_their_own_reply_over_one_connection(redis: Redis) -> None:
+    echo, wrong = await load(redis, ECHO), await load(redis, WRONG)
+    before = await connections(redis)
+
+    async def one(number: int) -> object:
+        if number % 10 == 3:
+            with pytest.raises(ResponseError):
+                await redis.evalsha(wrong, 1, "list")
+            return None
+        if number % 10 == 4:
+            with pytest.raises(NoScriptError):
+                await redis.evalsha("0" * 40, 0)
+            return None
+        return await redis.evalsha(echo, 0, number)
+
+    found = await asyncio.gather(*(one(number) for number in range(200)))
+    assert found == [None if number % 10 in (3, 4) else str(number).encode() for number in range(200)]
+    assert await connections(redis) == before
+
+
+async def test_a_caller_that_leaves_takes_no_reply_of_another(redis: Redis) -> None:
+    echo = await load(redis, ECHO)
+    calls = [asyncio.create_task(say(redis, echo, number)) for number in range(20)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [one for one in found if isinstance(one, bytes)] == [str(number).encode() for number in range(1, 20, 2)]
+    assert await redis.evalsha(echo, 0, "last") == b"last"
+
+
+async def test_a_large_command_and_a_large_reply(redis: Redis) -> None:
+    echo = await load(redis, ECHO)
+    large = b"\r\n$3" * (4 << 20)
+    assert list(await asyncio.gather(say(redis, echo, large), say(redis, echo, "small"))) == [large, b"small"]
+
+
+async def test_commands_of_a_connection_that_ends_are_sent_again(redis: Redis, frail: RedisServer) -> None:
+    echo = await load(redis, ECHO)
+    frail.freeze()
+    calls = [asyncio.create_task(say(redis, echo, number)) for number in range(10)]
+    await asyncio.sleep(0.1)
+    other = connect(frail.url)
+    killing = asyncio.create_task(other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
+    await asyncio.sleep(0.1)
+    frail.thaw()
+    await killing
+    assert await asyncio.gather(*calls) == [str(number).encode() for number in range(10)]
+    assert await redis.evalsha(echo, 0, "later") == b"later"
+    await other.aclose()
+
+
+async def test_a_server_that_says_nothing_is_left_and_found_again(frail: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
+    redis = connect(frail.url)
+    echo = await load(redis, ECHO)
+    frail.freeze()
+    try:
+        with pytest.raises(RedisTimeoutError):
+            async with asyncio.timeout(10):
+                await redis.evalsha(echo, 0, "a")
+    finally:
+        frail.thaw()
+    assert await redis.evalsha(echo, 0, "b") == b"b"
+    await redis.aclose()

@@ -1,0 +1,133 @@
+"""The worker's stream to a router: used where there is one, replaced in time, and never the end of a call that could be made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal.v1 import worker_pb2
+
+from libs.errors import NoCapacity
+from services.worker.mesh import exchange, link
+from services.worker.mesh.link import Identity, Link
+from tests.worker.fakes import FakeLanes, FakeRouter, encode_job, routers, until
+from tests.worker.running import MODEL, worker
+
+
+async def answered(lanes: FakeLanes, *names: str) -> None:
+    for name in names:
+        lanes.put(MODEL, encode_job(name, "a"))
+    await until(lambda: all(name in lanes.answers for name in names))
+
+
+async def test_a_worker_pulls_and_answers_on_one_stream(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        await answered(lanes, "a", "b", "c")
+        assert running[0].streams == 1
+
+
+async def test_a_router_of_an_earlier_version_is_called_without(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running:
+        running[0].is_old = True
+        async with worker(tmp_path, running):
+            await answered(lanes, "a", "b")
+        assert running[0].streams == 0
+
+
+async def test_a_router_that_was_upgraded_gets_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNARY_SECONDS", 0.1)
+    lanes = FakeLanes()
+    async with routers(lanes) as running:
+        running[0].is_old = True
+        async with worker(tmp_path, running):
+            await answered(lanes, "a")
+            running[0].is_old = False
+            await asyncio.sleep(0.2)
+            await answered(lanes, "b", "c")
+            await until(lambda: running[0].streams == 1)
+
+
+async def test_an_old_stream_is_replaced_and_ends_with_its_last_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "RENEW_SECONDS", 0.2)
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running):
+        for number in range(6):
+            await asyncio.sleep(0.1)
+            await answered(lanes, f"job {number}")
+        assert running[0].streams >= 3
+        assert all(len(lanes.answers[f"job {number}"]) == 1 for number in range(6))
+
+
+async def test_a_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
+    ended = asyncio.Event()
+
+    class Waiting(FakeRouter):
+        async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+            try:
+                return await super().Pull(request, context)
+            except asyncio.CancelledError:
+                ended.set()
+                raise
+
+    router = Waiting(FakeLanes())
+    await router.start()
+    async with Link(Identity("w1", "e", "cpu"), [router.address]) as calls:
+        pulling = asyncio.create_task(calls.pull(pull()))
+        await until(lambda: bool(router.lanes.pulls))
+        pulling.cancel()
+        async with asyncio.timeout(5):
+            await ended.wait()
+        assert router.streams == 1
+    await router.stop()
+
+
+async def test_a_stream_that_breaks_fails_its_calls_and_the_next_router_is_called() -> None:
+    lanes = FakeLanes()
+    async with routers(lanes, 2) as running, Link(Identity("w1", "e", "cpu"), [one.address for one in running]) as calls:
+        first = asyncio.create_task(calls.pull(pull()))
+        await until(lambda: bool(lanes.pulls))
+        serving = next(one for one in running if one.streams)
+        await serving.stop()
+        await until(lambda: len(lanes.pulls) == 2)
+        assert lanes.pulls[1].asked_again
+        lanes.put(MODEL, encode_job("a", "a"))
+        assert (await first).batch_id == "e-1"
+        for one in running:
+            await one.stop()
+        with pytest.raises(NoCapacity):
+            await calls.pull(pull())
+
+
+async def test_a_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    original: Any = exchange.Exchange.call
+
+    async def call(self: Any, kind: Any, request: Any, *rest: Any) -> Any:
+        sent.append(request.ByteSize())
+        return await original(self, kind, request, *rest)
+
+    monkeypatch.setattr(exchange.Exchange, "call", call)
+    lanes = FakeLanes()
+    async with routers(lanes) as running, Link(Identity("w1", "e", "cpu"), [running[0].address]) as calls:
+        lanes.put(MODEL, encode_job("a", "a"))
+        batch = await calls.pull(pull())
+        large = worker_pb2.CompletedJob(job_id="a", result=worker_pb2.JobResult(failure=failure()).SerializeToString())
+        request = worker_pb2.CompleteRequest(worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=[large], release=True)
+        assert request.ByteSize() > exchange.MOST_BYTES
+        assert await calls.complete(request, float("inf")) == 1
+        assert len(sent) == 1, "the pull"
+
+
+def failure() -> worker_pb2.Failure:
+    return worker_pb2.Failure(reason="INTERNAL", message="x" * (exchange.MOST_BYTES + 1))
+
+
+def pull() -> worker_pb2.PullRequest:
+    lanes = [worker_pb2.Lane(pool="cpu", model=MODEL)]
+    return worker_pb2.PullRequest(
+        worker_id="w1", epoch="e", pool="cpu", lanes=lanes, budget_tokens=9, budget_jobs=9, wait_seconds=8, batch_id="e-1"
+    )
