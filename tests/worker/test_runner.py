@@ -332,7 +332,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # nothing is known of it
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 200}
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 150}
     other = b.held("a", tenant="other")
     b.runner.add([other])
     assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 100, "org/unknown": 1000}
