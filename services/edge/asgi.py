@@ -158,7 +158,8 @@ class Application:
             seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
             deadline = time.monotonic() + seconds
             body = await self._body(exchange, receive)
-            received = Received(body, self._names(), model, headers.get("content-type", ""), headers.get("accept", ""))
+            kinds = headers.get("content-type", ""), headers.get("accept", "")
+            received = Received(body, self._names(), model, *kinds, exchange.request_id)
             return await self._asked(exchange, route, received, metadata, deadline)
 
     async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:
@@ -175,10 +176,11 @@ class Application:
             try:
                 reply = await self._routers.ask(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
-                otherwise = step.otherwise.get(error.reason)
+                problem = Problem.of(error, step)
+                otherwise = step.otherwise(problem)
                 if otherwise is None:
-                    raise Problem.of(error, step) from None
-                step, message = _serialised(otherwise())
+                    raise problem from None
+                step, message = _serialised(otherwise)
             else:
                 step, message = _serialised(step.answer(reply))
         return step

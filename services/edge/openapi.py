@@ -19,7 +19,7 @@ _ERROR: Final = {
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The document, as JSON can hold it."""
-    types = list(dict.fromkeys(kind for route in routes for kind in (route.body, route.answer) if kind is not None))
+    types: list[Any] = list(dict.fromkeys(kind for route in routes for kind in (route.body, route.answer) if kind is not None))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -38,7 +38,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     identity = "".join(part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}").strip("_")
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
     operation: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -94,6 +94,7 @@ class Received:
     model: str = ""
     content_type: str = ""
     accept: str = ""
+    request_id: str = ""
 
     @property
     def is_msgpack(self) -> bool:
@@ -118,14 +119,14 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`: what the caller calls our
-    fields: pairs of a regular expression and its replacement, the longest first. `otherwise`: what to ask instead after a failure
-    with such a reason."""
+    fields: pairs of a regular expression and its replacement, the longest first. `otherwise`: what to ask
+    instead after a failure, None: nothing."""
 
     method: Method[Any, Any]
     message: Message
     answer: Callable[[Any], Answer | Question]
     fields: Sequence[tuple[str, str]] = ()
-    otherwise: Mapping[str, Callable[[], Question]] = field(default_factory=dict)
+    otherwise: Callable[[Problem], Question | None] = lambda problem: None
     dialect: Dialect | None = None
     """Whose errors its failures are, where that follows only from the body; else the route's."""
 
@@ -150,15 +151,15 @@ Asked = Callable[[Received], "Question | Answer"]
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
-    `answer`: msgspec Structs, for OpenAPI."""
+    `answer`: msgspec Structs and types of them, for OpenAPI."""
 
     method: str
     path: str
     dialect: Dialect
     ask: Asked
     summary: str
-    body: type | None = None
-    answer: type | None = None
+    body: Any = None
+    answer: Any = None
 
 
 def json_of(content: object) -> bytes:

@@ -154,3 +154,13 @@ def image_item(uri: str, field: str) -> pb.Item:
         return pb.Item(image=pb.Image(data=base64.b64decode(found[1] if found else uri, validate=True)))
     except (binascii.Error, ValueError):
         raise invalid(f"{field} is no picture in base64: send data:image/png;base64,…", field) from None
+
+
+def named_or_default(received: Received, name: str | None, default: str) -> Target:
+    """What a model's name stands for; where a request names none, what the alias `default` does. Raises Problem."""
+    if name:
+        return target(received, name)
+    found = received.names.aliases.get(default)
+    if found is None:
+        raise invalid(f"model is required: this wire may leave it out only where there is an alias `{default}`", "model")
+    return found
