@@ -38,6 +38,7 @@ logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 CONNECTION: Final = "connection"
 HEAD_BYTES: Final = 64 << 10
 """The most bytes of a request's line and headers."""
+_LARGE_HEAD: Final = b"the request's headers are too large"
 LINGER_SECONDS: Final = 5.0
 """How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
 the client has read the answer."""
@@ -62,10 +63,12 @@ class Connection(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
         self.app_state = {CONNECTION: self}
         self._limits = limits
-        # The state: requests that are being answered, the timer of the head or of the rest, bytes of the head, what is being read.
+        # The state: requests that are being answered, the timer of the head or of the rest, bytes of the head (read so far, and as
+        # they came while its end had not), and what is being read.
         self._answering: set[asyncio.Task[object]] = set()
         self._timer: TimerHandle | None = None
         self._head_bytes = 0
+        self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
 
@@ -102,24 +105,42 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
-        if self._reads_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._refuse(431, b"the request's headers are too large")
+        if self._reads_head:
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > HEAD_BYTES:
+                self._refuse(431, _LARGE_HEAD)
 
     def on_message_begin(self) -> None:
-        self._reads_head, self._head_bytes = True, 0
+        self._reads_head, self._head_bytes, self._unfinished_bytes = True, 0, 0
         if self._timer is None:
             self._expect_head()
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        if self._head_bytes > HEAD_BYTES:
+            self._refuse(431, _LARGE_HEAD)
+        if self.transport.is_closing():
+            return
         self._reads_head, self._reads_body = False, True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._reads_body = False
+        if self.transport.is_closing():
+            return
         if self.cycle is not None and self.cycle.response_complete:
             self._stop_timer()
         super().on_message_complete()

@@ -180,7 +180,7 @@ class Http:
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.send("POST", path, content, {"content-type": "application/json", **headers})
+        return await self.send("POST", path, content, {"content_type": "application/json", **headers})
 
     async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         reader, writer = await self.open()
@@ -211,3 +211,22 @@ async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply
         await reader.readline()
         return Reply(int(status.split()[1]), headers, b"".join(parts))
     return Reply(int(status.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+def scores(*values: float) -> pb.ScoreResponse:
+    """The answer with these scores, all documents ranked."""
+    array = np.array(values, np.float32)
+    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes())
+    return pb.ScoreResponse(scores=tensor, ranking=np.argsort(-array, kind="stable").tolist(), usage=pb.Usage(input_tokens=9))
+
+
+def sparse(*rows: Mapping[int, float], columns: int = 100) -> tensor_pb2.SparseMatrix:
+    indices = np.array([column for row in rows for column in row], "<u4")
+    values = np.array([value for row in rows for value in row.values()], "<f4")
+    offsets = np.cumsum([0, *map(len, rows)]).tolist()
+    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=values.shape, data=values.tobytes())
+    return tensor_pb2.SparseMatrix(columns=columns, offsets=offsets, indices=indices.tobytes(), values=tensor)
+
+
+def ragged(*rows: np.ndarray) -> tensor_pb2.Ragged:
+    return tensor_pb2.Ragged(values=dense(np.concatenate(rows)), offsets=np.cumsum([0, *map(len, rows)]).tolist())

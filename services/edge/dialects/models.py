@@ -3,16 +3,17 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
+import orjson
 from shoal.transport.methods import GET_MODEL, LIST_MODELS
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from services.edge.dialects.base import Answer, Question, Received, Route, json_of
+from services.edge.dialects import openai
+from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received, Route, json_of, retry_headers
 from services.edge.dialects.names import Names, Target
-from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.reading import target
 
 _STATES: Final = {
@@ -59,6 +60,18 @@ class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"]
     data: list[ModelEntry]
     models: list[ModelEntry]
+
+
+def error(problem: Problem) -> Answer:
+    """OpenAI's form, with SIE's `detail`: both ask for models here."""
+    told = orjson.loads(cast(bytes, openai.error(problem).body))
+    code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
+    return Answer(
+        json_of(told | {"detail": {"code": code, "message": problem.message}}), problem.status, headers=retry_headers(problem)
+    )
+
+
+MODELS: Final = Dialect("models", error)
 
 
 def listed(received: Received) -> Question:
@@ -118,11 +131,11 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
 
 ROUTES: Final = (
     *(
-        Route("GET", path, OPENAI, listed, "Lists models and aliases", answer=ModelList)
+        Route("GET", path, MODELS, listed, "Lists models and aliases", answer=ModelList)
         for path in ("/v1/models", "/models", "/openai/v1/models")
     ),
     *(
-        Route("GET", path, OPENAI, one, "Describes one model", answer=ModelEntry)
+        Route("GET", path, MODELS, one, "Describes one model", answer=ModelEntry)
         for path in ("/v1/models/{model}", "/openai/v1/models/{model}")
     ),
 )

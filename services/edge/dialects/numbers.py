@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,24 @@ from shoal.v1 import tensor_pb2
 
 from services.edge.dialects.base import Problem
 
+A = TypeVar("A")
+T = TypeVar("T")
 Rows = npt.NDArray[Any]
 PIECE_NUMBERS: Final = 1 << 16
 """Numbers that are written in one go: about 1 ms as JSON."""
 
 
-def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
-    """The stored numbers, [items, dimensions] (BINARY: whole bytes as uint8). Raises Problem for a tensor that is none."""
+def decoded(decode: Callable[[A], T], message: A) -> T:
+    """What a decoder of the client's codec makes of a message. Raises Problem for one that cannot be read."""
     try:
-        rows: Rows = codec.vectors(tensor).array
+        return decode(message)
     except InternalError as error:
         raise Problem("INTERNAL", error.message) from None
+
+
+def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
+    """The stored numbers, [items, dimensions] (BINARY: whole bytes as uint8), float16 as float32. Raises Problem."""
+    rows: Rows = decoded(codec.vectors, tensor).array
     if rows.dtype == np.float16:
         return rows.astype(np.float32)
     return rows

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.transport.methods import SCORE
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.dialects.numbers import decoded
 from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.reading import named_or_default, priority_of, read, text_item, truncation_of
 from services.edge.dialects.tei import TEI, has_texts
@@ -142,10 +142,7 @@ def squashed(scores: Any) -> Any:
 
 def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
     """Scores, float32 [documents], and the indices of the best. Raises Problem for a reply that is none."""
-    try:
-        found = codec.score_result(reply)
-    except InternalError as error:
-        raise Problem("INTERNAL", error.message) from None
+    found = decoded(codec.score_result, reply)
     return (squashed(found.scores) if squash else found.scores), found.ranking
 
 

@@ -7,12 +7,10 @@ the door, a port of its own (SHOAL_HTTP_DOORS), or that of an alias: `embed`, `r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
@@ -34,7 +32,7 @@ from services.edge.dialects.base import (
     single_field,
 )
 from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import dense_rows, joined, per_piece
+from services.edge.dialects.numbers import decoded, dense_rows, joined, per_piece
 from services.edge.dialects.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
 
 _TYPES: Final = {
@@ -199,13 +197,10 @@ def embed_sparse(received: Received) -> Question:
     message, fields = _encode(received, request, pb.REPRESENTATION_SPARSE)
 
     def answer(reply: pb.EncodeResponse) -> Answer:
-        matrix = _decoded(lambda: codec.sparse(reply.sparse))
+        matrix = decoded(codec.sparse, reply.sparse)
         rows = [
-            [
-                {"index": int(column), "value": value}
-                for column, value in zip(matrix.indices[start:end].tolist(), matrix.values[start:end], strict=True)
-            ]
-            for start, end in pairwise(matrix.offsets.tolist())
+            [{"index": column, "value": value} for column, value in zip(columns.tolist(), weights, strict=True)]
+            for columns, weights in matrix
         ]
         return Answer(json_of(rows), headers=_timed(reply.timings, reply.usage, message))
 
@@ -218,13 +213,12 @@ def embed_all(received: Received) -> Question:
     message, fields = _encode(received, request, pb.REPRESENTATION_MULTI_VECTOR)
 
     def answer(reply: pb.EncodeResponse) -> Answer:
-        ragged = _decoded(lambda: codec.ragged(reply.multi_vector))
-        offsets = ragged.offsets.tolist()
+        ragged = decoded(codec.ragged, reply.multi_vector)
 
         def pieces() -> Iterator[bytes]:
             yield b"["
-            for index, (start, end) in enumerate(pairwise(offsets)):
-                yield (b"," if index else b"") + json_of(np.ascontiguousarray(ragged.values[start:end], np.float32))
+            for index in range(len(ragged)):
+                yield (b"," if index else b"") + json_of(np.ascontiguousarray(ragged[index], np.float32))
             yield b"]"
 
         return Answer(pieces(), headers=_timed(reply.timings, reply.usage, message))
@@ -246,7 +240,7 @@ def rerank(received: Received) -> Question:
     )
 
     def answer(reply: pb.ScoreResponse) -> Answer:
-        scores = _decoded(lambda: codec.score_result(reply))
+        scores = decoded(codec.score_result, reply)
         ranks: list[dict[str, Any]] = [{"index": int(index), "score": scores.scores[index]} for index in scores.ranking]
         if request.return_text:
             for rank in ranks:
@@ -355,7 +349,7 @@ def by_task(received: Received) -> Question:
     found = read(_Hosted, received)
     if found.query is not msgspec.UNSET:
         return rerank(received)
-    if msgspec.Raw(found.inputs)[:1] == b"{":
+    if bytes(found.inputs)[:1] == b"{":
         return similarity(received)
     named = _named(received, "embed")
 
@@ -384,10 +378,10 @@ def embeddings(received: Received) -> Question:
     try:
         body = msgspec.json.decode(received.body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        body = {}
+        return openai.embeddings(received)  # it says what is wrong
     body["model"] = msgspec.Raw(json_of(received.model))
     again = Received(msgspec.json.encode(body), received.names, "", received.content_type, received.accept, received.request_id)
-    return openai.embeddings(again if received.body else received)
+    return openai.embeddings(again)
 
 
 def health(received: Received) -> Answer:
@@ -457,19 +451,11 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
     )
 
     def answer(reply: pb.ScoreResponse) -> Answer:
-        scores = _decoded(lambda: codec.score_result(reply)).scores
+        scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(json_of(found if is_batch else found[0]), headers=_timed(reply.timings, reply.usage, message))
 
     return Question(SCORE, message, answer, fields=((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"),), dialect=TEI)
-
-
-def _decoded(decode: Callable[[], Any]) -> Any:
-    """Raises Problem for a reply that cannot be read."""
-    try:
-        return decode()
-    except InternalError as error:
-        raise Problem("INTERNAL", error.message) from None
 
 
 def _timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:
