@@ -12,7 +12,7 @@ from shoal.transport.trust import Tls, tls_from
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, integer, number, random_id
 from libs.errors import InvalidInput
 from libs.serving import Security
-from libs.serving.security.settings import is_loopback
+from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
@@ -111,10 +111,7 @@ class Settings:
         return Settings(
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
             address=environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
-            # Not SHOAL_TOKENS and SHOAL_JWKS: what callers send is checked by routers.
-            security=Security.from_env(
-                {name: value for name, value in environ.items() if name not in ("SHOAL_TOKENS", "SHOAL_JWKS")}
-            ),
+            security=_security(environ),
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
@@ -154,6 +151,23 @@ class Settings:
             "longest_deadline_seconds": self.longest_deadline_seconds,
             "grace_seconds": self.grace_seconds,
         }
+
+
+def _security(environ: Mapping[str, str]) -> Security:
+    """Without SHOAL_TOKENS and SHOAL_JWKS: what callers send is checked by routers."""
+    allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
+    check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
+    cert, key, authorities = (environ.get(f"SHOAL_TLS_{name}", "") for name in ("CERT", "KEY", "CLIENT_CA"))
+    security = Security(
+        cert=Path(cert) if cert else None,
+        key=Path(key) if key else None,
+        client_ca=Path(authorities) if authorities else None,
+        trust_domain=environ.get("SHOAL_TRUST_DOMAIN") or DEFAULT_TRUST_DOMAIN,
+        allow_insecure=allow == "1",
+        health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
+    )
+    security.check_files()
+    return security
 
 
 def _check_address(address: str) -> None:

@@ -175,8 +175,8 @@ def _child(pid: int, name: str) -> psutil.Process:
     """Of `shoal up`."""
     for child in psutil.Process(pid).children():
         role, _, number = name.partition("-")
-        words = " ".join(child.cmdline())
-        if role in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
+        words, wanted = " ".join(child.cmdline()), "redis" if role == "redis" else f"services.{role}"
+        if wanted in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
             return child
     raise AssertionError(f"{name} does not run")
 
