@@ -17,6 +17,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # Extras whose runtime closure each image installs, and of the distribution that other teams install.
 ROLES: Mapping[str, str] = {
     "client": "shoal",
+    "edge": "shoal-mesh[edge]",
     "router": "shoal-mesh[router]",
     "scheduler": "shoal-mesh[scheduler]",
     "worker": "shoal-mesh[worker,s3,gs]",

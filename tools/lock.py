@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from tools.distributions import OURS, ROLES, ROOT, SupplyError, closure, installed_distributions, read_pins, version_of
 
 LOCKS = ROOT / "locks"
-SERVICES = ("router", "scheduler", "worker")
+SERVICES = ("edge", "router", "scheduler", "worker")
 ARCHITECTURES = ("x86_64", "aarch64")
 # glibc of Debian 12, whose Python images are the services' base, is 2.36.
 GLIBC_MINORS = range(17, 37)

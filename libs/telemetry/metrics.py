@@ -37,6 +37,13 @@ REQUESTS: Final = Counter("shoal_requests", "Calls answered, by method and reaso
 REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's start until its answer is ready; traces as exemplars.",
                                    ("method",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 
+# Of edges. Routes are those of the table, so a path that is none of them is `other`.
+
+HTTP_REQUESTS: Final = Counter("shoal_http_requests", "Requests over HTTP answered, by route and status (499: the client left).",
+                               ("route", "status"), registry=REGISTRY)  # fmt: skip
+HTTP_REQUEST_SECONDS: Final = Histogram("shoal_http_request_seconds", "From a request's head until its answer is written.",
+                                        ("route",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+
 # Of routers.
 
 JOBS_QUEUED_AGAIN: Final = Counter("shoal_jobs_queued_again", "Jobs queued again because Redis had lost them.", registry=REGISTRY)
@@ -145,6 +152,12 @@ COLD_START_SECONDS: Final = Series("shoal_cold_start_seconds", "From requesting 
 PLAN_NUMBER: Final = Series("shoal_plan_number", "Number of the leader's last plan.")
 SCHEDULER_LEADER: Final = Series("shoal_scheduler_leader", "1: this scheduler is the leader, which places models.")
 VIEW_AGE_SECONDS: Final = Series("shoal_view_age_seconds", "Age of the last look at the mesh; infinite before the first.")
+
+# Of edges.
+
+HTTP_CONNECTIONS: Final = Series("shoal_http_connections", "Open connections of HTTP clients.")
+HTTP_HELD_BYTES: Final = Series("shoal_http_held_bytes", "Memory of this edge that the bodies of requests in flight take.")
+HTTP_ROUTER_UP: Final = Series("shoal_http_router_up", "1: a router answered this edge's last check.")
 
 # Of workers.
 

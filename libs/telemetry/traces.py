@@ -2,7 +2,8 @@
 
 One request is one trace (semantic conventions for RPC and messaging):
 
-    client           shoal.v1.InferenceService/Encode   CLIENT    libs/api/shoal/calls/traces.py
+    client           shoal.v1.InferenceService/Encode   CLIENT    libs/api/shoal/calls/traces.py; over HTTP, of an edge:
+                     POST /v1/embeddings                SERVER    services/edge/asgi.py
     └ router         shoal.v1.InferenceService/Encode   SERVER    libs/serving/calls/interceptor.py
       └ router       send <lane>                        PRODUCER  services/router/service.py; its context is in every job
         ├ worker     wait <lane>                        INTERNAL  from enqueued to pulled   services/worker/jobs/spans.py
@@ -132,6 +133,15 @@ def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
     known: dict[str, AttributeValue] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
     context = _PROPAGATOR.extract(parent)
     return _TRACER.start_span(f"{service}/{name}", context, SpanKind.SERVER, known | dict(attributes))
+
+
+def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
+    """The SERVER span of one HTTP request; `parent`: its headers. NONE if neither this process nor the caller traces. The caller of
+    this function ends it."""
+    if not _exporting and not parent.get(TRACEPARENT):
+        return NONE
+    attributes = {"http.request.method": method, "http.route": route}
+    return _TRACER.start_span(f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -20,6 +20,7 @@ from services.local.mesh import LocalMesh, running
 from services.local.requirements import check_installed
 from services.local.settings import Settings, example_model, known_models, known_stores
 
+DEFAULT_HTTP_PORT: Final = 8080
 _HELP_MODEL = "A model to serve: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
 
 _HELP_DEVICE = (
@@ -30,6 +31,10 @@ _HELP_LOGS = "Write the logs of all processes to this folder. Default: a tempora
 
 def up(
     port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
+    http_port: Annotated[
+        int | None, typer.Option(help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one.")
+    ] = None,
+    http: Annotated[bool, typer.Option(help="Answer HTTP, too: OpenAI's, Cohere's and other clients (docs/http.md).")] = True,
     workers: Annotated[
         int | None, typer.Option(help="Number of workers. Default: one per accelerator, or one per core without any.")
     ] = None,
@@ -48,7 +53,7 @@ def up(
     ] = False,
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
-    """Start Redis, a router, a scheduler and workers on this machine, keep them running, and stop them on Ctrl-C."""
+    """Start Redis, a router, a scheduler, workers and HTTP on this machine, keep them running, and stop them on Ctrl-C."""
     console = Console(stderr=True)
     try:
         check_installed()
@@ -57,6 +62,7 @@ def up(
         models, stores = known_models(model or [], os.environ), known_stores(os.environ)
         settings = Settings(
             port=port,
+            http_port=_http_port(http_port, port) if http else None,
             workers=count,
             threads=each,
             models=models,
@@ -72,6 +78,12 @@ def up(
     except ShoalError as error:
         console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def _http_port(given: int | None, port: int) -> int:
+    if given is not None:
+        return given
+    return DEFAULT_HTTP_PORT if port else 0
 
 
 async def _up(settings: Settings, console: Console) -> None:
@@ -111,6 +123,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
     model = example_model(settings.models, settings.stores)
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
+    if mesh.http_address:
+        console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
     if settings.accelerators:
         console.print(
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
@@ -138,12 +152,26 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         f'grpcurl {grpcurl} -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
         "shoal.v1.InferenceService/Encode",
     ]
+    if mesh.http_address:
+        body = json.dumps({"model": model, "input": "Hello, mesh"})
+        lines.append(f"curl -s{_curl(mesh.certificates)} {_url(mesh)}/v1/embeddings -d {shlex.quote(body)}")
     if mesh.certificates:
         lines.append(f"shoal status --address {mesh.address}{_shown(mesh.certificates, 'admin')[0]}")
     console.print("examples")
     for line in lines:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C stops the mesh.")
+
+
+def _url(mesh: LocalMesh) -> str:
+    return f"http{'s' if mesh.certificates else ''}://{mesh.http_address}"
+
+
+def _curl(certificates: Path | None) -> str:
+    if certificates is None:
+        return ""
+    ca, chain, key = (shlex.quote(str(certificates / name)) for name in ("ca.pem", "client.pem", "client.key"))
+    return f" --cacert {ca} --cert {chain} --key {key}"
 
 
 def _shown(certificates: Path | None, role: str) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The object graph of the local mesh: Redis, then router, scheduler and workers, and their supervisor."""
+"""The object graph of the local mesh: Redis, then router, scheduler, workers and edge, and their supervisor."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from services.local.supervision.child import Child
 from services.local.supervision.environment import environment_of
 from services.local.supervision.policy import Role, ending
 from services.local.supervision.supervisor import Notify, Supervisor
-from services.local.trust.certificates import caller_variables, issue_all, server_variables
+from services.local.trust.certificates import Party, caller_variables, edge_variables, issue_all, server_variables
 from services.local.workplace import Workplace, workplace
 
 START_SECONDS: Final = 120.0
 """How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
-STOP_ORDER: Final[tuple[Role, ...]] = ("router", "worker", "scheduler", "redis")
+STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler).
+    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler),
+    `http_address` where clients of HTTP do (empty: no edge).
 
     `logs`: the folder with a file for each process. `certificates`: where its certificates are, if it uses TLS.
     """
 
     address: str
     scheduler_address: str
+    http_address: str
     logs: Path
     certificates: Path | None
     supervisor: Supervisor
@@ -60,18 +62,19 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
     check_port_is_free(port)
     address = f"127.0.0.1:{port}"
     scheduler_address = f"127.0.0.1:{free_port()}" if settings.has_scheduler else ""
+    http_address = _http_address(settings)
     async with AsyncExitStack() as stack:
         place = stack.enter_context(workplace(settings.keep_logs))
         certificates = place.certificates if settings.tls else None
         if certificates is not None:
-            issue_all(certificates, [])
-        children = _children(settings, _common_variables(settings, address, scheduler_address, place), place)
+            issue_all(certificates, [Party("client", "*")])
+        children = _children(settings, _common_variables(settings, address, scheduler_address, place, http_address), place)
         stack.push_async_callback(_stop, children)
         for _, child in children:
             await child.start()
-        await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers))
+        await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers, http_address))
         supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
-        yield LocalMesh(address, scheduler_address, place.logs, certificates, supervisor)
+        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor)
 
 
 def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
@@ -88,17 +91,28 @@ def _children(settings: Settings, common: dict[str, str], place: Workplace) -> l
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
-    """Stops the router first: it drains, which needs all other processes to answer the calls in flight."""
+    """Stops the edge and then the router first: they drain, which needs all other processes to answer the calls in flight."""
     for role in STOP_ORDER:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
 
 
-def _common_variables(settings: Settings, address: str, scheduler_address: str, place: Workplace) -> dict[str, str]:
+def _http_address(settings: Settings) -> str:
+    if settings.http_port is None:
+        return ""
+    port = settings.http_port or free_port()
+    check_port_is_free(port, "http-port")
+    return f"127.0.0.1:{port}"
+
+
+def _common_variables(
+    settings: Settings, address: str, scheduler_address: str, place: Workplace, http_address: str = ""
+) -> dict[str, str]:
     """The variables of all services, which override this shell's."""
     device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
     return {
         "SHOAL_ADDRESS": address,
         "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
+        "SHOAL_HTTP_ADDRESS": http_address,
         "SHOAL_ROUTERS": address,
         "SHOAL_REDIS_URL": f"unix://{place.redis / 'redis.sock'}",
         "SHOAL_PROCESSES": str(place.processes),
@@ -114,16 +128,24 @@ def _common_variables(settings: Settings, address: str, scheduler_address: str, 
 
 def _services(settings: Settings, certificates: Path | None) -> list[tuple[Role, str, list[str], dict[str, str]]]:
     def service(role: Role, name: str, more: dict[str, str]) -> tuple[Role, str, list[str], dict[str, str]]:
-        make = caller_variables if role == "worker" else server_variables
         command = [sys.executable, "-P", launch.__file__, f"services.{role}"]
-        return role, name, command, more | (make(certificates, role) if certificates is not None else {})
+        return role, name, command, more | (_trust(certificates, role) if certificates is not None else {})
 
     names = [f"worker-{number}" for number in range(settings.workers)]
     return [
         service("router", "router", {}),
         *([service("scheduler", "scheduler", {})] if settings.has_scheduler else []),
         *(service("worker", name, {"SHOAL_WORKER_ID": name, **_device(settings, at)}) for at, name in enumerate(names)),
+        *([service("edge", "edge", {})] if settings.http_port is not None else []),
     ]
+
+
+def _trust(certificates: Path, role: Role) -> dict[str, str]:
+    if role == "worker":
+        return caller_variables(certificates, role)
+    # The edge calls routers for any tenant: that of its caller's certificate.
+    as_caller = edge_variables(certificates, "client-any") if role == "edge" else {}
+    return server_variables(certificates, role) | as_caller
 
 
 def _device(settings: Settings, worker: int) -> dict[str, str]:
@@ -152,13 +174,28 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
             task.cancel()
 
 
-async def _ready(address: str, certificates: Path | None, workers: int) -> None:
-    """Returns when the router answers and all workers have reported to it."""
+async def _ready(address: str, certificates: Path | None, workers: int, http_address: str) -> None:
+    """Returns when the router answers, all workers have reported to it, and the edge listens."""
+    if http_address:
+        await _listens(http_address)
     async with _channel(address, certificates) as channel:
         watch: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
         async for look in watch.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2), wait_for_ready=True):
             if len(look.mesh.workers) >= workers:
                 return
+
+
+async def _listens(address: str) -> None:
+    """Returns when somebody does."""
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
 
 
 def _channel(address: str, certificates: Path | None) -> grpc.aio.Channel:

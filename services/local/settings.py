@@ -21,6 +21,8 @@ class Settings:
     """The settings of one local mesh; everything listens on loopback."""
 
     port: int = 50051
+    http_port: int | None = None
+    """Port of the edge, which answers HTTP; 0: a free one. None: no edge is started."""
     workers: int = 1
     threads: int = 1
     """Threads of each worker. More threads in all than cores are refused: the forward passes would compete for cores."""
@@ -44,6 +46,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidInput(f"port {self.port} is not valid: it must be 0 to 65535", field="port")
+        if self.http_port is not None and not 0 <= self.http_port <= 65535:
+            raise InvalidInput(f"port {self.http_port} is not valid: it must be 0 to 65535", field="http-port")
+        if self.http_port and self.http_port == self.port:
+            raise InvalidInput(f"port {self.port} cannot be both that of the router and that of HTTP", field="http-port")
         if self.workers < 1 or self.threads < 1:
             raise InvalidInput("the numbers of workers and of threads must be at least 1", field="workers")
         if self.accelerators and len(self.accelerators) < self.workers:
@@ -97,16 +103,17 @@ def packaged_minilm() -> Path | None:
     return None
 
 
-def check_port_is_free(port: int) -> None:
-    """Raises InvalidInput if something listens on the port already."""
+def check_port_is_free(port: int, option: str = "port") -> None:
+    """Raises InvalidInput, naming the option, if something listens on the port already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise InvalidInput(
-                f"port {port} on 127.0.0.1 is already in use ({error.strerror}), perhaps by another mesh: choose another --port",
-                field="port",
+                f"port {port} on 127.0.0.1 is already in use ({error.strerror}), perhaps by another mesh: choose another "
+                f"--{option}",
+                field=option,
             ) from None
 
 

@@ -40,7 +40,10 @@ LABELS: Final = frozenset(
 """Labels of objects (not of pods, nor in selectors) that are not compared: nothing selects by them."""
 CHARTS: Final = ("charts/values", "charts/everything", "charts/external-redis")
 """Renderings of the chart that no overlay has: its own values, and those of ci/."""
-HASHED: Final = re.compile(r"((?:router|scheduler|worker)-env(?:-[a-z0-9-]+?)?|redis(?:-users|-router|-scheduler)?)-[a-z0-9]{10}")
+HASHED: Final = re.compile(
+    r"((?:edge|router|scheduler|worker)-env(?:-[a-z0-9-]+?)?"
+    r"|redis(?:-users|-router|-scheduler)?)-[a-z0-9]{10}"
+)
 """Names of ConfigMaps and Secrets to which Kustomize gives a hash of their content, so that a change replaces pods."""
 CHECKSUM: Final = "checksum/config"
 """The annotation of pods by which the chart does that."""

@@ -13,7 +13,7 @@ from typing import Final
 from tests.k8s.manifests import ROOT
 
 FILE: Final = ROOT / "docker/Dockerfile"
-TARGETS: Final = ("router", "scheduler", "worker-cpu", "worker-cuda")
+TARGETS: Final = ("edge", "router", "scheduler", "worker-cpu", "worker-cuda")
 Instruction = tuple[str, str]
 
 

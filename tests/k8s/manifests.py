@@ -25,6 +25,9 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "load-balancer": ("network-policy", "tls"),
     "gateway": ("tls", "tokens"),
     "tokens": ("tls",),
+    "edge-tls": ("tls", "tokens", "edge"),
+    "edge-ingress": ("edge",),
+    "edge-network-policy": ("network-policy", "edge"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
 }

@@ -17,6 +17,10 @@ SERVERS: Final = ("router", "scheduler")
 ALONE: Final[Mapping[str, Values]] = {
     "network-policy": {"networkPolicy": ON},
     "storage-ebs": {"redis": {"storage": {"createEbsClass": True}}},
+    "edge": {"edge": ON},
+    "edge-tls": {},
+    "edge-ingress": {"edge": {"ingress": ON}},
+    "edge-network-policy": {},
     "hpa-router": {"router": {"autoscaling": ON}},
     "pod-monitor": {"monitoring": {"podMonitors": ON}},
     "alerts": {"monitoring": {"alerts": ON}},
@@ -52,7 +56,7 @@ OF_POOLS: Final = frozenset({"gpu", "gpu-a100", "gpu-h100", "gpu-l4", "spot-eks"
 """Components that change pools.yaml, too, so that they are compared by overlays and as further pools."""
 COMBINED: Final = (
     *("network-policy", "storage-ebs", "hpa-router", "pod-monitor", "alerts", "dashboards", "tls", "keda", "keda-tls"),
-    *("model-cache-pvc", "load-balancer", "tokens", "jwks", "gateway", "otel"),
+    *("model-cache-pvc", "load-balancer", "tokens", "jwks", "gateway", "otel", "edge", "edge-tls", "edge-network-policy"),
 )
 
 

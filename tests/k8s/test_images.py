@@ -31,7 +31,7 @@ def test_an_image_runs_as_nobody_and_starts_one_process(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_installed_is_locked_by_hash(target: str) -> None:
-    packages = {"router": "router-packages", "scheduler": "scheduler-packages"}.get(target, f"{target}-packages")
+    packages = {name: f"{name}-packages" for name in ("edge", "router", "scheduler")}.get(target, f"{target}-packages")
     assert ("/venv", "/venv") in copies(target)
     runs = [run for stage in lineage(packages) for run in stage.all("RUN") if "pip install" in run]
     role = target.partition("-")[0]
@@ -39,7 +39,7 @@ def test_what_is_installed_is_locked_by_hash(target: str) -> None:
     assert (ROOT / f"locks/{role}.txt").is_file()
     # torch: the hash is its index'.
     assert all("'^torch==' /locks/constraints.txt" in run for run in runs[1:])
-    assert len(runs) == (1 if role in ("router", "scheduler") else 2)
+    assert len(runs) == (1 if role in ("edge", "router", "scheduler") else 2)
     assert variables(packages)["PIP_ONLY_BINARY"] == ":all:"
 
 
@@ -76,7 +76,7 @@ def test_an_image_has_the_code_of_its_service_alone(target: str, tmp_path: Path)
 
 
 def test_ports_are_those_of_the_pods() -> None:
-    objects = [*rendered("base"), *rendered("components/gpu-l4")]
+    objects = [*rendered("base"), *rendered("components/gpu-l4"), *rendered("components/edge")]
     told = {}
     for workload in workloads(objects):
         for container in containers(workload):

@@ -107,6 +107,14 @@ def test_policies_let_through_what_is_used_and_nothing_else(names: tuple[str, ..
     assert let_out == MESH | OUT | more
 
 
+def test_an_edge_is_reached_by_clients_and_reaches_routers() -> None:
+    let_in, let_out = edges(with_components("network-policy", "edge", "edge-network-policy"))
+    routers = {("edge", "router", 50051)}
+    clients = {("namespaces with shoal-clients=allowed", "edge", 8080), ("monitoring/prometheus", "edge", 9464)}
+    assert let_in == MESH | IN | routers | clients
+    assert let_out == MESH | OUT | routers | {("edge", "kube-system/kube-dns", 53)}
+
+
 def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:
     let_in, let_out = edges(with_components("network-policy", "external-redis"))
     outside = {(who, ANYWHERE, port) for who, to, port in MESH if to == "redis"}

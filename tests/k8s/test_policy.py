@@ -12,6 +12,8 @@ import pytest
 from libs.catalog.pools import read_pools
 from libs.environment import number
 from libs.serving import LIVENESS
+from services.edge.app import HEALTH_NAME as EDGE_HEALTH_NAME
+from services.edge.settings import Settings as EdgeSettings
 from services.local.trust.certificates import Party
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.app import READINESS
@@ -44,6 +46,7 @@ from tests.k8s.manifests import (
 SAFE_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "claimTemplate"}
 """Of those that the `restricted` standard allows."""
 GRACE_SECONDS = {
+    "edge": EdgeSettings.from_env({}).grace_seconds,
     "router": RouterSettings.from_env({}).grace_seconds,
     "scheduler": SchedulerSettings.from_env({}).grace_seconds,
     "worker": WorkerSettings.from_env({}).grace_seconds,
@@ -51,6 +54,7 @@ GRACE_SECONDS = {
 }
 TO_SPARE_SECONDS = 5.0
 HEALTH_NAMES: dict[str, dict[str, str | None]] = {
+    "edge": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": EDGE_HEALTH_NAME},
     "router": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": "shoal.v1.InferenceService"},
     "scheduler": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": READINESS},
     "worker": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe"), HEALTH_NAME),
@@ -167,7 +171,7 @@ def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
         grace = number(environment(objects, container), "SHOAL_GRACE_SECONDS", GRACE_SECONDS[component(workload)])
         pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         assert template(workload)["spec"]["terminationGracePeriodSeconds"] >= pause + grace + TO_SPARE_SECONDS
-        assert (pause > 0) == (component(workload) in ("router", "scheduler")), "those to whom others connect"
+        assert (pause > 0) == (component(workload) in ("edge", "router", "scheduler")), "those to whom others connect"
 
 
 def test_selectors_select(objects: tuple[Object, ...]) -> None:
@@ -196,7 +200,8 @@ def test_who_scales_has_the_say(objects: tuple[Object, ...]) -> None:
         target = one["spec"]["scaleTargetRef"]
         workload = named(objects, target.get("kind", "Deployment"), target["name"])
         assert "replicas" not in workload["spec"], "applying again would scale back"
-    assert len(of_kind(objects, "PodDisruptionBudget")) == 2
+    has_edge = "edge" in {component(workload) for workload in workloads(objects)}
+    assert len(of_kind(objects, "PodDisruptionBudget")) == 2 + has_edge
 
 
 def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[Object, ...]) -> None:
@@ -285,6 +290,9 @@ def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...])
             assert ("SHOAL_TLS_CA" in variables) == has_tls
             continue
         assert variables.get("SHOAL_ALLOW_INSECURE") == (None if has_tls else "1")
+        if component(workload) == "edge":  # its callers have tokens, which routers check
+            assert ("SHOAL_ROUTERS_CA" in variables) == has_tls
+            continue
         assert ("SHOAL_TLS_CLIENT_CA" in variables) == has_tls
         assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(("rediss://", "rediss+sentinel://"))
     for service in of_kind(objects, "Service"):

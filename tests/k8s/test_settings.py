@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from libs.queue.connection.acl import acl_file
+from services.edge.settings import Settings as EdgeSettings
 from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings
 from services.scheduler.settings import Settings as SchedulerSettings
@@ -30,6 +31,7 @@ from tests.k8s.pods import Node
 
 T = TypeVar("T")
 READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+    "edge": EdgeSettings.from_env,
     "router": RouterSettings.from_env,
     "scheduler": SchedulerSettings.from_env,
     "worker": WorkerSettings.from_env,
@@ -45,6 +47,24 @@ _BOTH = frozenset(
     }
 )
 GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
+    "edge": frozenset(
+        {
+            "SHOAL_DEADLINE_SECONDS",
+            "SHOAL_EDGE_ID",
+            "SHOAL_GRACE_SECONDS",
+            "SHOAL_HTTP_BODY_BYTES",
+            "SHOAL_HTTP_BODY_SECONDS",
+            "SHOAL_HTTP_CONNECTIONS",
+            "SHOAL_HTTP_HEADER_SECONDS",
+            "SHOAL_HTTP_IDLE_SECONDS",
+            "SHOAL_HTTP_IN_FLIGHT_BYTES",
+            "SHOAL_LONGEST_DEADLINE_SECONDS",
+            "SHOAL_ROUTERS_NAME",
+            "SHOAL_ROUTERS_TLS",
+            "SHOAL_TLS_CLIENT_CA",  # tokens say who calls
+            "SHOAL_TRUST_DOMAIN",
+        }
+    ),
     "router": _BOTH
     | {
         "SHOAL_CONNECTION_SECONDS",
@@ -152,6 +172,8 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(s
         "base",
         "components/tls",
         "components/tokens",
+        "components/edge",
+        "components/edge-tls",
         "components/jwks",
         "components/external-redis",
         "components/redis-sentinel",

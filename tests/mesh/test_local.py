@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -25,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.local.settings import MINILM, free_port
 from tests.support.waiting import wait_until
 
-NAMES = ("redis", "router", "scheduler", "worker-0")
+NAMES = ("redis", "router", "scheduler", "worker-0", "edge")
 SHOAL = [sys.executable, "-m", "shoal"]
 
 
@@ -43,7 +44,7 @@ def up(*arguments: str, environment: Mapping[str, str] = os.environ) -> Iterator
 
 def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
     port = free_port()
-    with up("--port", str(port), "--workers", "1") as process:
+    with up("--port", str(port), "--http-port", "0", "--workers", "1") as process:
         assert process.stderr is not None
         said = []
         for line in process.stderr:
@@ -61,6 +62,9 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
         advice = next(line for line in said if line.strip().startswith("shoal encode"))
         told = subprocess.run([sys.executable, "-m", *shlex.split(advice)], check=True, capture_output=True, text=True)
         assert "384" in told.stdout
+        advice = next(line for line in said if line.strip().startswith("curl"))
+        told = subprocess.run(shlex.split(advice), check=True, capture_output=True, text=True)
+        assert len(json.loads(told.stdout)["data"][0]["embedding"]) == 384
         scaler = re.search(r"scaler\s+(\S+)", text)
         assert scaler is not None
         with grpc.insecure_channel(scaler[1]) as channel:
@@ -87,6 +91,10 @@ def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
         encode, status = (shlex.split(line) for line in said if line.startswith("shoal"))
         assert "384" in subprocess.run([*SHOAL, *encode[1:]], check=True, capture_output=True, text=True).stdout
         assert "worker-0" in subprocess.run([*SHOAL, *status[1:]], check=True, capture_output=True, text=True).stdout
+        (curl,) = (shlex.split(line) for line in said if line.startswith("curl"))
+        assert b"embedding" in subprocess.run(curl, check=True, capture_output=True).stdout
+        place = curl.index("--cert")
+        assert subprocess.run([*curl[:place], *curl[place + 4 :]], check=False, capture_output=True).returncode != 0
         address = encode[encode.index("--address") + 1]
         with shoal.Client(address, retry=shoal.RetryPolicy(attempts=1)) as nobody, pytest.raises(shoal.errors.CannotConnect):
             nobody.encode(MINILM, "Hello, mesh")
@@ -102,7 +110,7 @@ def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(tm
         address = _address(process)
         with shoal.Client(address, timeout=60) as client:
             client.encode(MINILM, ["load it"])
-            for name in ("worker-1", "router", "scheduler", "redis"):
+            for name in ("worker-1", "router", "scheduler", "edge", "redis"):
                 old = _child(process.pid, name)
                 old.kill()
                 dense = client.encode(MINILM, f"after {name}").dense
@@ -167,8 +175,8 @@ def _child(pid: int, name: str) -> psutil.Process:
     """Of `shoal up`."""
     for child in psutil.Process(pid).children():
         role, _, number = name.partition("-")
-        words = " ".join(child.cmdline())
-        if role in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
+        words, wanted = " ".join(child.cmdline()), "redis" if role == "redis" else f"services.{role}"
+        if wanted in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
             return child
     raise AssertionError(f"{name} does not run")
 

@@ -1,6 +1,7 @@
 """The package `shoal_mesh`, all that the wheel shoal-mesh makes importable.
 
-It has the commands that the wheel adds to `shoal`, and those that are called `shoal-router`, `shoal-scheduler` and `shoal-worker`.
+It has the commands that the wheel adds to `shoal`, and those that are called `shoal-edge`, `shoal-router`,
+`shoal-scheduler` and `shoal-worker`.
 
 `libs` and `services` lie inside it (`setup.py`), on nobody's path: these commands put them first on that of their own process.
 """
@@ -25,6 +26,11 @@ COMMANDS: Final = {
     "simulate": ("services.scheduler.simulate.command:app", "scheduler"),
     "profile": ("services.local.profile.command:profile", "local"),
 }
+
+
+def edge() -> None:
+    """`shoal-edge` is `python -m services.edge` of a checkout."""
+    _run("edge")
 
 
 def router() -> None:

@@ -21,18 +21,19 @@ _WORKER: Final = (
 )  # fmt: skip
 _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "redis": _SYSTEM,
+    "edge": _SERVICE,
     "router": _SERVICE,
     "scheduler": _SERVICE,
     "worker": _WORKER,
 }
 """Names of variables, and prefixes of names: those that end in `_` or denote families."""
-_TRUST: Final = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_HEALTH_ADDRESS")
+_TRUST: Final = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_ROUTERS_", "SHOAL_HEALTH_ADDRESS")
 """Trust and credentials of services: this shell's values belong to other meshes, so they are not passed on."""
 _FAMILIES: Final = ("PYTHON", "TORCH")
 
 
 def environment_of(role: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` for a child of the role: redis, router, scheduler or worker."""
+    """The variables of `environ` for a child of the role: redis, router, scheduler, worker or edge."""
     allowed = _ALLOWED[role]
     names = frozenset(allowed)
     beginnings = tuple(name for name in allowed if name.endswith("_") or name in _FAMILIES)

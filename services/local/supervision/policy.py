@@ -14,10 +14,11 @@ WINDOW_SECONDS: Final = 60.0
 PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
 """The backoff before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
 
-Role = Literal["redis", "router", "scheduler", "worker"]
+Role = Literal["redis", "router", "scheduler", "worker", "edge"]
 _FAULTS: Final = ("WARNING", "ERROR", "CRITICAL")
 NEEDED: Final[tuple[Role, ...]] = ("redis", "router")
-"""Roles without which no request is answered. One worker must be left, too; without a scheduler workers claim models themselves."""
+"""Roles without which no request is answered. One worker must be left, too; without a scheduler workers claim models themselves,
+and gRPC needs no edge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from libs.errors import InvalidInput
 from libs.serving.security.identity import CERTIFIED_NAME, is_certified_name
 
-SERVERS: Final = ("router", "scheduler")
+SERVERS: Final = ("router", "scheduler", "edge")
 CALLERS: Final = ("worker", "client", "admin", "scaler")
 ROLES: Final = (*SERVERS, *CALLERS, "redis")
 _HAVE_HOSTS: Final = (*SERVERS, "redis")
@@ -173,7 +173,7 @@ def issue_all(
 
 
 def server_variables(directory: Path, role: str) -> dict[str, str]:
-    """The environment variables for a router or scheduler."""
+    """The environment variables for a router, a scheduler or an edge."""
     return {
         "SHOAL_TLS_CERT": str(directory / f"{role}.pem"),
         "SHOAL_TLS_KEY": str(directory / f"{role}.key"),
@@ -187,6 +187,15 @@ def caller_variables(directory: Path, stem: str) -> dict[str, str]:
         "SHOAL_TLS_CA": str(directory / "ca.pem"),
         "SHOAL_TLS_CERT": str(directory / f"{stem}.pem"),
         "SHOAL_TLS_KEY": str(directory / f"{stem}.key"),
+    }
+
+
+def edge_variables(directory: Path, stem: str) -> dict[str, str]:
+    """The environment variables by which an edge trusts routers, and the certificate that it presents to them."""
+    return {
+        "SHOAL_ROUTERS_CA": str(directory / "ca.pem"),
+        "SHOAL_ROUTERS_CERT": str(directory / f"{stem}.pem"),
+        "SHOAL_ROUTERS_KEY": str(directory / f"{stem}.key"),
     }
 
 

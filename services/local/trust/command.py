@@ -22,6 +22,7 @@ from services.local.trust.certificates import (
     Issued,
     Party,
     caller_variables,
+    edge_variables,
     issue_all,
     server_variables,
 )
@@ -95,6 +96,8 @@ def _document(directory: Path, is_new: bool, issued: Sequence[Issued]) -> dict[s
 def _variables(directory: Path, one: Issued) -> dict[str, str]:
     if one.party.role == "redis":
         return {}  # redis.conf has tls-cert-file, tls-key-file and tls-ca-cert-file
+    if one.party.role == "edge":
+        return server_variables(directory, one.party.stem) | edge_variables(directory, "client")
     make = server_variables if one.party.role in SERVERS else caller_variables
     return make(directory, one.party.stem)
 

@@ -1,0 +1,67 @@
+"""Aliases of models from a file in YAML, read again when it changes (SHOAL_ALIASES).
+
+aliases:
+  text-embedding-3-small: {model: BAAI/bge-small-en-v1.5}
+  e5-query: {model: intfloat/e5-small-v2, role: query}
+  rerank-v3.5: {model: cross-encoder/ms-marco-MiniLM-L6-v2}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from libs.errors import InvalidInput
+from libs.names import is_model_id
+from libs.serving.watched import Watched
+from services.edge.dialects.names import ROLES, Names, Target
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,255}")
+_KEYS: Final = frozenset({"model", "role", "dimensions", "adapter"})
+
+
+def watch_aliases(path: Path) -> Watched[Names]:
+    """Raises InvalidInput as `read_aliases` does."""
+    return Watched([path], partial(read_aliases, path))
+
+
+def read_aliases(path: Path) -> Names:
+    """Raises InvalidInput naming the file, and the alias and key at fault."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"SHOAL_ALIASES: {path} cannot be read: {error.strerror}", field="SHOAL_ALIASES") from error
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"SHOAL_ALIASES: {path} is not YAML: {error}", field="SHOAL_ALIASES") from error
+    found = content.get("aliases", {}) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or (isinstance(content, Mapping) and set(content) - {"aliases"}):
+        raise _wrong(path, "it must have one key, aliases, with a map from names to models")
+    return Names({str(name): _target(path, str(name), entry) for name, entry in found.items()})
+
+
+def _target(path: Path, name: str, entry: Any) -> Target:
+    entry = {"model": entry} if isinstance(entry, str) else entry
+    if not _NAME.fullmatch(name):
+        raise _wrong(path, f"{name!r} is no name: 1..256 letters, digits, '.', '_', ':', '/' or '-'")
+    if not isinstance(entry, Mapping) or set(entry) - _KEYS:
+        raise _wrong(path, f"{name}: it must be a model id, or a map with {', '.join(sorted(_KEYS))}")
+    model, role, dimensions = entry.get("model"), entry.get("role", ""), entry.get("dimensions", 0)
+    adapter = entry.get("adapter", "")
+    if not isinstance(model, str) or not is_model_id(model):
+        raise _wrong(path, f"{name}.model must be org/name or org/name@revision")
+    if role not in ("", *ROLES):
+        raise _wrong(path, f"{name}.role must be {' or '.join(ROLES)}")
+    if not isinstance(dimensions, int) or isinstance(dimensions, bool) or not 0 <= dimensions < 1 << 31:
+        raise _wrong(path, f"{name}.dimensions must be a whole number from 0")
+    if adapter and not (isinstance(adapter, str) and is_model_id(adapter)):
+        raise _wrong(path, f"{name}.adapter must be org/name")
+    return Target(model, role, dimensions, adapter)
+
+
+def _wrong(path: Path, message: str) -> InvalidInput:
+    return InvalidInput(f"SHOAL_ALIASES: {path}: {message}", field="SHOAL_ALIASES")

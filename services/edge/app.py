@@ -1,0 +1,159 @@
+"""The composition of an edge: its whole object graph, read top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from prometheus_client.core import Metric
+from shoal.errors import ShoalError
+
+from libs.serving import serving
+from libs.telemetry import metrics
+from libs.telemetry.exposition import serving_metrics
+from libs.telemetry.logs import fields
+from services.edge.asgi import Application, Bounds, State
+from services.edge.credentials import Trust
+from services.edge.dialects.base import Answer, json_of
+from services.edge.openapi import document
+from services.edge.routers import Routers
+from services.edge.routes import Table
+from services.edge.server import Limits, Server, serving_http
+from services.edge.settings import Settings
+
+log = logging.getLogger(__name__)
+
+HEALTH_NAME: Final = "edge"
+"""The health name of SHOAL_HEALTH_ADDRESS (grpc.health.v1, as of all services)."""
+LOOK_SECONDS: Final = 1.0
+START_SECONDS: Final = 5.0
+"""How long the first look at the routers may take before the edge begins to serve without them, as not ready."""
+
+
+class Edge:
+    """The objects of one edge, each built from those before it."""
+
+    def __init__(self, settings: Settings, routers: Routers) -> None:
+        self.state = State()
+        self.routers = routers
+        self.aliases = settings.aliases
+        # Beyond this machine the edge serves only for routers that know who calls.
+        self._needs_authentication = not (settings.is_local or settings.security.allow_insecure or settings.security.client_ca)
+        self.state.is_open = self._needs_authentication
+        table = Table()
+        described = json_of(document(table.routes))
+        self.application = Application(
+            routers,
+            lambda: self.aliases.content,
+            self.state,
+            table=table,
+            bounds=Bounds(
+                settings.body_bytes,
+                settings.in_flight_bytes,
+                settings.body_seconds,
+                settings.deadline_seconds,
+                settings.longest_deadline_seconds,
+            ),
+            trust=Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches),
+            extra={
+                "/livez": _alive,
+                "/health": _alive,
+                "/healthz": _alive,
+                "/ping": _alive,
+                "/readyz": self._ready,
+                "/openapi.json": lambda: Answer(described),
+            },
+        )
+
+    async def look(self) -> None:
+        """Looks once whether a router serves, and at files that may have changed."""
+        await asyncio.to_thread(self.aliases.look)
+        is_ready = await self.routers.is_serving()
+        if is_ready and self._needs_authentication and self.state.is_open:
+            is_ready = await self._knows_callers()
+        if is_ready != self.state.is_ready:
+            log.info("readiness changed", extra=fields({"is_ready": is_ready}))
+        self.state.is_ready = is_ready
+
+    async def look_around(self, publish: Callable[[bool], Awaitable[None]]) -> None:
+        """Looks for ever."""
+        while True:
+            await self.look()
+            await publish(self.state.is_ready)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _knows_callers(self) -> bool:
+        try:
+            self.state.is_open = await self.routers.lets_everybody_in()
+        except ShoalError:
+            return False
+        if self.state.is_open:
+            log.error(
+                "refusing to serve beyond this machine: the routers let everybody in. Give them SHOAL_TOKENS or SHOAL_JWKS, give "
+                "the edge SHOAL_TLS_CLIENT_CA, or set SHOAL_ALLOW_INSECURE=1 if something else protects it"
+            )
+        return not self.state.is_open
+
+    def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
+        """Called on the thread of a scrape."""
+        serving_now = server()
+        yield metrics.HTTP_CONNECTIONS.family({(): serving_now.connections if serving_now is not None else 0})
+        yield metrics.HTTP_HELD_BYTES.family({(): self.state.held_bytes})
+        yield metrics.HTTP_ROUTER_UP.family({(): self.state.is_ready})
+
+    def _ready(self) -> Answer:
+        status = 200 if self.state.is_ready else 503
+        return Answer(json_of({"status": "ready" if self.state.is_ready else "no router answers"}), status)
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[str]:
+    """An edge that serves at the yielded address. Leaving the context drains it. Raises NoCapacity if an address is taken."""
+    async with AsyncExitStack() as stack:
+        routers = await stack.enter_async_context(Routers(settings.routers, settings.routers_tls))
+        edge = Edge(settings, routers)
+        servers: list[Server] = []
+        await stack.enter_async_context(
+            serving_metrics(settings.metrics_address, lambda: edge.read_metrics(lambda: servers[0] if servers else None))
+        )
+        publish = await _health(stack, settings.security.health_address)
+        try:
+            await asyncio.wait_for(edge.look(), START_SECONDS)
+        except TimeoutError:
+            log.warning("starting without routers")
+        await publish(edge.state.is_ready)
+        looking = asyncio.create_task(edge.look_around(publish))
+        stack.callback(looking.cancel)
+        limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds)
+        server = await stack.enter_async_context(
+            serving_http(settings.address, edge.application, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
+        )
+        servers.append(server)
+        try:
+            yield server.address
+        finally:
+            looking.cancel()
+            edge.state.is_ready = False
+            await publish(False)
+
+
+async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Awaitable[None]]:
+    """Answers grpc.health.v1 at `address`, if there is one; returns what sets it."""
+    if not address:
+
+        async def ignore(is_ready: bool) -> None: ...
+
+        return ignore
+    health = await stack.enter_async_context(serving(address, [], health=[HEALTH_NAME]))
+
+    async def publish(is_ready: bool) -> None:
+        await health.set_health(is_ready, HEALTH_NAME)
+
+    return publish
+
+
+def _alive() -> Answer:
+    return Answer(json_of({"status": "ok"}))

@@ -1,0 +1,280 @@
+"""One request, read top to bottom: its route, its body, its question for the mesh, the answer; every error becomes an answer here.
+
+An ASGI application. The server cancels the request's task when its client leaves, and with it the call to the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from opentelemetry.trace import Span
+from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
+
+from libs.serving.calls.call import new_request_id
+from libs.telemetry import metrics, traces
+from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
+from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
+from services.edge.dialects.base import Answer, Dialect, Headers, Problem, Question, Received, Route
+from services.edge.dialects.names import Names
+from services.edge.routers import Routers
+from services.edge.routes import DEFAULT, Table
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LARGE_BYTES: Final = 64 * 1024
+"""A larger body is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
+CLIENT_LEFT: Final = 499
+_SEND_BYTES: Final = 256 * 1024
+"""Pieces of an answer are put together to at least so much before they are sent."""
+
+
+class Connected(Protocol):
+    """The connection of a request (`server.Connection`), where there is a real one."""
+
+    @property
+    def certificate(self) -> Any: ...
+    def answering(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Sizes in bytes, times in seconds; as in `Settings`."""
+
+    body_bytes: int = 64 << 20
+    in_flight_bytes: int = 512 << 20
+    body_seconds: float = 60.0
+    deadline_seconds: float = 60.0
+    longest_deadline_seconds: float = 600.0
+
+
+@dataclass(slots=True)
+class State:
+    """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell who calls, and the edge must not
+    serve beyond this machine."""
+
+    is_ready: bool = False
+    is_open: bool = False
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request on its way."""
+
+    method: str
+    headers: dict[str, str]
+    begin: float
+    route: Route | None = None
+    dialect: Dialect = DEFAULT
+    request_id: str = field(default_factory=new_request_id)
+    status: int = CLIENT_LEFT
+    held: int = 0
+    span: Span = field(default=traces.NONE)
+
+    @property
+    def name(self) -> str:
+        return self.route.path if self.route is not None else metrics.OTHER
+
+
+class Application:
+    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path."""
+
+    def __init__(
+        self,
+        routers: Routers,
+        names: Callable[[], Names],
+        state: State,
+        *,
+        table: Table | None = None,
+        bounds: Bounds | None = None,
+        trust: Trust | None = None,
+        extra: MutableMapping[str, Callable[[], Answer]] | None = None,
+    ) -> None:
+        self._routers = routers
+        self._names = names
+        self._state = state
+        self._table = table or Table()
+        self._bounds = bounds or Bounds()
+        self._trust = trust or Trust()
+        self._extra = dict(extra or {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] in self._extra and scope["method"] in ("GET", "HEAD"):
+            await _send(send, self._extra[scope["path"]](), ())
+            return
+        connection: Connected | None = scope.get("state", {}).get("connection")
+        exchange = _Exchange(scope["method"], headers_of(scope["headers"]), time.perf_counter())
+        with connection.answering() if connection is not None else nullcontext():
+            try:
+                await self._exchange(exchange, scope, receive, send, connection)
+            except asyncio.CancelledError:
+                pass  # The client has left, or the grace time has ended: there is nobody to answer.
+            finally:
+                self._state.held_bytes -= exchange.held
+                _report(exchange)
+
+    async def _exchange(
+        self, exchange: _Exchange, scope: Scope, receive: Receive, send: Send, connection: Connected | None
+    ) -> None:
+        try:
+            answer = await self._answered(exchange, scope, receive, connection)
+        except Problem as problem:
+            answer = _told(exchange, problem)
+        except Exception:
+            log.exception("request failed", extra=fields({"route": exchange.name}))
+            answer = exchange.dialect.error(Problem("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}"))
+        milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
+        common = ((b"x-request-id", exchange.request_id.encode()), (b"openai-processing-ms", milliseconds))
+        exchange.status = await _send(send, answer, common) or CLIENT_LEFT
+
+    async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None) -> Answer:
+        """Raises Problem."""
+        headers = exchange.headers
+        REQUEST_ID.set(exchange.request_id)
+        route, model = self._table.find(exchange.method, scope["path"])
+        exchange.route, exchange.dialect = route, route.dialect
+        exchange.request_id = request_id_of(headers, exchange.request_id)
+        REQUEST_ID.set(exchange.request_id)
+        exchange.span = traces.http(exchange.method, route.path, headers)
+        with traces.entered(exchange.span):
+            if self._state.is_open:
+                raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+            certificate = connection.certificate if connection is not None and self._trust.certificates else None
+            metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
+            metadata += trace_of(headers, traces.traceparent_of(exchange.span))
+            seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
+            deadline = time.monotonic() + seconds
+            body = await self._body(exchange, receive)
+            kinds = headers.get("content-type", ""), headers.get("accept", "")
+            received = Received(body, self._names(), model, *kinds, exchange.request_id)
+            return await self._asked(exchange, route, received, metadata, deadline)
+
+    async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:
+        """Asks the mesh until there is an answer. Raises Problem."""
+        step: Question | Answer
+        step, message = await _maybe_in_thread(len(received.body), lambda: _serialised(route.ask(received)))
+        while isinstance(step, Question):
+            if step.dialect is not None:
+                exchange.dialect = step.dialect
+            MODEL.set(getattr(step.message, "model", ""))
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise Problem("DEADLINE_PASSED", "the request's time was over before it could be sent to a router")
+            try:
+                reply = await self._routers.ask(step.method, message, seconds=seconds, metadata=metadata)
+            except ShoalError as error:
+                problem = Problem.of(error, step)
+                otherwise = step.otherwise(problem)
+                if otherwise is None:
+                    raise problem from None
+                step, message = _serialised(otherwise)
+            else:
+                step, message = _serialised(step.answer(reply))
+        return step
+
+    async def _body(self, exchange: _Exchange, receive: Receive) -> bytes:
+        """The whole body, counted while it is read. Raises Problem."""
+        headers, most = exchange.headers, self._bounds.body_bytes
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise Problem("UNSUPPORTED_MEDIA", f"content-encoding {encoding[:40]} is not supported: send the body as it is")
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > most:
+            raise _too_large(most)
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._bounds.body_seconds):
+                while True:
+                    event = await receive()
+                    if event["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    part = event.get("body", b"")
+                    self._hold(exchange, len(part))
+                    if exchange.held > most:
+                        raise _too_large(most)
+                    parts.append(part)
+                    if not event.get("more_body"):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+        except TimeoutError:
+            text = f"the request's body did not arrive within {self._bounds.body_seconds:g} s"
+            raise Problem("REQUEST_TIMEOUT", text) from None
+
+    def _hold(self, exchange: _Exchange, size: int) -> None:
+        """Counts the memory of a request. Raises Problem."""
+        if self._state.held_bytes + size > self._bounds.in_flight_bytes:
+            text = "the bodies of requests in flight take as much memory as they may here: come back later"
+            raise Problem("QUEUE_FULL", text, retry_after=1.0)
+        exchange.held += size
+        self._state.held_bytes += size
+
+
+def _serialised(step: Question | Answer) -> tuple[Question | Answer, bytes]:
+    return step, step.message.SerializeToString() if isinstance(step, Question) else b""
+
+
+def _too_large(most: int) -> Problem:
+    return Problem("TOO_LARGE", f"the body is larger than the {most:,} bytes that are allowed: send fewer items at a time")
+
+
+def _told(exchange: _Exchange, problem: Problem) -> Answer:
+    """The problem in its dialect."""
+    if exchange.span is not traces.NONE:
+        exchange.span.set_attribute("error.type", problem.reason)
+    answer = (problem.dialect or exchange.dialect).error(problem)
+    if problem.status == 405:
+        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"allow", problem.field.encode())))
+    if problem.status == 408:
+        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"connection", b"close")))
+    return answer
+
+
+async def _maybe_in_thread(size: int, work: Callable[[], tuple[Question | Answer, bytes]]) -> tuple[Question | Answer, bytes]:
+    return await asyncio.to_thread(work) if size >= LARGE_BYTES else work()
+
+
+async def _send(send: Send, answer: Answer, common: Headers) -> int:
+    """Writes the answer; returns its status. Between two pieces of a large one other requests have their turn."""
+    headers = [(b"content-type", answer.media_type), *common, *answer.headers]
+    if isinstance(answer.body, bytes):
+        headers.append((b"content-length", b"%d" % len(answer.body)))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        return answer.status
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    waiting = bytearray()
+    for piece in answer.body:
+        waiting += piece
+        if len(waiting) >= _SEND_BYTES:
+            await send({"type": "http.response.body", "body": bytes(waiting), "more_body": True})
+            waiting.clear()
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": bytes(waiting)})
+    return answer.status
+
+
+def _report(exchange: _Exchange) -> None:
+    """Counts, logs and traces what became of a request."""
+    seconds = time.perf_counter() - exchange.begin
+    name, status = exchange.name, exchange.status
+    metrics.HTTP_REQUESTS.labels(name, str(status)).inc()
+    metrics.HTTP_REQUEST_SECONDS.labels(name).observe(seconds, traces.exemplar(exchange.span))
+    with traces.entered(exchange.span):
+        if log.isEnabledFor(logging.INFO):
+            values: dict[str, Value] = {"method": exchange.method, "route": name, "status": status, "seconds": round(seconds, 6)}
+            log.info("request", extra=fields(values))
+    if exchange.span is not traces.NONE:
+        exchange.span.set_attribute("http.response.status_code", status)
+        exchange.span.end()

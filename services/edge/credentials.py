@@ -1,0 +1,137 @@
+"""From a request's headers to the metadata of the call to a router: credential, tenant, request id, trace, deadline.
+
+The edge checks no token. It only keeps callers from using a certificate that is the edge's own, and says whom a caller's
+certificate names, where callers present one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.transport.wire import Metadata
+
+from libs.errors import PermissionDenied, Unauthenticated
+from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER
+from libs.serving.security.authentication import certified
+from libs.serving.security.identity import is_printable
+from libs.telemetry.traces import TRACEPARENT, TRACESTATE
+from services.edge.dialects.base import Problem, invalid
+
+AUTHORIZATION: Final = "authorization"
+API_KEY: Final = "api-key"
+"""How clients in Azure's style send their key."""
+TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
+"""Seconds that the caller will wait: ours, and what OpenAI's clients send."""
+_MOST_TOKEN: Final = 8192
+_CALLERS: Final = ("client", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the edge requires of a caller. `certificates`: callers present one, of this trust domain (empty: none). `vouches`:
+    routers would take a call without a token for the edge's own."""
+
+    certificates: str = ""
+    vouches: bool = False
+
+
+def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The first value of each header, its name in lower case."""
+    found: dict[str, str] = {}
+    for name, value in raw:
+        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return found
+
+
+def request_id_of(headers: Mapping[str, str], new: str) -> str:
+    """The caller's, which is the idempotency key, or `new`. Raises Problem."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    if given and not is_printable(given):
+        raise invalid("the header x-request-id must be 1..128 printable ASCII characters without spaces", REQUEST_ID_HEADER)
+    return given or new
+
+
+def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> float:
+    """Seconds that the caller will wait for the answer. Raises Problem."""
+    for name in TIMEOUTS:
+        text = headers.get(name, "")
+        if not text:
+            continue
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if seconds > 0:
+            return min(seconds, longest)
+        if name == TIMEOUTS[0]:
+            raise invalid(f"the header {name} must be a number of seconds above 0", name)
+    return default
+
+
+def metadata_of(headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust) -> Metadata:
+    """What goes on to the router, without the trace. Raises Problem for a credential that cannot be passed on.
+
+    A certificate that names a caller counts before a token: OpenAI's clients always send one, and a mesh of certificates takes
+    none.
+    """
+    metadata = [(REQUEST_ID_HEADER, request_id)]
+    bearer = _bearer(headers)
+    tenant = headers.get(TENANT_HEADER, "")
+    uris = _uris(certificate)
+    if trust.certificates and (uris or not bearer):
+        tenant = _certified_tenant(uris, tenant, trust.certificates)
+    elif bearer:
+        metadata.append((AUTHORIZATION, bearer))
+    elif trust.vouches:
+        raise Problem("UNAUTHENTICATED", "this call needs a credential: send the header `Authorization: Bearer <token>`")
+    if tenant:
+        if not is_printable(tenant):
+            raise invalid("the header x-shoal-tenant must be 1..128 printable ASCII characters without spaces", TENANT_HEADER)
+        metadata.append((TENANT_HEADER, tenant))
+    return tuple(metadata)
+
+
+def trace_of(headers: Mapping[str, str], traceparent: str) -> Metadata:
+    """The trace context: that of the edge's own span, else the caller's."""
+    found = traceparent or headers.get(TRACEPARENT, "")
+    if not found or not is_printable(found):
+        return ()
+    state = headers.get(TRACESTATE, "")
+    return ((TRACEPARENT, found), *([(TRACESTATE, state)] if state.isascii() and state.isprintable() and state else []))
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    """The credential, as the router reads it. Some clients leave out the word Bearer, or send an empty one."""
+    given = headers.get(AUTHORIZATION, "").strip()
+    kind, _, token = given.partition(" ")
+    if not given:
+        token = headers.get(API_KEY, "").strip()
+    elif not token:
+        token = "" if kind.lower() == "bearer" else kind
+    elif kind.lower() != "bearer":
+        raise Problem("UNAUTHENTICATED", "the header Authorization must be `Bearer <token>`")
+    token = token.strip()
+    if not token:
+        return ""
+    if len(token) > _MOST_TOKEN or not all("!" <= letter <= "~" for letter in token):
+        raise Problem("UNAUTHENTICATED", "the token must be 1..8192 printable ASCII characters without spaces")
+    return f"Bearer {token}"
+
+
+def _uris(certificate: Mapping[str, Any] | None) -> list[bytes]:
+    """Of a caller's certificate, as ssl.SSLObject.getpeercert gives it."""
+    return [value.encode() for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+
+
+def _certified_tenant(uris: Sequence[bytes], named: str, trust_domain: str) -> str:
+    """The tenant that a caller's certificate names."""
+    try:
+        identity = certified(uris, trust_domain)
+        if identity.role not in _CALLERS:
+            raise PermissionDenied(f"role {identity.role} may not call inference: it needs role client or admin")
+        return identity.tenant_for(named)
+    except (Unauthenticated, PermissionDenied) as error:
+        raise Problem(error.reason, error.message) from None

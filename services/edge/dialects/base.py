@@ -1,0 +1,198 @@
+"""What all dialects share: a request as it came, a question for the mesh, an answer, a problem. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+from google.protobuf.message import Message
+from shoal.errors import ShoalError
+from shoal.transport.methods import Method
+
+from services.edge.dialects.names import Names
+
+Headers = tuple[tuple[bytes, bytes], ...]
+JSON: Final = b"application/json"
+MSGPACK: Final = b"application/msgpack"
+
+STATUS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "INVALID_INPUT": 400,
+        "INPUT_TOO_LONG": 400,
+        "TASK_NOT_SUPPORTED": 400,
+        "UNAUTHENTICATED": 401,
+        "PERMISSION_DENIED": 403,
+        "MODEL_NOT_FOUND": 404,
+        "NO_SUCH_ROUTE": 404,
+        "WRONG_METHOD": 405,
+        "REQUEST_TIMEOUT": 408,
+        "TOO_LARGE": 413,
+        "OUT_OF_MEMORY": 413,
+        "UNSUPPORTED_MEDIA": 415,
+        "QUEUE_FULL": 429,
+        "RATE_LIMITED": 429,
+        "WORKER_LOST": 500,
+        "INTERNAL": 500,
+        "MODEL_LOAD_FAILED": 502,
+        "NO_CAPACITY": 503,
+        "DRAINING": 503,
+        "NOT_READY": 503,
+        "CANNOT_CONNECT": 503,
+        "TLS_FAILED": 503,
+        "DEADLINE_PASSED": 504,
+    }
+)
+"""The HTTP status of a reason: those of libs/errors.py, and the edge's own. Dialects that differ have a table of their own."""
+_OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
+    {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
+)
+"""For reasons that only a newer router knows, by their gRPC status."""
+DEFAULT_RETRY_SECONDS: Final = 1.0
+"""For 429 and 503 where the router has named no time."""
+
+
+class Problem(Exception):
+    """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own names. `retry_after`: seconds;
+    None: a repetition would fail, too."""
+
+    def __init__(self, reason: str, message: str, *, field: str = "", retry_after: float | None = None, status: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.status = status or STATUS.get(reason, 500)
+        self.retry_after = retry_after
+        if retry_after is None and self.status in (429, 503):
+            self.retry_after = DEFAULT_RETRY_SECONDS
+        self.dialect: Dialect | None = None
+        """Whose error it is, where that follows only from the body; else the route's."""
+
+    @staticmethod
+    def of(error: ShoalError, question: Question) -> Problem:
+        """The problem of a failed call to a router, in the names of the question's dialect."""
+        status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
+        message = question.renamed(error.message)
+        return Problem(error.reason, message, field=question.renamed(error.field), retry_after=error.retry_after, status=status)
+
+
+def invalid(message: str, field: str) -> Problem:
+    """INVALID_INPUT for a field of the caller's."""
+    return Problem("INVALID_INPUT", message, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and two of its headers."""
+
+    body: bytes
+    names: Names
+    model: str = ""
+    content_type: str = ""
+    accept: str = ""
+    request_id: str = ""
+
+    @property
+    def is_msgpack(self) -> bool:
+        """Whether the body is msgpack; anything else is read as JSON, whatever it is called: shell scripts send text/plain."""
+        return "msgpack" in self.content_type
+
+    @property
+    def wants_msgpack(self) -> bool:
+        return "msgpack" in self.accept or (self.is_msgpack and "json" not in self.accept)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for."""
+
+    body: bytes | Iterator[bytes]
+    status: int = 200
+    media_type: bytes = JSON
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`: what the caller calls our
+    fields: pairs of a regular expression and its replacement, the longest first. `otherwise`: what to ask
+    instead after a failure, None: nothing."""
+
+    method: Method[Any, Any]
+    message: Message
+    answer: Callable[[Any], Answer | Question]
+    fields: Sequence[tuple[str, str]] = ()
+    otherwise: Callable[[Problem], Question | None] = lambda problem: None
+    dialect: Dialect | None = None
+    """Whose errors its failures are, where that follows only from the body; else the route's."""
+
+    def renamed(self, text: str) -> str:
+        """A field's path, or a message with such paths, in the caller's names."""
+        for ours, theirs in self.fields:
+            text = re.sub(rf"(?<![\w.]){ours}(?![\w])", theirs, text)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`error`: how a problem is told."""
+
+    name: str
+    error: Callable[[Problem], Answer]
+
+
+Asked = Callable[[Received], "Question | Answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
+    `answer`: msgspec Structs and types of them, for OpenAPI."""
+
+    method: str
+    path: str
+    dialect: Dialect
+    ask: Asked
+    summary: str
+    body: Any = None
+    answer: Any = None
+
+
+def json_of(content: object) -> bytes:
+    """JSON of anything that orjson knows, arrays of numpy included (shortest digits of float32)."""
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def retry_headers(problem: Problem) -> Headers:
+    """What tells clients whether and when to try again: Retry-After (whole seconds), retry-after-ms and x-should-retry."""
+    headers: list[tuple[bytes, bytes]] = []
+    if problem.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after is None:
+        if problem.status != 504:
+            headers.append((b"x-should-retry", b"false"))
+        return tuple(headers)
+    seconds = max(0.0, problem.retry_after)
+    headers += [
+        (b"retry-after", str(max(1, math.ceil(seconds))).encode()),
+        (b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()),
+    ]
+    return tuple(headers)
+
+
+def item_fields(field: str, given: str, suffix: str = "") -> tuple[tuple[str, str], ...]:
+    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there."""
+    return (
+        (rf"{field}\[(\d+)\]\.(?:text|image)(?:\.data)?", rf"{given}[\1]{suffix}"),
+        (rf"{field}\[(\d+)\]", rf"{given}[\1]"),
+        (f"^{field}", given),
+    )
+
+
+def single_field(field: str, given: str) -> tuple[tuple[str, str], ...]:
+    """The same where the caller gave one text instead of a list."""
+    return ((rf"{field}\[0\](?:\.text)?", given), (f"^{field}", given))

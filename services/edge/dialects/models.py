@@ -1,0 +1,141 @@
+"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects at once: openai reads `data`, cohere and sie-sdk read `models`.
+Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, cast
+
+import msgspec
+import orjson
+from shoal.transport.methods import GET_MODEL, LIST_MODELS
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import openai
+from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received, Route, json_of, retry_headers
+from services.edge.dialects.names import Names, Target
+from services.edge.dialects.reading import target
+
+_STATES: Final = {
+    models_pb2.MODEL_STATE_LOADING: "loading",
+    models_pb2.MODEL_STATE_DOWNLOADING: "loading",
+    models_pb2.MODEL_STATE_RESIDENT: "loaded",
+    models_pb2.MODEL_STATE_FAILED: "failed",
+}
+"""SIE's words; all other states are "available"."""
+_FORMS: Final = {
+    pb.REPRESENTATION_DENSE: "dense",
+    pb.REPRESENTATION_SPARSE: "sparse",
+    pb.REPRESENTATION_MULTI_VECTOR: "multivector",
+}
+_ENDPOINTS: Final = {models_pb2.TASK_ENCODE: "embed", models_pb2.TASK_SCORE: "rerank", models_pb2.TASK_CLASSIFY: "classify"}
+
+
+class ModelEntry(msgspec.Struct, kw_only=True):
+    """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`, `context_length`) and SIE's."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    """The model that an alias stands for; else the id."""
+    name: str
+    endpoints: list[str]
+    context_length: int
+    inputs: list[str]
+    outputs: list[str]
+    dims: dict[str, int]
+    tasks: list[str]
+    loaded: bool
+    state: Literal["available", "loading", "loaded", "failed"]
+    last_error: str | None
+    max_sequence_length: int | None
+    profiles: dict[str, dict[str, bool]]
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """`models` are the same entries again."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+    models: list[ModelEntry]
+
+
+def error(problem: Problem) -> Answer:
+    """OpenAI's form, with SIE's `detail`: both ask for models here."""
+    told = orjson.loads(cast(bytes, openai.error(problem).body))
+    code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
+    return Answer(
+        json_of(told | {"detail": {"code": code, "message": problem.message}}), problem.status, headers=retry_headers(problem)
+    )
+
+
+MODELS: Final = Dialect("models", error)
+
+
+def listed(received: Received) -> Question:
+    """`GET /v1/models`: models that a worker has, and aliases."""
+
+    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+        entries = [_entry(model.model, model) for model in reply.models]
+        entries += _aliased(received.names, {model.model: model for model in reply.models})
+        return Answer(json_of({"object": "list", "data": entries, "models": entries}))
+
+    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+
+
+def one(received: Received) -> Question:
+    """`GET /v1/models/{model}`. Raises Problem MODEL_NOT_FOUND for a name that can be no model's."""
+    named = target(received, received.model)
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        return Answer(json_of(_entry(received.model, reply.model, named)))
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+
+
+def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:
+    return [
+        _entry(name, known.get(target.model, models_pb2.Model(model=target.model)), target)
+        for name, target in sorted(names.aliases.items())
+    ]
+
+
+def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> dict[str, Any]:
+    card = model.card
+    dims = {"dense": (target.dimensions if target else 0) or card.dimensions, "multivector": card.multi_vector_dimensions}
+    tasks = [models_pb2.Task.Name(task).removeprefix("TASK_").lower() for task in card.tasks]
+    forms = [_FORMS[form] for form in card.representations if form in _FORMS]
+    outputs = forms + [task for task in ("score", "entities", "classify", "relations") if task in tasks]
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "shoal",
+        "root": model.model,
+        "name": name,
+        "endpoints": [_ENDPOINTS[task] for task in card.tasks if task in _ENDPOINTS],
+        "context_length": card.max_tokens,
+        "inputs": ["text"],
+        "outputs": outputs,
+        "dims": {form: number for form, number in dims.items() if number and form in forms},
+        "tasks": tasks,
+        "loaded": model.state == models_pb2.MODEL_STATE_RESIDENT,
+        "state": _STATES.get(model.state, "available"),
+        "last_error": model.last_error or None,
+        "max_sequence_length": card.max_tokens or None,
+        "profiles": {"default": {"is_default": True}},
+    }
+
+
+ROUTES: Final = (
+    *(
+        Route("GET", path, MODELS, listed, "Lists models and aliases", answer=ModelList)
+        for path in ("/v1/models", "/models", "/openai/v1/models")
+    ),
+    *(
+        Route("GET", path, MODELS, one, "Describes one model", answer=ModelEntry)
+        for path in ("/v1/models/{model}", "/openai/v1/models/{model}")
+    ),
+)

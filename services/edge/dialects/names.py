@@ -1,0 +1,47 @@
+"""Names of models as callers give them: ids, aliases, and ids with a role. Pure.
+
+Many clients refuse names that they do not know, and OpenAI's wire cannot say whether a text is a query or a document, without which
+models of the E5 kind lose points. So an alias maps a name to a model and may fix its role, dimensions and adapter; `model:query`
+and `model:document` fix the role of any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from libs.names import is_model_id
+
+Role = Literal["", "query", "document"]
+ROLES: Final[tuple[Role, ...]] = ("query", "document")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a name stands for. `dimensions` 0: all of the model's."""
+
+    model: str
+    role: Role = ""
+    dimensions: int = 0
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The aliases of one moment."""
+
+    aliases: Mapping[str, Target]
+
+    def find(self, name: str) -> Target | None:
+        """What the name stands for; None: it can be no model's name and is no alias."""
+        known = self.aliases.get(name)
+        if known is not None:
+            return known
+        if is_model_id(name):
+            return Target(name)
+        start, _, end = name.rpartition(":")
+        for role in ROLES:
+            if end == role and (found := self.find(start)) is not None:
+                return Target(found.model, role, found.dimensions, found.adapter)
+        return None

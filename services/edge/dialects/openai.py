@@ -1,0 +1,310 @@
+"""OpenAI's `POST /v1/embeddings`, with the fields that Jina, Voyage, vLLM and Infinity add on the same path. Pure.
+
+One request type, a superset, and one answer for all of them. null means absent: LanceDB, Voyage and LlamaIndex send it. Official
+clients ask for base64 without being told to; openai-node decodes it blindly, so the format that was asked for is always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from shoal.transport.methods import ENCODE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2
+
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    retry_headers,
+    single_field,
+)
+from services.edge.dialects.numbers import Rows, base64_of, dense_rows, joined, per_piece
+from services.edge.dialects.reading import (
+    count_of,
+    image_item,
+    priority_of,
+    read,
+    role_of,
+    target,
+    text_item,
+    truncation_of,
+)
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_CODES: Final = {
+    "INPUT_TOO_LONG": "context_length_exceeded",
+    "TASK_NOT_SUPPORTED": "model_not_supported",
+    "UNAUTHENTICATED": "invalid_api_key",
+    "MODEL_NOT_FOUND": "model_not_found",
+    "QUEUE_FULL": "rate_limit_exceeded",
+    "RATE_LIMITED": "rate_limit_exceeded",
+    "NO_CAPACITY": "overloaded",
+    "DRAINING": "overloaded",
+    "NOT_READY": "overloaded",
+    "CANNOT_CONNECT": "overloaded",
+    "DEADLINE_PASSED": "timeout",
+}
+
+
+def error(problem: Problem) -> Answer:
+    """The body that OpenAI's, Cohere's and Jina's clients all take: they read `error`, the whole of it, and `detail`."""
+    kind = _TYPES.get(problem.status) or ("server_error" if problem.status >= 500 else "invalid_request_error")
+    said = {"message": problem.message, "type": kind, "param": problem.field or None, "code": _CODES.get(problem.reason)}
+    body = json_of({"error": said, "message": problem.message, "detail": problem.message})
+    return Answer(body, problem.status, headers=retry_headers(problem))
+
+
+OPENAI: Final = Dialect("openai", error)
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """An input of Jina's."""
+
+    text: str | None = None
+    image: str | None = None
+
+
+Input = str | list[str | int | list[int] | Part]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The union of OpenAI's, Jina's, Voyage's and vLLM's fields, and ours. Others are ignored."""
+
+    model: str
+    input: Input
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    # Which side of a search: Cohere and Voyage, Jina, Hugging Face, ours.
+    input_type: str | None = None
+    task: str | None = None
+    prompt_name: str | None = None
+    role: str | None = None
+    # Jina, and LlamaIndex' name for it.
+    embedding_type: str | list[str] | None = None
+    encoding_type: str | list[str] | None = None
+    normalized: bool | None = None
+    late_chunking: bool | None = None
+    truncate: bool | str | None = None
+    # Voyage.
+    truncation: bool | str | None = None
+    output_dimension: int | None = None
+    output_dtype: str | None = None
+    # vLLM.
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
+    messages: msgspec.Raw | None = None
+    # Ours.
+    instruction: str | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several were asked for."""
+
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | str | msgspec.UnsetType = msgspec.UNSET
+    embeddings: dict[str, list[float] | str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    """Tokens, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(msgspec.Struct, kw_only=True):
+    """`data` in the order of `input`; `model` as it was asked for."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+# How numbers are asked for, by the names of all dialects; float32 is what the mesh answers unasked.
+_STORED: Final = {
+    "float": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "float32": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "base64": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "ubinary": tensor_pb2.DATA_TYPE_BINARY,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+_UINT8: Final = (
+    "uint8 has an offset for each vector that this format cannot carry, without which no distance is right: use int8 or float"
+)
+
+
+def embeddings(received: Received) -> Question:
+    """`POST /v1/embeddings`. Raises Problem."""
+    request = read(EmbeddingsRequest, received)
+    _refuse_unsupported(request)
+    named = target(received, request.model)
+    types = _types(request)
+    stored = {_stored(kind, field) for kind, field in types}
+    if len(stored) > 1:
+        raise invalid(f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart", types[0][1])
+    dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
+    dimensions_field = "output_dimension" if request.output_dimension is not None and request.dimensions is None else "dimensions"
+    items, fields = _items(request.input)
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=items,
+        role=role_of(named, role=request.role, input_type=request.input_type, task=_task(request), prompt_name=request.prompt_name),
+        data_type=stored.pop(),
+        dimensions=count_of(dimensions, dimensions_field) or named.dimensions,
+        truncation=truncation_of(*_truncation(request)),
+        instruction=request.instruction or "",
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    normalize = request.normalize if request.normalize is not None else request.normalized
+    if normalize is not None:
+        message.normalize = normalize
+    is_base64 = request.encoding_format == "base64"
+    write = _writer([kind for kind, _ in types], is_base64=is_base64)
+    return Question(ENCODE, message, _answer(request.model, write), fields=(*fields, ("^dimensions", dimensions_field)))
+
+
+def _refuse_unsupported(request: EmbeddingsRequest) -> None:
+    """What would change the numbers is refused, not ignored."""
+    refusals = (
+        (request.late_chunking, "late_chunking", "late_chunking is not supported: the inputs would be one document"),
+        (request.messages is not None, "messages", "messages are not supported: send input"),
+        (request.endianness == "big", "endianness", "endianness must be little, or left out"),
+        (request.add_special_tokens is False, "add_special_tokens", "add_special_tokens must be true: models are used as trained"),
+        (
+            request.truncate_prompt_tokens not in (None, -1),
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+        ),
+        (request.embed_dtype not in (None, "float32"), "embed_dtype", "embed_dtype must be float32, or be left out"),
+    )
+    for is_asked, field, message in refusals:
+        if is_asked:
+            raise invalid(message, field)
+
+
+def _task(request: EmbeddingsRequest) -> str | None:
+    """Jina's task: the sides of a search, or adapters of its own models, which must be named."""
+    if request.task in ("text-matching", "classification", "separation"):
+        if not request.adapter:
+            raise invalid(f"task {request.task} is an adapter of Jina's models: name it as adapter, or leave task out", "task")
+        return None
+    return request.task
+
+
+def _truncation(request: EmbeddingsRequest) -> tuple[bool | str | None, str]:
+    if request.truncation is not None:
+        return request.truncation, "truncation"
+    return request.truncate, "truncate"
+
+
+def _types(request: EmbeddingsRequest) -> list[tuple[str, str]]:
+    """The types asked for, each with the field that says it; never empty."""
+    for field in ("embedding_type", "encoding_type", "output_dtype"):
+        said = getattr(request, field)
+        if said:
+            return [(one, field) for one in ([said] if isinstance(said, str) else said)]
+    if request.encoding_format not in (None, "float", "base64"):
+        raise invalid(f"encoding_format is {request.encoding_format!r}; it must be float or base64", "encoding_format")
+    return [(request.encoding_format or "float", "encoding_format")]
+
+
+def _stored(kind: str, field: str) -> tensor_pb2.DataType:
+    if kind == "uint8":
+        raise invalid(f"{field}: {_UINT8}", field)
+    if kind not in _STORED:
+        raise invalid(f"{field} is {kind!r}; it must be one of {', '.join(_STORED)}", field)
+    return _STORED[kind]
+
+
+def _items(given: Input) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+    """The items, and what the caller calls their fields."""
+    if isinstance(given, str):
+        return [text_item(given, "input")], single_field("items", "input")
+    return [_item(one, f"input[{index}]") for index, one in enumerate(given)], item_fields("items", "input")
+
+
+def _item(given: str | int | list[int] | Part, field: str) -> pb.Item:
+    if isinstance(given, str):
+        return text_item(given, field)
+    if isinstance(given, Part):
+        if (given.text is None) == (given.image is None):
+            raise invalid(f"{field} must have either text or image", field)
+        return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
+    raise invalid(
+        f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
+        "OpenAIEmbeddings(check_embedding_ctx_length=False))",
+        "input",
+    )
+
+
+Write = Callable[[Rows, int], dict[str, Any]]
+"""The fields of one embedding, of row i."""
+
+
+def _writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
+    if len(kinds) == 1:
+        encode = _encoder(kinds[0], is_base64=is_base64)
+        return lambda rows, index: {"embedding": encode(rows[index])}
+    encoders = {kind: _encoder(kind, is_base64=is_base64) for kind in kinds}
+    return lambda rows, index: {"embeddings": {kind: encode(rows[index]) for kind, encode in encoders.items()}}
+
+
+def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
+    if kind == "base64" or (is_base64 and kind != "binary"):
+        return base64_of
+    if kind == "binary":  # signed bytes: those of ubinary - 128
+        return (lambda row: base64_of(_signed(row))) if is_base64 else _signed
+    return lambda row: row
+
+
+def _signed(row: Rows) -> Rows:
+    return (row.astype(np.int16) - 128).astype(np.int8)
+
+
+def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        if not reply.HasField("dense"):
+            raise Problem("TASK_NOT_SUPPORTED", f"the model {model} has no dense vectors, which this path answers", field="model")
+        rows = dense_rows(reply.dense)
+        tokens = reply.usage.input_tokens
+
+        def piece(first: int, last: int) -> bytes:
+            parts = [{"object": "embedding", "index": index, **write(rows, index)} for index in range(first, last)]
+            return json_of(parts)[1:-1]
+
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        tail = b'],"model":' + json_of(model) + b',"usage":' + json_of(usage) + b"}"
+        return Answer(joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail))
+
+    return answer
+
+
+ROUTES: Final = tuple(
+    Route("POST", path, OPENAI, embeddings, "Turns texts into vectors", EmbeddingsRequest, EmbeddingsAnswer)
+    for path in ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
+)

@@ -1,0 +1,166 @@
+"""From a body's bytes to a Struct, every fault as a Problem with the field's name. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.base import Problem, Received, invalid
+from services.edge.dialects.names import Role, Target
+
+S = TypeVar("S", bound=msgspec.Struct)
+_AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_FIELD: Final = re.compile(r"field `([^`]+)`")
+_DATA_URI: Final = re.compile(r"data:image/[a-z0-9.+-]+;base64,(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def read(kind: type[S], received: Received) -> S:
+    """The body as a Struct. Raises Problem with the field's path."""
+    if not received.body:
+        raise invalid("the request has no body: send JSON", "")
+    decoder = _decoder(kind, received.is_msgpack)
+    try:
+        found: S = decoder.decode(received.body)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = "msgpack" if received.is_msgpack else "JSON in UTF-8"
+        raise invalid(f"the body is not {what}: {error}", "") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", "") from None
+    return found
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: type[Any], is_msgpack: bool) -> Any:
+    return msgspec.msgpack.Decoder(kind) if is_msgpack else msgspec.json.Decoder(kind)
+
+
+def _misfit(text: str) -> Problem:
+    """The problem of a value of the wrong type, or of a missing field: "Expected `str`, got `int` - at `$.input[0]`"."""
+    found = _AT.search(text)
+    parent = found[1] if found else ""
+    message = text[: found.start()] if found else text
+    missing = _FIELD.search(message)
+    if missing and "missing" in message:
+        path = f"{parent}.{missing[1]}" if parent else missing[1]
+        return invalid(f"{path} is required", path)
+    message = message[:1].lower() + message[1:].replace("`", "")
+    return invalid(f"{parent or 'the body'}: {message}", parent)
+
+
+def target(received: Received, name: str, field: str = "model") -> Target:
+    """What the name of a model stands for. Raises Problem MODEL_NOT_FOUND for one that can be no model's."""
+    found = received.names.find(name)
+    if found is None:
+        shown = name if len(name) <= 200 else f"{name[:200]}…"
+        raise Problem(
+            "MODEL_NOT_FOUND",
+            f"the model {shown!r} does not exist: a model is called org/name or org/name@revision, or has an alias here",
+            field=field,
+        )
+    return found
+
+
+_ROLES: Final[dict[Role, pb.Role]] = {"": pb.ROLE_UNSPECIFIED, "query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
+_WORDS: Final[dict[str, Role]] = {
+    "": "",
+    "query": "query",
+    "search_query": "query",
+    "retrieval.query": "query",
+    "code.query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_document": "document",
+    "retrieval.passage": "document",
+    "code.passage": "document",
+}
+"""How the dialects call the two sides of a search."""
+_NEITHER: Final = ("classification", "clustering", "image")
+"""Cohere's words for texts that stand on neither side."""
+
+
+def role_of(target: Target, **said: str | None) -> pb.Role:
+    """The role that a request's fields say, else the alias'. Raises Problem for an unknown word, or for two roles at once."""
+    found: dict[Role, str] = {}
+    for field, word in said.items():
+        if word is None or (field == "input_type" and word in _NEITHER):
+            continue
+        if word not in _WORDS:
+            known = ", ".join(filter(None, _WORDS))
+            raise invalid(f"{field} is {word!r}; it must be one of {known}, or be left out", field)
+        found[_WORDS[word]] = field
+    found.pop("", None)
+    if len(found) > 1:
+        fields = " and ".join(found.values())
+        raise invalid(f"{fields} name different roles: send one of them", next(iter(found.values())))
+    return _ROLES[next(iter(found), target.role)]
+
+
+def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
+    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any case. None: END. `side`: where to
+    cut if `word` is true or None."""
+    sides = {"end": pb.TRUNCATION_END, "right": pb.TRUNCATION_END, "start": pb.TRUNCATION_START, "left": pb.TRUNCATION_START}
+    if word is None or word is True:
+        found = sides.get((side or "end").lower())
+    elif word is False:
+        found = pb.TRUNCATION_NONE
+    else:
+        found = ({"none": pb.TRUNCATION_NONE, "": sides["end"]} | sides).get(word.lower())
+    if found is None:
+        raise invalid(f"{field} must be true or false, or one of NONE, START and END", field)
+    return found
+
+
+def priority_of(value: str | int | None) -> pb.Priority:
+    """`interactive` or `bulk`. A number, vLLM's order within its queue, has no meaning here and is ignored."""
+    if value is None or isinstance(value, int):
+        return pb.PRIORITY_UNSPECIFIED
+    known = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
+    if value not in known:
+        raise invalid(f"priority is {value!r}; it must be interactive or bulk", "priority")
+    return known[value]
+
+
+def count_of(value: int | None, field: str) -> int:
+    """A number that fits the wire; None: 0, which is the default there."""
+    if value is None:
+        return 0
+    if not 1 <= value < 1 << 31:
+        raise invalid(f"{field} is {value}; it must be at least 1", field)
+    return value
+
+
+def text_item(text: str, field: str) -> pb.Item:
+    """Raises Problem for text that is no Unicode: half of a surrogate pair, written as \\ud800."""
+    try:
+        return pb.Item(text=text)
+    except (UnicodeEncodeError, ValueError):
+        raise invalid(f"{field} is not valid Unicode: it contains half of a surrogate pair", field) from None
+
+
+def image_item(uri: str, field: str) -> pb.Item:
+    """A picture of a `data:` URI or plain base64. Addresses are never fetched. Raises Problem."""
+    if re.match(r"[a-z][a-z0-9+.-]*://", uri, re.IGNORECASE):
+        raise invalid(f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…", field)
+    found = _DATA_URI.fullmatch(uri)
+    try:
+        return pb.Item(image=pb.Image(data=base64.b64decode(found[1] if found else uri, validate=True)))
+    except (binascii.Error, ValueError):
+        raise invalid(f"{field} is no picture in base64: send data:image/png;base64,…", field) from None
+
+
+def named_or_default(received: Received, name: str | None, default: str) -> Target:
+    """What a model's name stands for; where a request names none, what the alias `default` does. Raises Problem."""
+    if name:
+        return target(received, name)
+    found = received.names.aliases.get(default)
+    if found is None:
+        raise invalid(f"model is required: this wire may leave it out only where there is an alias `{default}`", "model")
+    return found

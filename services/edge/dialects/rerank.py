@@ -1,0 +1,202 @@
+"""`POST /rerank`, `/v1/rerank` and `/v2/rerank` of Cohere, Jina, vLLM and Voyage. Pure.
+
+One request type, a superset. Cohere, Jina and vLLM read `results`, Voyage, which alone sends `top_k` or `truncation`, reads `data`.
+TEI's form of the same path has `texts` instead of `documents` (tei.py). Scores are 0…1: probabilities, or where a model has none
+(sums of maxima and of products) x / (1 + |x|), moved to that range, which keeps the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from shoal.requests import codec
+from shoal.transport.methods import SCORE
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.dialects.numbers import decoded
+from services.edge.dialects.openai import OPENAI
+from services.edge.dialects.reading import named_or_default, priority_of, read, text_item, truncation_of
+from services.edge.dialects.tei import TEI, has_texts
+from services.edge.dialects.tei import rerank as rerank_texts
+
+DEFAULT_NAME: Final = "rerank"
+"""The alias that stands for requests that name no model: Cohere's v1 allows that."""
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """The union of Cohere's, Jina's, Voyage's and vLLM's fields, and ours. Others are ignored."""
+
+    query: str
+    documents: list[str | dict[str, Any]]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    # Cohere.
+    rank_fields: list[str] | None = None
+    # Voyage.
+    top_k: int | msgspec.UnsetType | None = msgspec.UNSET
+    truncation: bool | str | msgspec.UnsetType | None = msgspec.UNSET
+    # vLLM.
+    truncate_prompt_tokens: int | None = None
+    # Ours.
+    truncate: bool | str | None = None
+    instruction: str | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+    @property
+    def is_voyage(self) -> bool:
+        return self.top_k is not msgspec.UNSET or self.truncation is not msgspec.UNSET
+
+
+class RerankDocument(msgspec.Struct, kw_only=True):
+    """As it was sent."""
+
+    text: str
+
+
+class RerankResult(msgspec.Struct, kw_only=True):
+    """`index` in the request's list; `relevance_score` 0…1."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankAnswer(msgspec.Struct, kw_only=True):
+    """Best first. `results` for Cohere, Jina and vLLM, `data` for Voyage."""
+
+    object: str
+    model: str
+    usage: dict[str, int]
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    results: list[RerankResult] | msgspec.UnsetType = msgspec.UNSET
+    data: list[RerankResult] | msgspec.UnsetType = msgspec.UNSET
+    meta: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+def rerank(received: Received) -> Question:
+    """Any of the forms. Raises Problem."""
+    if not received.is_msgpack and has_texts(received.body):
+        try:
+            return rerank_texts(received)
+        except Problem as problem:
+            problem.dialect = TEI
+            raise
+    return _rerank(received)
+
+
+def _rerank(received: Received) -> Question:
+    request = read(RerankRequest, received)
+    name = request.model if request.model is not None else DEFAULT_NAME
+    named = named_or_default(received, request.model, DEFAULT_NAME)
+    if request.truncate_prompt_tokens not in (None, -1):
+        raise invalid("truncate_prompt_tokens must be -1, the model's own limit, or be left out", "truncate_prompt_tokens")
+    texts = [_text(document, f"documents[{index}]", request.rank_fields) for index, document in enumerate(request.documents)]
+    cut = request.truncate if isinstance(request.truncation, msgspec.UnsetType) else request.truncation
+    message = pb.ScoreRequest(
+        model=named.model,
+        query=text_item(request.query, "query"),
+        documents=[text_item(text, f"documents[{index}]") for index, text in enumerate(texts)],
+        instruction=request.instruction or "",
+        scale=pb.SCORE_SCALE_PROBABILITY,
+        top_n=_top(request),
+        truncation=truncation_of(cut, "truncation" if request.is_voyage else "truncate"),
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    write = _voyage if request.is_voyage else _cohere
+
+    def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
+        results = _results(reply, texts if request.return_documents else None, squash=squash, plain=request.is_voyage)
+        return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
+
+    return probable(message, answer, (*item_fields("documents", "documents"), (r"query\.text", "query")))
+
+
+def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: tuple[tuple[str, str], ...]) -> Question:
+    """Asks for probabilities, and of a model that has none for its own scores, to be squashed."""
+
+    def otherwise(problem: Problem) -> Question | None:
+        if problem.field != "scale":
+            return None
+        own = pb.ScoreRequest()
+        own.CopyFrom(message)
+        own.scale = pb.SCORE_SCALE_UNSPECIFIED
+        return Question(SCORE, own, lambda reply: answer(reply, squash=True), fields=fields)
+
+    return Question(SCORE, message, answer, fields=fields, otherwise=otherwise)
+
+
+def squashed(scores: Any) -> Any:
+    """From any range to 0…1, in the same order."""
+    wide = scores.astype(np.float64)
+    return ((1 + wide / (1 + np.abs(wide))) / 2).astype(np.float32)
+
+
+def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
+    """Scores, float32 [documents], and the indices of the best. Raises Problem for a reply that is none."""
+    found = decoded(codec.score_result, reply)
+    return (squashed(found.scores) if squash else found.scores), found.ranking
+
+
+def _text(document: str | dict[str, Any], field: str, rank_fields: list[str] | None) -> str:
+    """What is read of a document: its text, or the fields that `rank_fields` names, a line each."""
+    if isinstance(document, str):
+        return document
+    wanted = rank_fields or ["text"]
+    for name in wanted:
+        if not isinstance(document.get(name), (str, int, float)):
+            raise invalid(f"{field}.{name} is required and must be text", f"{field}.{name}")
+    if wanted == ["text"]:
+        return str(document["text"])
+    return "\n".join(f"{name}: {document[name]}" for name in wanted)
+
+
+def _top(request: RerankRequest) -> int:
+    """How many results; 0: all."""
+    top, field = request.top_n, "top_n"
+    if top is None and isinstance(request.top_k, int):
+        top, field = request.top_k, "top_k"
+    if top is None:
+        return 0
+    if top < 0:
+        raise invalid(f"{field} is {top}; it must be at least 1, or 0 for all", field)
+    return min(top, len(request.documents))
+
+
+def _results(reply: pb.ScoreResponse, texts: list[str] | None, *, squash: bool, plain: bool) -> list[dict[str, Any]]:
+    scores, ranking = scored(reply, squash=squash)
+    results: list[dict[str, Any]] = [{"index": int(index), "relevance_score": scores[index]} for index in ranking]
+    if texts is not None:
+        for result in results:
+            text = texts[result["index"]]
+            result["document"] = text if plain else {"text": text}
+    return results
+
+
+def _cohere(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "object": "list",
+        "model": model,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+    }
+
+
+def _voyage(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+    return {"object": "list", "data": results, "model": model, "usage": {"total_tokens": tokens}}
+
+
+ROUTES: Final = tuple(
+    Route("POST", path, OPENAI, rerank, "Orders documents by how well they answer a query", RerankRequest, RerankAnswer)
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/openai/v1/rerank")
+)

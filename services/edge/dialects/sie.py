@@ -1,0 +1,480 @@
+"""Our own verbs in JSON and msgpack, in the form of SIE's server 0.10: `POST /v1/encode|score|extract/{model}`. Pure.
+
+sie-sdk and the packages over it speak msgpack with arrays of numpy, others JSON with lists. Errors are JSON for both. The model's
+card says which task of Extract is meant; SIE's wire does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from shoal.requests import codec
+from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from services.edge.dialects.base import (
+    MSGPACK,
+    Answer,
+    Dialect,
+    Headers,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    json_of,
+    retry_headers,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
+from services.edge.dialects.reading import priority_of, read, target, text_item
+
+VERSION: Final = b"0.10.1"
+"""The server's version that sie-sdk expects; it warns of another."""
+_CODES: Final = {
+    "INPUT_TOO_LONG": (400, "INPUT_TOO_LONG"),
+    "OUT_OF_MEMORY": (400, "INPUT_TOO_LONG"),
+    "UNAUTHENTICATED": (401, "UNAUTHENTICATED"),
+    "PERMISSION_DENIED": (403, "PERMISSION_DENIED"),
+    "MODEL_NOT_FOUND": (404, "MODEL_NOT_FOUND"),
+    "QUEUE_FULL": (503, "QUEUE_FULL"),
+    "RATE_LIMITED": (429, "RATE_LIMITED"),
+    "MODEL_LOAD_FAILED": (502, "MODEL_LOAD_FAILED"),
+    "NO_CAPACITY": (503, "PROVISIONING"),
+    "DRAINING": (503, "PROVISIONING"),
+    "NOT_READY": (503, "PROVISIONING"),
+    "CANNOT_CONNECT": (503, "PROVISIONING"),
+    "DEADLINE_PASSED": (504, "TIMEOUT"),
+}
+
+
+def error(problem: Problem) -> Answer:
+    """`{"detail": {code, message}}`, by which sie-sdk decides whether it tries again."""
+    status, code = _CODES.get(problem.reason, (problem.status, "INFERENCE_ERROR" if problem.status >= 500 else "INVALID_INPUT"))
+    message = problem.message
+    if problem.field and problem.field not in message:
+        message = f"{problem.field}: {message}"
+    headers = (*retry_headers(problem), (b"x-sie-error-code", code.encode()), (b"x-sie-server-version", VERSION))
+    return Answer(json_of({"detail": {"code": code, "message": message}}), status, headers=headers)
+
+
+SIE: Final = Dialect("sie", error)
+
+
+class Picture(msgspec.Struct, kw_only=True):
+    """A file's bytes; base64 in JSON."""
+
+    data: bytes
+    format: str | None = None
+
+
+class ItemIn(msgspec.Struct, kw_only=True):
+    """A text or a picture; `id` is repeated in the answer."""
+
+    text: str | None = None
+    id: str | int | None = None
+    images: list[Picture] | None = None
+    audio: msgspec.Raw | None = None
+    video: msgspec.Raw | None = None
+    document: msgspec.Raw | None = None
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What changes numbers and cannot be done is refused; other options are ignored."""
+
+    is_query: bool | None = None
+    normalize: bool | None = None
+    lora_id: str | None = None
+    threshold: float | None = None
+    relation_labels: list[str] | None = None
+    classification_type: str | None = None
+    profile: str | None = None
+    overflow_policy: str | None = None
+    dimensions: int | None = None
+    pooling: msgspec.Raw | None = None
+    query_template: msgspec.Raw | None = None
+    doc_template: msgspec.Raw | None = None
+    max_seq_length: msgspec.Raw | None = None
+    muvera: msgspec.Raw | None = None
+    smve: msgspec.Raw | None = None
+
+
+class Params(msgspec.Struct, kw_only=True):
+    """Of encode and extract."""
+
+    output_types: list[str] | None = None
+    output_dtype: str | None = None
+    instruction: str | None = None
+    labels: list[str] | None = None
+    output_schema: msgspec.Raw | None = None
+    options: Options | None = None
+
+
+class EncodeIn(msgspec.Struct, kw_only=True):
+    """`POST /v1/encode/{model}`."""
+
+    items: list[ItemIn]
+    params: Params | None = None
+    # Ours.
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class ScoreIn(msgspec.Struct, kw_only=True):
+    """`POST /v1/score/{model}`."""
+
+    query: ItemIn
+    items: list[ItemIn]
+    instruction: str | None = None
+    options: Options | None = None
+    # Ours.
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class ExtractIn(msgspec.Struct, kw_only=True):
+    """`POST /v1/extract/{model}`."""
+
+    items: list[ItemIn]
+    params: Params | None = None
+    # Ours.
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class ScoreOut(msgspec.Struct, kw_only=True):
+    """Best first; `rank` from 0."""
+
+    model: str
+    scores: list[dict[str, Any]]
+    timing: dict[str, float]
+    usage: dict[str, int]
+
+
+class ItemsOut(msgspec.Struct, kw_only=True):
+    """One entry an item, in order."""
+
+    model: str
+    items: list[dict[str, Any]]
+    timing: dict[str, float]
+    usage: dict[str, int]
+
+
+_FORMS: Final = {
+    "dense": pb.REPRESENTATION_DENSE,
+    "sparse": pb.REPRESENTATION_SPARSE,
+    "multivector": pb.REPRESENTATION_MULTI_VECTOR,
+}
+_STORED: Final = {
+    "float32": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+_OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
+_WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
+
+
+def encode(received: Received) -> Question:
+    """Raises Problem."""
+    request = read(EncodeIn, received)
+    named = _named(received)
+    params = request.params or Params()
+    options = _options(params.options, "params.options")
+    dtype = params.output_dtype or "float32"
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=_items(request.items),
+        role=pb.ROLE_QUERY if options.is_query else pb.ROLE_DOCUMENT,
+        representations=[
+            _choice(_FORMS, form, f"params.output_types[{index}]") for index, form in enumerate(params.output_types or ())
+        ],
+        data_type=_choice(_STORED, dtype, "params.output_dtype"),
+        dimensions=options.dimensions if options.dimensions and options.dimensions > 0 else named.dimensions,
+        instruction=params.instruction or "",
+        truncation=_overflow(options),
+        adapter=options.lora_id or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    if options.is_query is None and named.role == "query":
+        message.role = pb.ROLE_QUERY
+    if options.normalize is not None:
+        message.normalize = options.normalize
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        rows = _encoded(reply, len(request.items), dtype)
+        items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
+        return _written(received, {"model": received.model}, items, reply, _numbers(reply))
+
+    return Question(ENCODE, message, answer, fields=_renamed("items"))
+
+
+def score(received: Received) -> Question:
+    """Raises Problem."""
+    request = read(ScoreIn, received)
+    named = _named(received)
+    options = _options(request.options, "options")
+    message = pb.ScoreRequest(
+        model=named.model,
+        query=_item(request.query, "query"),
+        documents=_items(request.items),
+        instruction=request.instruction or "",
+        truncation=_overflow(options),
+        adapter=options.lora_id or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+
+    def answer(reply: pb.ScoreResponse) -> Answer:
+        found = decoded(codec.score_result, reply)
+        scores = [
+            {"item_id": _id_of(request.items, int(index)), "score": float(found.scores[index]), "rank": rank}
+            for rank, index in enumerate(found.ranking)
+        ]
+        return _whole(received, {"model": received.model, "scores": scores}, reply)
+
+    return Question(SCORE, message, answer, fields=_renamed("documents"))
+
+
+def extract(received: Received) -> Question:
+    """Asks for the model's card first: it says which task is meant. Raises Problem."""
+    request = read(ExtractIn, received)
+    named = _named(received)
+    params = request.params or Params()
+    _options(params.options, "params.options")
+    if params.output_schema is not None:
+        raise invalid("params.output_schema is not supported", "params.output_schema")
+    _items(request.items)
+
+    def answer(reply: models_pb2.GetModelResponse) -> Question:
+        return _extract(received, request, named, list(reply.model.card.tasks))
+
+    def otherwise(problem: Problem) -> Question | None:
+        """No worker knows the model yet: a request makes one look for it."""
+        return _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise)
+
+
+def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[models_pb2.Task]) -> Question:
+    params = request.params or Params()
+    options = params.options or Options()
+    message = pb.ExtractRequest(
+        model=named.model,
+        items=_items(request.items),
+        truncation=_overflow(options),
+        adapter=options.lora_id or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    _set_task(message, params, options, tasks)
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
+        return _whole(received, {"model": received.model, "items": items}, reply)
+
+    fields = (*_renamed("items"), (r"^(?:entities|classify|relations)\.(?:entity_)?labels", "params.labels"))
+    return Question(EXTRACT, message, answer, fields=fields)
+
+
+def _set_task(message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]) -> None:
+    labels = params.labels or []
+    if options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
+        wanted, kinds = (options.relation_labels, labels) if options.relation_labels else (labels, [])
+        message.relations.CopyFrom(pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold))
+    elif options.classification_type is not None or (models_pb2.TASK_CLASSIFY in tasks and models_pb2.TASK_ENTITIES not in tasks):
+        message.classify.CopyFrom(pb.ClassifyTask(labels=labels, threshold=options.threshold))
+        if options.classification_type is not None:
+            message.classify.multi_label = options.classification_type.replace("_", "-") == "multi-label"
+    else:
+        message.entities.CopyFrom(pb.EntitiesTask(labels=labels, threshold=options.threshold))
+
+
+def _extraction(result: pb.Extraction) -> dict[str, Any]:
+    entities = [
+        {"text": one.text, "label": one.label, "score": one.score, "start": one.start, "end": one.end} for one in result.entities
+    ]
+    relations = [
+        {"head": one.head.text, "tail": one.tail.text, "relation": one.label, "score": one.score} for one in result.relations
+    ]
+    classifications = [{"label": one.label, "score": one.score} for one in result.labels]
+    objects = [
+        {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]} for one in result.regions
+    ]
+    return {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
+
+
+def _named(received: Received) -> Target:
+    """`:default` is SIE's name of the profile that every model has."""
+    return target(received, received.model.removesuffix(":default"))
+
+
+def _options(options: Options | None, path: str) -> Options:
+    options = options or Options()
+    for name in _WRONG_OPTIONS:
+        if getattr(options, name) not in (None, msgspec.Raw(b"null"), msgspec.Raw(b"false"), msgspec.Raw(b"\xc2")):
+            raise invalid(f"{path}.{name} is not supported: models are used as their files say", f"{path}.{name}")
+    if options.profile not in (None, "default"):
+        raise invalid(f"{path}.profile must be default, or be left out", f"{path}.profile")
+    if options.dimensions is not None and options.dimensions < 1:
+        raise invalid(f"{path}.dimensions must be at least 1", f"{path}.dimensions")
+    return options
+
+
+def _overflow(options: Options) -> pb.Truncation:
+    found: pb.Truncation = _choice(_OVERFLOW, options.overflow_policy or "truncate", "params.options.overflow_policy")
+    return found
+
+
+def _choice(known: dict[str, Any], word: str, field: str) -> Any:
+    if word not in known:
+        raise invalid(f"{field} is {word!r}; it must be one of {', '.join(known)}", field)
+    return known[word]
+
+
+def _items(items: list[ItemIn]) -> list[pb.Item]:
+    return [_item(item, f"items[{index}]") for index, item in enumerate(items)]
+
+
+def _item(item: ItemIn, field: str) -> pb.Item:
+    for name in ("audio", "video", "document"):
+        if getattr(item, name) not in (None, msgspec.Raw(b"null"), msgspec.Raw(b"\xc0")):
+            raise invalid(f"{field}.{name} is not supported", f"{field}.{name}")
+    pictures = item.images or []
+    if (item.text is None) == (not pictures) or len(pictures) > 1:
+        raise invalid(f"{field} must have either text or one entry of images", field)
+    if pictures:
+        return pb.Item(image=pb.Image(data=pictures[0].data))
+    return text_item(item.text or "", f"{field}.text")
+
+
+def _renamed(name: str) -> tuple[tuple[str, str], ...]:
+    """SIE calls the documents of Score items, too."""
+    return ((rf"{name}\[(\d+)\]", r"items[\1]"), (rf"^{name}", "items"))
+
+
+def _id_of(items: list[ItemIn], index: int) -> str:
+    given = items[index].id
+    return f"item-{index}" if given is None else str(given)
+
+
+def _with_id(item: ItemIn, fields: dict[str, Any]) -> dict[str, Any]:
+    return fields if item.id is None else {"id": item.id, **fields}
+
+
+def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[str, Any]]:
+    """The forms of each item."""
+    makers: list[Callable[[int], dict[str, Any]]] = []
+    if reply.HasField("dense"):
+        rows = decoded(codec.vectors, reply.dense).array if dtype == "float16" else dense_rows(reply.dense)
+        dims = int(reply.dense.shape[-1])
+        makers.append(lambda index: {"dense": {"dims": dims, "dtype": dtype, "values": rows[index]}})
+    if reply.HasField("sparse"):
+        matrix = decoded(codec.sparse, reply.sparse)
+        makers.append(lambda index: {"sparse": _weights(*matrix[index], matrix.shape[1])})
+    if reply.HasField("multi_vector"):
+        ragged = decoded(codec.ragged, reply.multi_vector)
+        makers.append(lambda index: {"multivector": _token_vectors(ragged[index])})
+    for index in range(items):
+        yield {name: form for maker in makers for name, form in maker(index).items()}
+
+
+def _weights(columns: Rows, weights: Rows, dims: int) -> dict[str, Any]:
+    return {"dims": dims, "dtype": "float32", "indices": columns, "values": np.asarray(weights, np.float32)}
+
+
+def _token_vectors(values: Rows) -> dict[str, Any]:
+    return {"token_dims": values.shape[1], "num_tokens": values.shape[0], "dtype": str(values.dtype), "values": values}
+
+
+def _numbers(reply: pb.EncodeResponse) -> int:
+    """About how many numbers the answer has."""
+    return sum(len(tensor.data) for tensor in (reply.dense, reply.sparse.values, reply.multi_vector.values)) // 4
+
+
+def _written(
+    received: Received,
+    head: dict[str, Any],
+    items: Iterator[dict[str, Any]],
+    reply: pb.EncodeResponse,
+    numbers: int,
+) -> Answer:
+    """`head`, the items and the tail. Large answers in JSON are made in pieces; msgpack copies buffers only."""
+    if received.wants_msgpack or numbers <= PIECE_NUMBERS:
+        return _whole(received, {**head, "items": list(items)}, reply)
+
+    def pieces() -> Iterator[bytes]:
+        yield json_of(head)[:-1] + b',"items":['
+        for index, item in enumerate(items):
+            yield (b"," if index else b"") + json_of(_narrowed(item))
+        yield b"]," + json_of(_tail(reply))[1:]
+
+    return Answer(pieces(), headers=_headers(received, reply))
+
+
+def _whole(received: Received, content: dict[str, Any], reply: Any) -> Answer:
+    content |= _tail(reply)
+    headers = _headers(received, reply)
+    if received.wants_msgpack:
+        return Answer(msgspec.msgpack.encode(_packed(content)), media_type=MSGPACK, headers=headers)
+    return Answer(json_of(_narrowed(content)), headers=headers)
+
+
+def _tail(reply: Any) -> dict[str, Any]:
+    timings: pb.Timings = reply.timings
+    timing = {
+        "total_ms": timings.total_seconds * 1000,
+        "queue_ms": (timings.queue_seconds + timings.wait_seconds) * 1000,
+        "tokenization_ms": timings.prepare_seconds * 1000,
+        "inference_ms": timings.forward_seconds * 1000,
+        "postprocessing_ms": timings.finish_seconds * 1000,
+    }
+    return {"timing": timing, "usage": {"input_tokens": reply.usage.input_tokens}}
+
+
+def _headers(received: Received, reply: Any) -> Headers:
+    timing = _tail(reply)["timing"]
+    named = (("total", "total_ms"), ("queue", "queue_ms"), ("tokenization", "tokenization_ms"), ("inference", "inference_ms"))
+    times = tuple((f"x-{name}-time".encode(), f"{timing[key]:.3f}".encode()) for name, key in named)
+    revision = reply.model_revision.encode("ascii", "replace")
+    return (
+        (b"x-sie-server-version", VERSION),
+        (b"x-sie-request-id", received.request_id.encode()),
+        *(((b"x-sie-model-revision", revision),) if revision else ()),
+        *times,
+    )
+
+
+def _packed(content: Any) -> Any:
+    """msgpack-numpy's form of arrays: a map whose keys are bytes."""
+    if isinstance(content, np.ndarray):
+        array = np.ascontiguousarray(content)
+        return {b"nd": True, b"type": array.dtype.str, b"kind": b"", b"shape": list(array.shape), b"data": array.tobytes()}
+    if isinstance(content, dict):
+        return {key: _packed(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_packed(value) for value in content]
+    return content
+
+
+def _narrowed(content: Any) -> Any:
+    """orjson writes rows that are contiguous, and float32 with the shortest digits."""
+    if isinstance(content, np.ndarray):
+        return np.ascontiguousarray(content, np.float32 if content.dtype == np.float16 else None)
+    if isinstance(content, dict):
+        return {key: _narrowed(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_narrowed(value) for value in content]
+    return content
+
+
+ROUTES: Final = (
+    Route("POST", "/v1/encode/{model}", SIE, encode, "Encodes items in any forms", EncodeIn, ItemsOut),
+    Route("POST", "/v1/score/{model}", SIE, score, "Scores items against a query", ScoreIn, ScoreOut),
+    Route("POST", "/v1/extract/{model}", SIE, extract, "Finds entities, labels or relations in items", ExtractIn, ItemsOut),
+)

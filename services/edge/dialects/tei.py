@@ -1,0 +1,511 @@
+"""TEI's HTTP API (text-embeddings-inference 1.9), and the paths of Hugging Face's hosted inference. Pure.
+
+No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL `…/tei/org/name`), or it is that of
+the door, a port of its own (SHOAL_HTTP_DOORS), or that of an alias: `embed`, `rerank` or `predict`, for the bare paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from shoal.requests import codec
+from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import openai
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Headers,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    retry_headers,
+    single_field,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import decoded, dense_rows, joined, per_piece
+from services.edge.dialects.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
+
+_TYPES: Final = {
+    400: "Empty",
+    401: "Unauthenticated",
+    403: "PermissionDenied",
+    404: "NotFound",
+    413: "Validation",
+    422: "Validation",
+    424: "Backend",
+    429: "Overloaded",
+    503: "Unhealthy",
+    504: "Backend",
+}
+_STATUS: Final = {
+    "INVALID_INPUT": 422,
+    "INPUT_TOO_LONG": 422,
+    "TASK_NOT_SUPPORTED": 424,
+    "MODEL_LOAD_FAILED": 424,
+    "WORKER_LOST": 424,
+}
+
+
+def error(problem: Problem) -> Answer:
+    """TEI's flat form, with its statuses and names of types."""
+    status = _STATUS.get(problem.reason, problem.status)
+    if status == 422 and "is empty" in problem.message:
+        status = 400
+    body = json_of({"error": problem.message, "error_type": _TYPES.get(status, "Backend")})
+    return Answer(body, status, headers=retry_headers(problem))
+
+
+TEI: Final = Dialect("tei", error)
+Inputs = str | list[str | int | list[int]]
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True):
+    """Also of huggingface_hub's feature_extraction."""
+
+    inputs: Inputs
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+
+class RankRequest(msgspec.Struct, kw_only=True):
+    """TEI's form of reranking."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Parameters(msgspec.Struct, kw_only=True):
+    """What clients of Hugging Face put beside `inputs`."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+    top_k: int | None = None
+    function_to_apply: str | None = None
+
+
+class PredictRequest(msgspec.Struct, kw_only=True):
+    """A flat list of two texts is a pair; a batch is a list of lists of one or two."""
+
+    inputs: str | list[str | list[str]]
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    raw_scores: bool = False
+    parameters: Parameters | None = None
+
+
+class Sentences(msgspec.Struct, kw_only=True):
+    """One text and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityRequest(msgspec.Struct, kw_only=True):
+    """The cosines of one text to others."""
+
+    inputs: Sentences
+    parameters: Parameters | None = None
+
+
+class Rank(msgspec.Struct, kw_only=True):
+    """`index` in `texts`; best first."""
+
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """A label and how well it fits."""
+
+    score: float
+    label: str
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """What TEI says of itself."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+def has_texts(body: bytes) -> bool:
+    """Whether a body for `/rerank` is of TEI's form."""
+    if b'"texts"' not in body:
+        return False
+    try:
+        found = msgspec.json.decode(body, type=_Peek)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.texts is not msgspec.UNSET and found.documents is msgspec.UNSET
+
+
+class _Peek(msgspec.Struct):
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    documents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def embed(received: Received) -> Question:
+    """`/embed`: dense vectors, normalised unless told otherwise."""
+    request = read(EmbedRequest, received)
+    if request.encoding_format not in (None, "float"):
+        raise invalid("encoding_format must be float here; /v1/embeddings answers base64", "encoding_format")
+    message, fields = _encode(received, request, pb.REPRESENTATION_DENSE)
+    message.normalize = request.normalize is not False
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        rows = dense_rows(reply.dense)
+        body = joined(len(rows), per_piece(rows.shape[1]), b"[", lambda first, last: json_of(rows[first:last])[1:-1], b"]")
+        return Answer(body, headers=_timed(reply.timings, reply.usage, message))
+
+    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+
+
+def embed_sparse(received: Received) -> Question:
+    """`/embed_sparse`."""
+    request = read(EmbedRequest, received)
+    message, fields = _encode(received, request, pb.REPRESENTATION_SPARSE)
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        matrix = decoded(codec.sparse, reply.sparse)
+        rows = [
+            [{"index": column, "value": value} for column, value in zip(columns.tolist(), weights, strict=True)]
+            for columns, weights in matrix
+        ]
+        return Answer(json_of(rows), headers=_timed(reply.timings, reply.usage, message))
+
+    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+
+
+def embed_all(received: Received) -> Question:
+    """`/embed_all`: a vector a token, of models that are made for it. TEI gives the last hidden states of any model."""
+    request = read(EmbedRequest, received)
+    message, fields = _encode(received, request, pb.REPRESENTATION_MULTI_VECTOR)
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        ragged = decoded(codec.ragged, reply.multi_vector)
+
+        def pieces() -> Iterator[bytes]:
+            yield b"["
+            for index in range(len(ragged)):
+                yield (b"," if index else b"") + json_of(np.ascontiguousarray(ragged[index], np.float32))
+            yield b"]"
+
+        return Answer(pieces(), headers=_timed(reply.timings, reply.usage, message))
+
+    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+
+
+def rerank(received: Received) -> Question:
+    """`/rerank` with `texts`."""
+    request = read(RankRequest, received)
+    named = _named(received, "rerank")
+    message = pb.ScoreRequest(
+        model=named.model,
+        query=text_item(request.query, "query"),
+        documents=[text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)],
+        scale=pb.SCORE_SCALE_LOGIT if request.raw_scores else pb.SCORE_SCALE_PROBABILITY,
+        truncation=_truncation(request.truncate, request.truncation_direction),
+        adapter=named.adapter,
+    )
+
+    def answer(reply: pb.ScoreResponse) -> Answer:
+        scores = decoded(codec.score_result, reply)
+        ranks: list[dict[str, Any]] = [{"index": int(index), "score": scores.scores[index]} for index in scores.ranking]
+        if request.return_text:
+            for rank in ranks:
+                rank["text"] = request.texts[rank["index"]]
+        return Answer(json_of(ranks), headers=_timed(reply.timings, reply.usage, message))
+
+    fields = (*item_fields("documents", "texts"), (r"query\.text", "query"))
+    return Question(SCORE, message, answer, fields=fields, dialect=TEI)
+
+
+def predict(received: Received) -> Question:
+    """`/predict`: the labels of a classifier, or the score of pairs with one text in common."""
+    request = read(PredictRequest, received)
+    if request.raw_scores:
+        raise invalid("raw_scores are not supported: labels have probabilities", "raw_scores")
+    if request.parameters is not None and request.parameters.function_to_apply not in (None, "sigmoid", "softmax"):
+        raise invalid("parameters.function_to_apply must be sigmoid or softmax, or be left out", "parameters.function_to_apply")
+    named = _named(received, "predict")
+    texts, is_batch, is_pair = _predicted(request.inputs)
+    truncation = _truncation(request.truncate, request.truncation_direction)
+    if is_pair:
+        return _pairs(named, texts, truncation, is_batch)
+    message = pb.ExtractRequest(
+        model=named.model,
+        items=[text_item(one[0], "inputs") for one in texts],
+        classify=pb.ClassifyTask(),
+        truncation=truncation,
+        adapter=named.adapter,
+    )
+    function = request.parameters.function_to_apply if request.parameters is not None else None
+    if function is not None:
+        message.classify.multi_label = function == "sigmoid"
+    most = request.parameters.top_k if request.parameters is not None else None
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        found = [[{"score": label.score, "label": label.label} for label in result.labels[:most]] for result in reply.results]
+        # huggingface_hub's client, which alone sends parameters, takes the first of a list of lists.
+        content: object = found if is_batch or request.parameters is not None else found[0]
+        return Answer(json_of(content), headers=_timed(reply.timings, reply.usage, message))
+
+    fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
+    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+
+
+def similarity(received: Received) -> Question:
+    """`/similarity`: cosines of one text to others."""
+    request = read(SimilarityRequest, received)
+    named = _named(received, "embed")
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    parameters = request.parameters or Parameters()
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=[text_item(text, "inputs") for text in texts],
+        representations=[pb.REPRESENTATION_DENSE],
+        role=role_of(named, prompt_name=parameters.prompt_name),
+        truncation=_truncation(parameters.truncate, parameters.truncation_direction),
+        normalize=True,
+        adapter=named.adapter,
+    )
+    if len(texts) < 2:
+        raise invalid("inputs.sentences is empty", "inputs.sentences")
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        rows = dense_rows(reply.dense)
+        cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
+        return Answer(json_of(cosines), headers=_timed(reply.timings, reply.usage, message))
+
+    fields = ((r"items\[0\](?:\.text)?", "inputs.source_sentence"), (r"items\[\d+\](?:\.text)?", "inputs.sentences"))
+    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+
+
+def info(received: Received) -> Question:
+    """`/info`."""
+    named = _named(received, "embed")
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        card = reply.model.card
+        labels = {str(index): label for index, label in enumerate(card.labels)}
+        classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
+        kind: dict[str, Any] = {"embedding": {"pooling": "mean"}}
+        if models_pb2.TASK_ENCODE not in card.tasks:
+            kind = {"classifier" if models_pb2.TASK_CLASSIFY in card.tasks else "reranker": classes}
+        content = {
+            "model_id": named.model,
+            "model_sha": card.revision or None,
+            "model_dtype": card.data_type or "float32",
+            "model_type": kind,
+            "max_concurrent_requests": 10_000,
+            "max_input_length": card.max_tokens,
+            "max_batch_tokens": max(16_384, card.max_tokens),
+            "max_client_batch_size": 10_000,
+            "auto_truncate": True,
+            "tokenization_workers": 1,
+            "version": "1.9.3",
+            "sha": None,
+            "docker_label": None,
+        }
+        return Answer(json_of(content))
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
+
+
+def by_task(received: Received) -> Question:
+    """`POST` of the base URL itself, as huggingface_hub does: the model's task says which of the others is meant, unless the body
+    does."""
+    found = read(_Hosted, received)
+    if found.query is not msgspec.UNSET:
+        return rerank(received)
+    if bytes(found.inputs)[:1] == b"{":
+        return similarity(received)
+    named = _named(received, "embed")
+
+    def answer(reply: models_pb2.GetModelResponse) -> Question:
+        card = reply.model.card
+        if models_pb2.TASK_ENCODE in card.tasks:
+            return embed_sparse(received) if list(card.representations) == [pb.REPRESENTATION_SPARSE] else embed(received)
+        return predict(received)
+
+    return Question(
+        GET_MODEL,
+        models_pb2.GetModelRequest(model=named.model),
+        answer,
+        otherwise=lambda problem: embed(received) if problem.reason == "MODEL_NOT_FOUND" else None,
+        dialect=TEI,
+    )
+
+
+class _Hosted(msgspec.Struct, kw_only=True):
+    inputs: msgspec.Raw = msgspec.Raw(b"null")
+    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def embeddings(received: Received) -> Question:
+    """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
+    try:
+        body = msgspec.json.decode(received.body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return openai.embeddings(received)  # it says what is wrong
+    body["model"] = msgspec.Raw(json_of(received.model))
+    again = Received(msgspec.json.encode(body), received.names, "", received.content_type, received.accept, received.request_id)
+    return openai.embeddings(again)
+
+
+def health(received: Received) -> Answer:
+    """`/health` below a prefix or at a door: this process answers."""
+    return Answer(b"")
+
+
+def _named(received: Received, default: str) -> Target:
+    return named_or_default(received, received.model, default)
+
+
+def _encode(
+    received: Received, request: EmbedRequest, form: pb.Representation
+) -> tuple[pb.EncodeRequest, tuple[tuple[str, str], ...]]:
+    named = _named(received, "embed")
+    given = request.inputs
+    texts = [given] if isinstance(given, str) else given
+    items = []
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise invalid("inputs are token ids, which mean something only with the model's own tokenizer: send texts", "inputs")
+        items.append(text_item(text, f"inputs[{index}]"))
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=items,
+        representations=[form],
+        role=role_of(named, prompt_name=request.prompt_name),
+        dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
+        truncation=_truncation(request.truncate, request.truncation_direction),
+        adapter=named.adapter,
+    )
+    return message, single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
+
+
+def _truncation(truncate: bool | None, side: str | None) -> pb.Truncation:
+    if side is not None and side.lower() not in ("left", "right"):
+        raise invalid(f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction")
+    return truncation_of(truncate, "truncate", side=side)
+
+
+def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
+    """The texts, each a list of one or two; whether they are a batch, and whether they are pairs. Raises Problem."""
+    if isinstance(inputs, str):
+        return [[inputs]], False, False
+    if inputs and all(isinstance(one, str) for one in inputs):
+        texts = [str(one) for one in inputs]
+        if len(texts) > 2:
+            raise invalid("inputs has more than two texts, which is no pair: a batch is a list of lists", "inputs")
+        return [texts], False, len(texts) == 2
+    found = [[one] if isinstance(one, str) else one for one in inputs]
+    lengths = {len(one) for one in found}
+    if lengths == {1}:
+        return found, True, False
+    if lengths == {2} and len({one[0] for one in found}) == 1:
+        return found, True, True
+    raise invalid("inputs must be texts, or pairs that have their first text in common, all of one kind and at least one", "inputs")
+
+
+def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_batch: bool) -> Question:
+    message = pb.ScoreRequest(
+        model=named.model,
+        query=text_item(pairs[0][0], "inputs"),
+        documents=[text_item(pair[1], "inputs") for pair in pairs],
+        scale=pb.SCORE_SCALE_PROBABILITY,
+        truncation=truncation,
+        adapter=named.adapter,
+    )
+
+    def answer(reply: pb.ScoreResponse) -> Answer:
+        scores = decoded(codec.score_result, reply).scores
+        found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
+        return Answer(json_of(found if is_batch else found[0]), headers=_timed(reply.timings, reply.usage, message))
+
+    return Question(SCORE, message, answer, fields=((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"),), dialect=TEI)
+
+
+def _timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:
+    """TEI's headers: milliseconds, characters and tokens."""
+    items = message.documents if isinstance(message, pb.ScoreRequest) else message.items
+    characters = sum(len(item.text) for item in items)
+    numbers: tuple[tuple[bytes, float], ...] = (
+        (b"x-compute-characters", characters),
+        (b"x-compute-tokens", usage.input_tokens),
+        (b"x-compute-time", timings.total_seconds * 1000),
+        (b"x-total-time", timings.total_seconds * 1000),
+        (b"x-tokenization-time", timings.prepare_seconds * 1000),
+        (b"x-queue-time", (timings.queue_seconds + timings.wait_seconds) * 1000),
+        (b"x-inference-time", timings.forward_seconds * 1000),
+    )
+    return tuple((name, b"%d" % round(number)) for name, number in numbers)
+
+
+_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, Any], ...]] = (
+    ("embed", embed, "Turns texts into vectors", EmbedRequest, list[list[float]]),
+    ("embed_sparse", embed_sparse, "Turns texts into sparse vectors", EmbedRequest, None),
+    ("embed_all", embed_all, "Turns texts into a vector a token", EmbedRequest, list[list[list[float]]]),
+    ("predict", predict, "Says which labels fit texts", PredictRequest, None),
+    ("similarity", similarity, "Compares a text with others", SimilarityRequest, list[float]),
+)
+
+ROUTES: Final = (
+    *(
+        Route("POST", f"{start}/{name}", TEI, ask, summary, body, answer)
+        for name, ask, summary, body, answer in _POSTS
+        for start in ("/tei/{model}", "")
+    ),
+    # The bare /rerank is shared with others (rerank.py).
+    Route("POST", "/tei/{model}/rerank", TEI, rerank, "Orders texts by how well they answer a query", RankRequest, list[Rank]),
+    *(Route("GET", f"{start}/info", TEI, info, "Describes the model", answer=Info) for start in ("/tei/{model}", "")),
+    *(Route("GET", f"/tei/{{model}}/{name}", TEI, health, "This process answers") for name in ("health", "ping")),
+    *(
+        Route("POST", f"/tei/{{model}}/{name}", openai.OPENAI, embeddings, "OpenAI's form", openai.EmbeddingsRequest)
+        for name in ("v1/embeddings", "embeddings")
+    ),
+    *(
+        Route("POST", f"{start}/{{model}}", TEI, by_task, "By the model's task, as Hugging Face's inference")
+        for start in ("/tei", "/models")
+    ),
+    *(
+        Route("POST", f"/models/{{model}}/pipeline/{name}", TEI, ask, "Hugging Face's hosted inference", body)
+        for name, ask, body in (
+            ("feature-extraction", embed, EmbedRequest),
+            ("sentence-similarity", similarity, SimilarityRequest),
+            ("text-classification", predict, PredictRequest),
+        )
+    ),
+)

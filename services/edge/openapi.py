@@ -1,0 +1,56 @@
+"""The OpenAPI 3.1 document of a table of routes: schemas from the Structs by which bodies are read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from shoal.version import VERSION
+
+from services.edge.dialects.base import Route
+from services.edge.routes import MODEL
+
+_ERROR: Final = {
+    "description": "An error, in the form of the path's dialect. Retry-After and x-should-retry say whether to come back.",
+    "content": {"application/json": {"schema": {"type": "object"}}},
+}
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The document, as JSON can hold it."""
+    types: list[Any] = list(dict.fromkeys(kind for route in routes for kind in (route.body, route.answer) if kind is not None))
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(types, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Shoal over HTTP",
+            "version": VERSION,
+            "description": "Small models behind the wire formats that programs already speak (docs/http.md).",
+        },
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    identity = "".join(part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}").strip("_")
+    content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
+    operation: dict[str, Any] = {
+        "operationId": identity,
+        "summary": route.summary,
+        "tags": [route.dialect.name],
+        "responses": {"200": {"description": "The answer.", "content": {"application/json": content}}, "default": _ERROR},
+    }
+    if MODEL in route.path:
+        schema = {"type": "string"}
+        description = "A model id, org/name, with its slash as it is or as %2F; or an alias."
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema, "description": description}]
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[route.body]}}}
+    return operation

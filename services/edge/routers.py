@@ -1,0 +1,80 @@
+"""The gRPC side of the edge: one channel to each router address, and failover for what no router has taken.
+
+Requests go as bytes that are made beforehand, answers come as messages of protobuf. Nothing is repeated that a router has taken:
+clients of HTTP repeat by themselves, and two layers of retries multiply an overload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from shoal.errors import CannotConnect, Draining, ShoalError
+from shoal.transport.addresses import Addresses
+from shoal.transport.aio import AsyncTransport
+from shoal.transport.methods import HEALTH, LIST_MODELS, Method
+from shoal.transport.trust import Tls
+from shoal.transport.wire import Metadata
+from shoal.v1 import models_pb2
+
+INFERENCE: Final = "shoal.v1.InferenceService"
+LOOK_SECONDS: Final = 2.0
+
+R = TypeVar("R")
+
+
+class Routers:
+    """The routers of one edge. A call goes to the address that answered last."""
+
+    def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
+        self._addresses = Addresses(tuple(addresses))
+        self._transport = AsyncTransport(tls)
+        # The state: the methods that take bytes, by path.
+        self._methods: dict[str, Method[bytes, Any]] = {}
+
+    async def __aenter__(self) -> Routers:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._transport.close()
+
+    async def ask(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> R:
+        """The reply to a serialised request. Cancelling the task cancels the call. Raises shoal.errors.ShoalError."""
+        as_bytes = self._methods.get(method.path)
+        if as_bytes is None:
+            as_bytes = self._methods[method.path] = Method(method.path, bytes, method.parse)
+        tries = max(2, len(self._addresses))
+        while True:
+            address = self._addresses.current
+            tries -= 1
+            try:
+                reply: R = await self._transport.send(address, as_bytes, body, timeout=seconds, metadata=metadata)
+                return reply
+            except (CannotConnect, Draining) as error:
+                self._addresses.failed(address)
+                is_taken = isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
+                if is_taken or tries <= 0:
+                    raise
+
+    async def is_serving(self) -> bool:
+        """Whether a router takes inference requests now."""
+        for _ in range(len(self._addresses)):
+            address = self._addresses.current
+            with suppress(ShoalError):
+                if await self._transport.send(address, HEALTH, INFERENCE, timeout=LOOK_SECONDS, metadata=()):
+                    return True
+            self._addresses.failed(address)
+        return False
+
+    async def lets_everybody_in(self) -> bool:
+        """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where none can be asked."""
+        metadata = (("authorization", "Bearer nobody"), ("x-request-id", "edge-asks-whether-routers-authenticate"))
+        try:
+            await self.ask(LIST_MODELS, models_pb2.ListModelsRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
+        except ShoalError as error:
+            if error.code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+                return False
+            raise
+        return True

@@ -1,0 +1,61 @@
+"""The table of routes: which dialect answers which method and path. Pure.
+
+`{model}` in a path stands for the rest, slashes included, because model ids have one: paths are matched as the server has decoded
+them (`%2F` is a slash). To add a dialect, add its module's ROUTES here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from services.edge.dialects import models, openai, rerank, sie, tei
+from services.edge.dialects.base import Dialect, Problem, Route
+
+MODEL: Final = "{model}"
+ROUTES: Final[tuple[Route, ...]] = (*openai.ROUTES, *rerank.ROUTES, *sie.ROUTES, *tei.ROUTES, *models.ROUTES)
+DEFAULT: Final[Dialect] = openai.OPENAI
+"""Whose errors are told where no route is."""
+
+
+class Table:
+    """Finds the route of a request. A path without `{model}` comes before one with it, and of those the longest first."""
+
+    def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
+        self.routes: Sequence[Route] = tuple(routes)
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._open: list[tuple[str, str, dict[str, Route]]] = []
+        for route in self.routes:
+            self._methods(route.path).setdefault(route.method, route)
+        self._open.sort(key=lambda row: -len(row[0]) - len(row[1]))
+
+    def find(self, method: str, path: str) -> tuple[Route, str]:
+        """The route, and what `{model}` stands for. Raises Problem NO_SUCH_ROUTE, or WRONG_METHOD with the methods in its
+        `field`."""
+        methods, model = self._match(path)
+        if methods is None:
+            raise Problem("NO_SUCH_ROUTE", f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is")
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            raise Problem("WRONG_METHOD", f"{path[:200]} takes {allowed}, not {method}", field=allowed)
+        return route, model
+
+    def _match(self, path: str) -> tuple[dict[str, Route] | None, str]:
+        found = self._exact.get(path) or self._exact.get(path.rstrip("/"))
+        if found is not None:
+            return found, ""
+        for start, end, methods in self._open:
+            if path.startswith(start) and path.endswith(end) and len(path) > len(start) + len(end):
+                return methods, path[len(start) : len(path) - len(end)]
+        return None, ""
+
+    def _methods(self, path: str) -> dict[str, Route]:
+        if MODEL not in path:
+            return self._exact.setdefault(path, {})
+        start, _, end = path.partition(MODEL)
+        for known_start, known_end, methods in self._open:
+            if (known_start, known_end) == (start, end):
+                return methods
+        self._open.append((start, end, {}))
+        return self._open[-1][2]

@@ -1,0 +1,317 @@
+"""The HTTP server: uvicorn's protocol on httptools, with what it lacks: timers for slow heads, bounded heads and connections,
+cancellation when a client leaves, certificates that are read again, and our way of draining.
+
+A connection's state is uvicorn's; the application is any ASGI application. `Connection` is in the scope's state, under CONNECTION.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from asyncio import TimerHandle
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import partial
+from typing import Any, Final, cast
+
+from uvicorn import Config
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from libs.errors import InvalidInput, NoCapacity
+from libs.serving.security.tls import TlsFiles
+from libs.serving.watched import Watched
+from libs.telemetry.exposition import parse_address
+from libs.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+# Its warnings about clients that speak no HTTP would let strangers fill the log.
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+CONNECTION: Final = "connection"
+HEAD_BYTES: Final = 64 << 10
+"""The most bytes of a request's line and headers."""
+_LARGE_HEAD: Final = b"the request's headers are too large"
+LINGER_SECONDS: Final = 5.0
+"""How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
+the client has read the answer."""
+HANDSHAKE_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 1.0
+"""How often certificates are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`connections`: at most so many at a time. Times in seconds."""
+
+    connections: int = 10_000
+    header_seconds: float = 10.0
+    idle_seconds: float = 75.0
+
+
+class Connection(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, config: Config, state: ServerState, limits: Limits) -> None:
+        super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
+        self.app_state = {CONNECTION: self}
+        self._limits = limits
+        # The state: requests that are being answered, the timer of the head or of the rest, bytes of the head (read so far, and as
+        # they came while its end had not), and what is being read.
+        self._answering: set[asyncio.Task[object]] = set()
+        self._timer: TimerHandle | None = None
+        self._head_bytes = 0
+        self._unfinished_bytes = 0
+        self._reads_head = False
+        self._reads_body = False
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """The current task is cancelled if the client leaves within this context."""
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._answering.add(task)
+        try:
+            yield
+        finally:
+            self._answering.discard(task)
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The client's, which the handshake has checked; None if it presented none."""
+        tls = self.transport.get_extra_info("ssl_object")
+        return tls.getpeercert() if tls is not None else None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            self._refuse(503, b"this server has as many connections as it takes; another one may")
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+        for task in self._answering:
+            task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._reads_head:
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > HEAD_BYTES:
+                self._refuse(431, _LARGE_HEAD)
+
+    def on_message_begin(self) -> None:
+        self._reads_head, self._head_bytes, self._unfinished_bytes = True, 0, 0
+        if self._timer is None:
+            self._expect_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        if self._head_bytes > HEAD_BYTES:
+            self._refuse(431, _LARGE_HEAD)
+        if self.transport.is_closing():
+            return
+        self._reads_head, self._reads_body = False, True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._reads_body = False
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and self.cycle.response_complete:
+            self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._reads_body and not self.transport.is_closing():
+            self._stop_timer()
+            self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, b"this is not an HTTP request")
+
+    def _expect_head(self) -> None:
+        self._timer = self.loop.call_later(self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status: int, message: bytes) -> None:
+        """Answers what is no request yet, in all dialects' form, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        body = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},"message":"%b","detail":"%b"}'
+        body = body % (message, message, message)
+        head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+
+class Server:
+    """A listening server; `address` has the port that was really bound."""
+
+    def __init__(self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits) -> None:
+        self.address = ""
+        self._limits = limits
+        self._state = ServerState()
+        self._config = Config(
+            cast(ASGI3Application, application),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=cast(int, limits.idle_seconds),
+        )
+        self._config.load()
+        # The state: the socket, and what accepts connections on it.
+        self._socket: socket.socket | None = None
+        self._listener: asyncio.Server | None = None
+        self._is_draining = False
+
+    @property
+    def connections(self) -> int:
+        return len(self._state.connections)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    async def start(self, address: str, tls: TlsFiles | None) -> None:
+        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
+        host, port = parse_address(address)
+        context = context_of(tls) if tls is not None else None
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, name = found[0]
+            self._socket = socket.socket(family, kind, protocol)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(name)
+        except OSError as error:
+            if self._socket is not None:
+                self._socket.close()
+            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        self._tell_time()
+        await self._listen(context)
+        self.address = f"{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
+        log.info("listening", extra=fields({"address": self.address, "tls": tls is not None}))
+
+    async def keep(self, tls: TlsFiles | None) -> None:
+        """Tells the time to clients, and listens with renewed certificates, for ever."""
+        watched = Watched(_paths(tls), partial(context_of, tls)) if tls is not None else None
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._tell_time()
+            if watched is not None and await asyncio.to_thread(watched.look):
+                await self._listen(watched.content)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Closes idle connections and accepts no more; waits for requests in flight, at most `grace_seconds`, and cuts the rest."""
+        self._is_draining = True
+        log.info("draining", extra=fields({"grace_seconds": grace_seconds}))
+        if self._listener is not None:
+            self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                while tasks := list(self._state.tasks):
+                    await asyncio.wait(tasks)
+        except TimeoutError:
+            log.warning("requests were cut off at the end of the grace time")
+        for task in list(self._state.tasks):
+            task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.close()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=1.0)
+        log.info("stopped", extra=fields({"address": self.address}))
+
+    async def _listen(self, context: ssl.SSLContext | None) -> None:
+        """New connections come with this context; those that there are go on."""
+        if self._socket is None:
+            return
+        before = self._listener
+        self._listener = await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._config, self._state, self._limits),
+            sock=self._socket.dup(),
+            ssl=context,
+            backlog=2048,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
+        )
+        if before is not None:
+            before.close()
+
+    def _tell_time(self) -> None:
+        self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+
+
+@asynccontextmanager
+async def serving_http(
+    address: str,
+    application: Callable[[Any, Any, Any], Awaitable[None]],
+    limits: Limits,
+    tls: TlsFiles | None,
+    *,
+    grace_seconds: float,
+) -> AsyncIterator[Server]:
+    """Serves until the context ends, then drains. Raises NoCapacity, InvalidInput."""
+    server = Server(application, limits)
+    await server.start(address, tls)
+    keeping = asyncio.create_task(server.keep(tls))
+    try:
+        yield server
+    finally:
+        await server.drain(grace_seconds)
+        keeping.cancel()
+
+
+def context_of(tls: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 and newer by the files as they are now. Raises InvalidInput naming variable and file."""
+    tls.read()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{tls.cert} (SHOAL_TLS_CERT) cannot be used: {error}", field="SHOAL_TLS_CERT") from error
+    return context
+
+
+def _paths(tls: TlsFiles) -> list[Any]:
+    return [path for path in (tls.cert, tls.key, tls.client_ca) if path is not None]

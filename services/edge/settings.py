@@ -1,0 +1,195 @@
+"""An edge's configuration, read once from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.transport.addresses import is_local
+from shoal.transport.trust import Tls, tls_from
+
+from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, integer, number, random_id
+from libs.errors import InvalidInput
+from libs.serving import Security
+from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
+from libs.serving.watched import Watched
+from libs.telemetry.exposition import parse_address
+from services.edge.aliases import watch_aliases
+from services.edge.dialects.names import Names
+
+_ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Configuration of one edge process. Times in seconds, sizes in bytes."""
+
+    edge_id: str
+    address: str = "127.0.0.1:8080"
+    security: Security = field(default_factory=Security)
+    """TLS towards callers: SHOAL_TLS_CERT, SHOAL_TLS_KEY, and SHOAL_TLS_CLIENT_CA where they must present certificates. Tokens are
+    passed on: routers check them."""
+    routers: tuple[str, ...] = ("127.0.0.1:50051",)
+    routers_tls: Tls | None = None
+    """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME."""
+    aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
+    metrics_address: str = ""
+    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
+    body_bytes: int = 64 << 20
+    """The most bytes of a request's body."""
+    in_flight_bytes: int = 512 << 20
+    """Memory that the bodies of requests in flight may take; beyond it, new ones are refused with QUEUE_FULL."""
+    connections: int = 10_000
+    header_seconds: float = 10.0
+    """How long a request's head may take to arrive."""
+    body_seconds: float = 60.0
+    """How long a request's body may take to arrive."""
+    idle_seconds: float = 75.0
+    """How long a connection may be idle: longer than the load balancer's idle timeout (60 s at most of them), or clients see
+    resets."""
+    deadline_seconds: float = 60.0
+    """For requests that name none."""
+    longest_deadline_seconds: float = 600.0
+    grace_seconds: float = 25.0
+    """How long requests in flight may take after SIGTERM."""
+    log_level: LogLevel = "INFO"
+
+    def __post_init__(self) -> None:
+        check_name(self.edge_id, "SHOAL_EDGE_ID")
+        _check_address(self.address)
+        check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "host:port, or several of them with commas")
+        check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
+        check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
+        check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
+        for seconds, name in (
+            (self.header_seconds, "SHOAL_HTTP_HEADER_SECONDS"),
+            (self.body_seconds, "SHOAL_HTTP_BODY_SECONDS"),
+            (self.idle_seconds, "SHOAL_HTTP_IDLE_SECONDS"),
+        ):
+            check(0 < seconds <= 3600, name, "above 0, at most 3600")
+        check(0 < self.deadline_seconds <= self.longest_deadline_seconds, "SHOAL_DEADLINE_SECONDS", "above 0, at most the longest")
+        check(self.longest_deadline_seconds <= 86_400, "SHOAL_LONGEST_DEADLINE_SECONDS", "at most 86400")
+        check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
+        self._check_trust()
+
+    def _check_trust(self) -> None:
+        """Raises InvalidInput where credentials or texts would travel in clear text beyond this machine."""
+        if self.security.allow_insecure:
+            return
+        if not self.is_local and self.security.cert is None:
+            raise InvalidInput(
+                f"refusing to listen on {self.address}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
+                "SHOAL_ALLOW_INSECURE=1 if something else protects it",
+                field="SHOAL_ALLOW_INSECURE",
+            )
+        if self.routers_tls is None and not all(map(is_local, self.routers)):
+            raise InvalidInput(
+                f"refusing to pass tokens on to {', '.join(self.routers)} without TLS: set SHOAL_ROUTERS_CA, or "
+                "SHOAL_ALLOW_INSECURE=1 if something else protects that network",
+                field="SHOAL_ROUTERS_CA",
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.address)
+
+    @property
+    def vouches(self) -> bool:
+        """Whether routers take calls without a token for the edge's own, by its certificate."""
+        return self.routers_tls is not None and self.routers_tls.certificate_chain is not None
+
+    @property
+    def instance(self) -> str:
+        return self.edge_id
+
+    @staticmethod
+    def from_env(environ: Mapping[str, str]) -> Settings:
+        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
+        aliases = environ.get("SHOAL_ALIASES", "")
+        return Settings(
+            edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
+            address=environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
+            security=_security(environ),
+            routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
+            routers_tls=_routers_tls(environ),
+            aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
+            metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
+            body_bytes=integer(environ, "SHOAL_HTTP_BODY_BYTES", 64 << 20),
+            in_flight_bytes=integer(environ, "SHOAL_HTTP_IN_FLIGHT_BYTES", 512 << 20),
+            connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
+            header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
+            body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
+            idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
+            deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
+            longest_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
+            grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
+            log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
+        )
+
+    def describe(self) -> dict[str, str | float]:
+        """For the one log line at the start."""
+        security = self.security
+        return {
+            "edge_id": self.edge_id,
+            "address": self.address,
+            "tls": "none" if security.cert is None else "callers present certificates" if security.client_ca else "on",
+            "allow_insecure": security.allow_insecure,
+            "health_address": security.health_address,
+            "routers": ", ".join(self.routers),
+            "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
+            "aliases": len(self.aliases.content.aliases),
+            "metrics_address": self.metrics_address,
+            "body_bytes": self.body_bytes,
+            "in_flight_bytes": self.in_flight_bytes,
+            "connections": self.connections,
+            "header_seconds": self.header_seconds,
+            "body_seconds": self.body_seconds,
+            "idle_seconds": self.idle_seconds,
+            "deadline_seconds": self.deadline_seconds,
+            "longest_deadline_seconds": self.longest_deadline_seconds,
+            "grace_seconds": self.grace_seconds,
+        }
+
+
+def _security(environ: Mapping[str, str]) -> Security:
+    """Without SHOAL_TOKENS and SHOAL_JWKS: what callers send is checked by routers."""
+    allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
+    check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
+    cert, key, authorities = (environ.get(f"SHOAL_TLS_{name}", "") for name in ("CERT", "KEY", "CLIENT_CA"))
+    security = Security(
+        cert=Path(cert) if cert else None,
+        key=Path(key) if key else None,
+        client_ca=Path(authorities) if authorities else None,
+        trust_domain=environ.get("SHOAL_TRUST_DOMAIN") or DEFAULT_TRUST_DOMAIN,
+        allow_insecure=allow == "1",
+        health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
+    )
+    security.check_files()
+    return security
+
+
+def _check_address(address: str) -> None:
+    try:
+        parse_address(address)
+    except InvalidInput:
+        raise InvalidInput(f"SHOAL_HTTP_ADDRESS must be host:port, not {address!r}", field="SHOAL_HTTP_ADDRESS") from None
+
+
+def _routers_tls(environ: Mapping[str, str]) -> Tls | None:
+    """As a worker's SHOAL_TLS…, by the names SHOAL_ROUTERS_…: SHOAL_TLS… are those of the edge as a server."""
+    renamed = {
+        name.replace("SHOAL_ROUTERS_TLS", "SHOAL_TLS").replace("SHOAL_ROUTERS_", "SHOAL_TLS_"): name for name in _ROUTERS_TLS
+    }
+    try:
+        tls = tls_from({ours: environ.get(theirs, "") for ours, theirs in renamed.items()})
+        if tls is not None:
+            tls.read()
+    except ValueError as error:
+        message = str(error)
+        for ours, theirs in renamed.items():
+            if ours != "SHOAL_TLS":
+                message = message.replace(ours, theirs)
+        raise InvalidInput(message, field="SHOAL_ROUTERS_CA") from None
+    return tls

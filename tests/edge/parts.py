@@ -1,0 +1,232 @@
+"""A router's face for tests of the edge: a real gRPC server, with answers that a test chooses; and HTTP as bytes on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
+
+from libs.errors import ModelNotFound
+from libs.serving import Security, Service, current_call, serving
+from libs.serving.calls.call import Call
+from services.edge.app import running
+from services.edge.settings import Settings
+
+MODEL = "org/model"
+WIDTH = 8
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def vectors(count: int, width: int = WIDTH) -> np.ndarray:
+    """[count, width] float32; the numbers of the answers below."""
+    return np.random.default_rng(7).standard_normal((count, width)).astype(np.float32)
+
+
+def dense(rows: np.ndarray) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.astype("<f4").tobytes())
+
+
+@dataclass
+class Script:
+    """What a router answers, and what it was asked. `act`: called before each answer; may wait or raise a ShoalError."""
+
+    act: Callable[[], Awaitable[None]] | None = None
+    encode: Callable[[pb.EncodeRequest], pb.EncodeResponse] | None = None
+    score: Callable[[pb.ScoreRequest], pb.ScoreResponse] | None = None
+    extract: Callable[[pb.ExtractRequest], pb.ExtractResponse] | None = None
+    models: list[models_pb2.Model] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    metadata: list[Mapping[str, str]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def note(self, request: Any, context: Context) -> None:
+        self.requests.append(request)
+        self.calls.append(current_call())
+        self.metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
+        self.seconds.append(context.time_remaining() or 0.0)
+        if self.act is not None:
+            try:
+                await self.act()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+
+class Inference(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
+        await self.script.note(request, context)
+        if self.script.encode is not None:
+            return self.script.encode(request)
+        return pb.EncodeResponse(dense=dense(vectors(len(request.items))), usage=pb.Usage(input_tokens=5))
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        await self.script.note(request, context)
+        if self.script.score is not None:
+            return self.script.score(request)
+        scores = np.linspace(0.1, 0.9, len(request.documents), dtype=np.float32)
+        best = list(range(len(scores)))[::-1][: request.top_n or len(scores)]
+        return pb.ScoreResponse(
+            scores=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes()),
+            ranking=best,
+            usage=pb.Usage(input_tokens=9),
+            model_revision="r1",
+        )
+
+    async def Extract(self, request: pb.ExtractRequest, context: Context) -> pb.ExtractResponse:
+        await self.script.note(request, context)
+        assert self.script.extract is not None
+        return self.script.extract(request)
+
+    async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
+        yield pb.EncodeResponse()
+        raise NotImplementedError
+
+
+class Models(models_pb2_grpc.ModelServiceServicer):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def ListModels(self, request: models_pb2.ListModelsRequest, context: Context) -> models_pb2.ListModelsResponse:
+        await self.script.note(request, context)
+        return models_pb2.ListModelsResponse(models=self.script.models)
+
+    async def GetModel(self, request: models_pb2.GetModelRequest, context: Context) -> models_pb2.GetModelResponse:
+        await self.script.note(request, context)
+        for model in self.script.models:
+            if model.model == request.model:
+                return models_pb2.GetModelResponse(model=model)
+        raise ModelNotFound(f"no worker knows {request.model}", field="model")
+
+    async def LoadModel(self, request: models_pb2.LoadModelRequest, context: Context) -> models_pb2.LoadModelResponse:
+        raise NotImplementedError
+
+    async def EvictModel(self, request: models_pb2.EvictModelRequest, context: Context) -> models_pb2.EvictModelResponse:
+        raise NotImplementedError
+
+    async def PinModel(self, request: models_pb2.PinModelRequest, context: Context) -> models_pb2.PinModelResponse:
+        raise NotImplementedError
+
+
+def card(model: str = MODEL, **more: Any) -> models_pb2.Model:
+    """A resident model that encodes."""
+    values: dict[str, Any] = {
+        "tasks": [models_pb2.TASK_ENCODE],
+        "representations": [pb.REPRESENTATION_DENSE],
+        "dimensions": WIDTH,
+        "max_tokens": 256,
+    }
+    kind = models_pb2.ModelCard(model=model, **(values | more))
+    return models_pb2.Model(model=model, state=models_pb2.MODEL_STATE_RESIDENT, card=kind)
+
+
+@asynccontextmanager
+async def routing(script: Script, security: Security | None = None) -> AsyncIterator[str]:
+    """A router's services at the yielded address."""
+    services = [
+        Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script))),
+        Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, Models(script))),
+    ]
+    async with serving("127.0.0.1:0", services, security=security, grace_seconds=0.1) as server:
+        await server.set_health(True)
+        yield server.address
+
+
+@asynccontextmanager
+async def edge(script: Script, security: Security | None = None, **settings: Any) -> AsyncIterator[Http]:
+    """An edge before such a router; yields how to speak to it."""
+    async with routing(script, security) as router:
+        given = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=5.0)
+        async with running(replace(given, **settings)) as address:
+            yield Http(address)
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Http:
+    """HTTP/1.1 as bytes: one connection a request, so that nothing stands between a test and the edge."""
+
+    address: str
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.address.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.send("GET", path, b"", headers)
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.send("POST", path, content, {"content_type": "application/json", **headers})
+
+    async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        reader, writer = await self.open()
+        try:
+            writer.write(head(method, path, {"content-length": str(len(body)), **headers}) + body)
+            return await read_reply(reader, method)
+        finally:
+            writer.close()
+
+
+def head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", "host: test", *(f"{name}: {value}" for name, value in named.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
+    text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    status, *lines = text.strip().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if method == "HEAD":
+        return Reply(int(status.split()[1]), headers, b"")
+    if headers.get("transfer-encoding") == "chunked":
+        parts = []
+        while size := int(await reader.readline(), 16):
+            parts.append(await reader.readexactly(size))
+            await reader.readline()
+        await reader.readline()
+        return Reply(int(status.split()[1]), headers, b"".join(parts))
+    return Reply(int(status.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+def scores(*values: float) -> pb.ScoreResponse:
+    """The answer with these scores, all documents ranked."""
+    array = np.array(values, np.float32)
+    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes())
+    return pb.ScoreResponse(scores=tensor, ranking=np.argsort(-array, kind="stable").tolist(), usage=pb.Usage(input_tokens=9))
+
+
+def sparse(*rows: Mapping[int, float], columns: int = 100) -> tensor_pb2.SparseMatrix:
+    indices = np.array([column for row in rows for column in row], "<u4")
+    values = np.array([value for row in rows for value in row.values()], "<f4")
+    offsets = np.cumsum([0, *map(len, rows)]).tolist()
+    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=values.shape, data=values.tobytes())
+    return tensor_pb2.SparseMatrix(columns=columns, offsets=offsets, indices=indices.tobytes(), values=tensor)
+
+
+def ragged(*rows: np.ndarray) -> tensor_pb2.Ragged:
+    return tensor_pb2.Ragged(values=dense(np.concatenate(rows)), offsets=np.cumsum([0, *map(len, rows)]).tolist())

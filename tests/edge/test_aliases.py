@@ -1,0 +1,114 @@
+"""The file of aliases, and the edge's settings."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from libs.errors import InvalidInput
+from services.edge.aliases import read_aliases, watch_aliases
+from services.edge.dialects.names import Names, Target
+from services.edge.settings import Settings
+from tests.edge.parts import MODEL, Script, edge
+
+FILE = """
+aliases:
+  text-embedding-3-small: {model: org/model, role: query, dimensions: 4}
+  rerank: org/ranker
+"""
+
+
+def test_aliases_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "aliases.yaml"
+    path.write_text(FILE)
+    assert read_aliases(path).aliases == {
+        "text-embedding-3-small": Target("org/model", "query", 4),
+        "rerank": Target("org/ranker"),
+    }
+
+
+def test_names() -> None:
+    names = Names({"e5": Target("org/e5", "document", 3)})
+    assert names.find("org/model") == Target("org/model")
+    assert names.find("org/model@v1") == Target("org/model@v1")
+    assert names.find("e5:query") == Target("org/e5", "query", 3)
+    for unknown in ("", "gpt-4", "a/b/c", "../etc", "org/model:fast", ":query", "e5:"):
+        assert names.find(unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a", "one key"),
+        ("other: {}", "one key"),
+        ("aliases: [a]", "one key"),
+        ("aliases: {a: {model: b}}", "org/name"),
+        ("aliases: {a: {model: o/m, role: both}}", "a.role"),
+        ("aliases: {a: {model: o/m, dimensions: -1}}", "a.dimensions"),
+        ("aliases: {a: {model: o/m, dimensions: true}}", "a.dimensions"),
+        ("aliases: {a: {model: o/m, adapter: x}}", "a.adapter"),
+        ("aliases: {a: {model: o/m, colour: x}}", "a map with"),
+        ("aliases: {'a b': o/m}", "no name"),
+        ("aliases: {a: 3}", "a map with"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_faults_name_file_and_key(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "aliases.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=words) as caught:
+        read_aliases(path)
+    assert str(path) in caught.value.message
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_aliases(tmp_path / "missing")
+
+
+async def test_a_changed_file_is_read_by_a_running_edge(tmp_path: Path) -> None:
+    path = tmp_path / "aliases.yaml"
+    path.write_text(FILE)
+    script = Script()
+    async with edge(script, aliases=watch_aliases(path)) as http:
+        body = {"model": "text-embedding-3-small", "input": "a"}
+        assert (await http.post("/v1/embeddings", body)).json["model"] == "text-embedding-3-small"
+        assert (script.requests[0].model, script.requests[0].dimensions) == (MODEL, 4)
+        path.write_text("aliases: {new: org/other}")
+        os.utime(path, (time.time() - 5, time.time() - 5))
+        end = time.monotonic() + 10
+        while (await http.post("/v1/embeddings", body)).status != 404:
+            assert time.monotonic() < end
+        assert (await http.post("/v1/embeddings", body | {"model": "new"})).status == 200
+        listed = (await http.get("/v1/models")).json
+        assert [entry["id"] for entry in listed["data"]] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHOAL_EDGE_ID", "a b"),
+        ("SHOAL_HTTP_ADDRESS", "8080"),
+        ("SHOAL_ROUTERS", "a:1,,b:2"),
+        ("SHOAL_HTTP_BODY_BYTES", "10"),
+        ("SHOAL_HTTP_IN_FLIGHT_BYTES", "10"),
+        ("SHOAL_HTTP_CONNECTIONS", "0"),
+        ("SHOAL_HTTP_HEADER_SECONDS", "0"),
+        ("SHOAL_HTTP_BODY_SECONDS", "soon"),
+        ("SHOAL_HTTP_IDLE_SECONDS", "-1"),
+        ("SHOAL_DEADLINE_SECONDS", "0"),
+        ("SHOAL_LONGEST_DEADLINE_SECONDS", "1e9"),
+        ("SHOAL_GRACE_SECONDS", "-1"),
+        ("SHOAL_LOG_LEVEL", "LOUD"),
+        ("SHOAL_ALIASES", "/nowhere/aliases.yaml"),
+        ("SHOAL_ROUTERS_CA", "/nowhere/ca.pem"),
+    ],
+)
+def test_settings_name_the_variable(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Settings.from_env({name: value})
+    assert name in caught.value.message or name == caught.value.field
+
+
+def test_settings_describe_themselves() -> None:
+    assert Settings.from_env({"SHOAL_TOKENS": "/not/ours"}).describe()["routers"] == "127.0.0.1:50051"

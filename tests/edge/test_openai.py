@@ -1,0 +1,305 @@
+"""OpenAI's dialect: bytes in, a question for the mesh out, and its answer as bytes. No sockets."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import tensor_pb2
+
+from services.edge.dialects.base import Answer, Problem, Question, Received
+from services.edge.dialects.names import Names, Target
+from services.edge.dialects.openai import EmbeddingsAnswer, embeddings, error
+from tests.edge.parts import MODEL, dense, vectors
+
+ALIASES = Names({"text-embedding-3-small": Target("org/small", "query", 4, "org/adapter")})
+
+
+def ask(**body: Any) -> Question:
+    return asked(json.dumps({"model": MODEL, "input": "text", **body}).encode())
+
+
+def asked(body: bytes) -> Question:
+    return embeddings(Received(body, ALIASES))
+
+
+def content(answer: Answer | Question) -> Any:
+    assert isinstance(answer, Answer)
+    body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+    return json.loads(body)
+
+
+def reply(rows: np.ndarray) -> pb.EncodeResponse:
+    return pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7))
+
+
+def refused(**body: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        ask(**body)
+    return caught.value
+
+
+def test_one_text_and_many() -> None:
+    assert ask(input="one").message == pb.EncodeRequest(model=MODEL, items=[pb.Item(text="one")], truncation=pb.TRUNCATION_END)
+    assert [item.text for item in ask(input=["a", "b"]).message.items] == ["a", "b"]  # type: ignore[attr-defined]
+
+
+def test_floats_are_the_shortest_digits_of_float32() -> None:
+    rows = vectors(3)
+    told = content(ask(input=["a", "b", "c"]).answer(reply(rows)))
+    assert [entry["index"] for entry in told["data"]] == [0, 1, 2]
+    assert np.array_equal(np.array([entry["embedding"] for entry in told["data"]], np.float32), rows)
+    assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert told["model"] == MODEL
+    msgspec.convert(told, EmbeddingsAnswer)
+
+
+def test_base64_is_little_endian_float32() -> None:
+    rows = vectors(2)
+    told = content(ask(input=["a", "b"], encoding_format="base64").answer(reply(rows)))
+    found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
+    assert np.array_equal(found, rows)
+    msgspec.convert(told, EmbeddingsAnswer)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_a_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
+    rows = vectors(300, 1024)
+    answer = ask(input=["a"] * 300, encoding_format=encoding).answer(reply(rows))
+    assert isinstance(answer, Answer)
+    assert not isinstance(answer.body, bytes)
+    pieces = list(answer.body)
+    assert len(pieces) > 4
+    told = json.loads(b"".join(pieces))
+    if encoding == "float":
+        found = np.array([entry["embedding"] for entry in told["data"]], np.float32)
+    else:
+        found = np.stack([np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]])
+    assert np.array_equal(found, rows)
+
+
+def test_null_is_absent() -> None:
+    names = [name for name in EMBEDDINGS_FIELDS if name not in ("model", "input")]
+    assert ask(**dict.fromkeys(names)).message == ask().message
+
+
+EMBEDDINGS_FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "task", "prompt_name", "role",
+"embedding_type", "encoding_type", "normalized", "late_chunking", "truncate", "truncation", "output_dimension", "output_dtype",
+                     "normalize", "add_special_tokens", "truncate_prompt_tokens", "embed_dtype", "endianness", "messages",
+                     "instruction", "adapter", "pool", "priority", "user")  # fmt: skip
+
+
+def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
+    assert ask(user="somebody", extra={"deep": [1, {"a": None}]}, modality="text").message == ask().message
+
+
+@pytest.mark.parametrize(
+    ("field", "word", "role"),
+    [
+        ("input_type", "query", pb.ROLE_QUERY),
+        ("input_type", "search_document", pb.ROLE_DOCUMENT),
+        ("input_type", "classification", pb.ROLE_UNSPECIFIED),
+        ("task", "retrieval.query", pb.ROLE_QUERY),
+        ("task", "retrieval.passage", pb.ROLE_DOCUMENT),
+        ("prompt_name", "passage", pb.ROLE_DOCUMENT),
+        ("role", "query", pb.ROLE_QUERY),
+    ],
+)
+def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role) -> None:
+    assert ask(**{field: word}).message.role == role  # type: ignore[attr-defined]
+
+
+def test_an_alias_fixes_model_role_dimensions_and_adapter() -> None:
+    message: Any = ask(model="text-embedding-3-small").message
+    assert (message.model, message.role, message.dimensions, message.adapter) == ("org/small", pb.ROLE_QUERY, 4, "org/adapter")
+    message = ask(model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other").message
+    assert (message.role, message.dimensions, message.adapter) == (pb.ROLE_DOCUMENT, 2, "org/other")
+    told = content(ask(model="text-embedding-3-small").answer(reply(vectors(1))))
+    assert told["model"] == "text-embedding-3-small"
+
+
+def test_a_role_behind_the_models_name() -> None:
+    message: Any = ask(model=f"{MODEL}:query").message
+    assert (message.model, message.role) == (MODEL, pb.ROLE_QUERY)
+
+
+def test_options_of_ours_and_others() -> None:
+    message: Any = ask(
+        output_dimension=16, truncation=False, normalized=False, instruction="find", pool="l4", priority="bulk", adapter="org/a"
+    ).message
+    assert message == pb.EncodeRequest(
+        model=MODEL,
+        items=[pb.Item(text="text")],
+        dimensions=16,
+        truncation=pb.TRUNCATION_NONE,
+        normalize=False,
+        instruction="find",
+        pool="l4",
+        priority=pb.PRIORITY_BULK,
+        adapter="org/a",
+    )
+    assert ask(truncate="START").message.truncation == pb.TRUNCATION_START  # type: ignore[attr-defined]
+
+
+def test_bits_signed_and_unsigned() -> None:
+    rows = vectors(2, 16)
+    packed = np.packbits(rows > 0, axis=1)
+    stored = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BINARY, shape=rows.shape, data=packed.tobytes())
+    answer = pb.EncodeResponse(dense=stored)
+    asked = ask(input=["a", "b"], embedding_type=["binary", "ubinary"])
+    assert asked.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
+    told = content(asked.answer(answer))["data"]
+    signed = np.array([entry["embeddings"]["binary"] for entry in told])
+    unsigned = np.array([entry["embeddings"]["ubinary"] for entry in told])
+    assert np.array_equal(unsigned, packed)
+    assert np.array_equal(np.unpackbits((signed + 128).astype(np.uint8), axis=1), rows > 0)
+    voyage = content(ask(output_dtype="ubinary", encoding_format="base64").answer(answer))["data"]
+    assert base64.b64decode(voyage[0]["embedding"]) == packed[0].tobytes()
+
+
+def test_int8() -> None:
+    rows = np.array([[1, -127, 5]], np.int8)
+    tensor = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_INT8, shape=rows.shape, data=rows.tobytes(), scale=np.array([0.5], np.float32).tobytes()
+    )
+    told = content(ask(output_dtype="int8").answer(pb.EncodeResponse(dense=tensor)))
+    assert told["data"][0]["embedding"] == [1, -127, 5]
+
+
+def test_pictures_as_data_and_never_as_addresses() -> None:
+    picture = base64.b64encode(b"\x89PNG").decode()
+    for given in (f"data:image/png;base64,{picture}", picture):
+        message: Any = ask(input=[{"image": given}, {"text": "a"}]).message
+        assert (message.items[0].image.data, message.items[1].text) == (b"\x89PNG", "a")
+    for address in ("https://example.org/a.png", "file:///etc/passwd", "FTP://a/b"):
+        problem = refused(input=[{"image": address}])
+        assert problem.field == "input[0].image"
+        assert "not fetched" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        (b"", "", "no body"),
+        (b"{", "", "not JSON"),
+        (b"\xff", "", "not JSON"),
+        (b'{"model":"\xff","input":"a"}', "", "not JSON"),
+        (b"[]", "", "object"),
+        (b'{"model":"org/m","input":"a","x":' + b"[" * 5000 + b"]" * 5000 + b"}", "", "deep"),
+        (b'{"input":"a"}', "model", "model is required"),
+        (b'{"model":"org/m"}', "input", "input is required"),
+        (b'{"model":3,"input":"a"}', "model", "expected str"),
+        (b'{"model":"org/m","input":{}}', "input", "expected"),
+        (b'{"model":"org/m","input":["a",null]}', "input[1]", "expected"),
+        (b'{"model":"org/m","input":["a",[1.5]]}', "input[1][0]", "expected int"),
+        (b'{"model":"org/m","input":"a","dimensions":"8"}', "dimensions", "expected int"),
+    ],
+)
+def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) -> None:
+    with pytest.raises(Problem, match=words) as caught:
+        asked(body)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"input": [15339, 1917]}, "input"),
+        ({"input": [[15339], [87]]}, "input"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": -1}, "dimensions"),
+        ({"dimensions": 1 << 40}, "dimensions"),
+        ({"output_dimension": 0}, "output_dimension"),
+        ({"encoding_format": "bytes"}, "encoding_format"),
+        ({"embedding_type": "float7"}, "embedding_type"),
+        ({"embedding_type": ["float", "binary"]}, "embedding_type"),
+        ({"output_dtype": "uint8"}, "output_dtype"),
+        ({"input_type": "question"}, "input_type"),
+        ({"role": "query", "input_type": "document"}, "role"),
+        ({"task": "text-matching"}, "task"),
+        ({"late_chunking": True}, "late_chunking"),
+        ({"messages": []}, "messages"),
+        ({"endianness": "big"}, "endianness"),
+        ({"truncate": "MIDDLE"}, "truncate"),
+        ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"priority": "soon"}, "priority"),
+        ({"input": ["a", "\ud800"]}, ""),
+        ({"input": [{"text": "a", "image": "b"}]}, "input[0]"),
+        ({"input": [{"image": "not base64"}]}, "input[0].image"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+    problem = refused(**body)
+    assert (problem.status, problem.field) == (400, field)
+
+
+def test_token_ids_are_refused_with_the_cure() -> None:
+    assert "check_embedding_ctx_length=False" in refused(input=[[15339, 1917]]).message
+
+
+def test_names_that_can_be_no_models_are_not_found() -> None:
+    problem = refused(model="gpt-4o")
+    assert (problem.status, problem.reason, problem.field) == (404, "MODEL_NOT_FOUND", "model")
+    assert len(refused(model="x" * 100_000).message) < 500
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "message", "told"),
+    [
+        (["a", "b"], "items[1].text", "items[1].text is empty", "input[1] is empty"),
+        ("a", "items[0].text", "items[0].text is empty", "input is empty"),
+        (["a"], "items", "items is empty: 1..10,000 are allowed", "input is empty: 1..10,000 are allowed"),
+        (["a"], "dimensions", "dimensions is 900; the model has 384", "dimensions is 900; the model has 384"),
+    ],
+)
+def test_errors_of_the_router_are_told_in_the_callers_names(given: Any, field: str, message: str, told: str) -> None:
+    question = ask(input=given)
+    assert question.renamed(message) == told
+    assert question.renamed(field) in told
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "kind", "code"),
+    [
+        ("INVALID_INPUT", 400, "invalid_request_error", None),
+        ("INPUT_TOO_LONG", 400, "invalid_request_error", "context_length_exceeded"),
+        ("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key"),
+        ("PERMISSION_DENIED", 403, "permission_error", None),
+        ("MODEL_NOT_FOUND", 404, "invalid_request_error", "model_not_found"),
+        ("TOO_LARGE", 413, "invalid_request_error", None),
+        ("QUEUE_FULL", 429, "rate_limit_error", "rate_limit_exceeded"),
+        ("INTERNAL", 500, "server_error", None),
+        ("MODEL_LOAD_FAILED", 502, "server_error", None),
+        ("NO_CAPACITY", 503, "server_error", "overloaded"),
+        ("DEADLINE_PASSED", 504, "server_error", "timeout"),
+    ],
+)
+def test_errors_have_the_union_body(reason: str, status: int, kind: str, code: str | None) -> None:
+    answer = error(Problem(reason, "why", field="input"))
+    told = content(answer)
+    assert answer.status == status
+    assert told["error"] == {"message": "why", "type": kind, "param": "input", "code": code}
+    assert told["message"] == told["detail"] == "why"
+
+
+def test_retry_headers() -> None:
+    def headers(problem: Problem) -> dict[bytes, bytes]:
+        return dict(error(problem).headers)
+
+    assert headers(Problem("QUEUE_FULL", "", retry_after=1.2)) == {b"retry-after": b"2", b"retry-after-ms": b"1200"}
+    assert headers(Problem("NO_CAPACITY", ""))[b"retry-after"] == b"1"
+    assert headers(Problem("INVALID_INPUT", "")) == {b"x-should-retry": b"false"}
+    assert headers(Problem("WORKER_LOST", "")) == {b"x-should-retry": b"false"}
+    assert headers(Problem("UNAUTHENTICATED", ""))[b"www-authenticate"] == b"Bearer"
+    assert headers(Problem("DEADLINE_PASSED", "")) == {}
+
+
+def test_a_model_without_dense_vectors() -> None:
+    with pytest.raises(Problem, match="no dense vectors"):
+        ask().answer(pb.EncodeResponse())

@@ -1,0 +1,36 @@
+"""What unmodified clients sent (`make interop` has recorded it) is understood, before a router whose answers are made up."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.settings import MINILM
+from tests.edge.parts import Script, card, edge
+
+RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "interop/recorded.json").read_text())
+REFUSED = (b'"gpt-4o"', b'"nobody"', b"[[1, 2]]", b"[[1,2]]")
+"""In bodies that are to be refused by the edge itself."""
+
+
+def test_all_clients_are_there() -> None:
+    assert {one["client"] for one in RECORDED} == {"openai", "cohere", "hub", "sie", "node"}
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED)))
+async def test_a_recorded_request_is_understood(number: int) -> None:
+    one = RECORDED[number]
+    body = base64.b64decode(one["body"])
+    script = Script(models=[card(MINILM)])
+    async with edge(script) as http:
+        reply = await http.send(one["method"], one["path"], body, {**one["headers"], "content-length": str(len(body))})
+    if any(part in body for part in REFUSED):
+        assert 400 <= reply.status < 500
+        assert not script.requests
+    else:
+        assert reply.status == 200, reply.body
+        assert len(script.requests) in (1, 2)

@@ -1,0 +1,138 @@
+"""Reranking in the forms of Cohere, Jina, vLLM and Voyage. No sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.base import Answer, Problem, Question, Received
+from services.edge.dialects.names import Names, Target
+from services.edge.dialects.rerank import RerankAnswer, rerank, squashed
+from tests.edge.parts import MODEL, scores
+
+NAMES = Names({"rerank-v3.5": Target("org/ranker")})
+DOCUMENTS = ["a", "b", "c"]
+
+
+def ask(names: Names = NAMES, **body: Any) -> Question:
+    content = {"model": MODEL, "query": "q", "documents": DOCUMENTS, **body}
+    return rerank(Received(json.dumps(content).encode(), names, request_id="r1"))
+
+
+def told(question: Question, reply: pb.ScoreResponse | None = None) -> Any:
+    answer = question.answer(reply or scores(0.1, 0.9, 0.5))
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.body, bytes)
+    return json.loads(answer.body)
+
+
+def test_cohere_jina_and_vllm_read_results() -> None:
+    question = ask(top_n=2)
+    assert question.message == pb.ScoreRequest(
+        model=MODEL,
+        query=pb.Item(text="q"),
+        documents=[pb.Item(text=text) for text in DOCUMENTS],
+        scale=pb.SCORE_SCALE_PROBABILITY,
+        top_n=2,
+        truncation=pb.TRUNCATION_END,
+    )
+    answer = told(question)
+    assert [result["index"] for result in answer["results"]] == [1, 2, 0]
+    assert np.float32(answer["results"][0]["relevance_score"]) == np.float32(0.9)
+    assert (answer["id"], answer["model"], answer["usage"]["total_tokens"]) == ("r1", MODEL, 9)
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    assert "document" not in answer["results"][0]
+    msgspec.convert(answer, RerankAnswer)
+
+
+def test_voyage_reads_data() -> None:
+    for more in ({"top_k": 2}, {"top_k": None, "truncation": True}):
+        answer = told(ask(**more))
+        assert "results" not in answer
+        assert answer["data"][0]["index"] == 1
+        assert answer["usage"] == {"total_tokens": 9}
+        msgspec.convert(answer, RerankAnswer)
+    assert told(ask(top_k=1, truncation=True, return_documents=True))["data"][0]["document"] == "b"
+    assert ask(top_k=2).message.top_n == 2  # type: ignore[attr-defined]
+    assert ask(truncation=False).message.truncation == pb.TRUNCATION_NONE  # type: ignore[attr-defined]
+
+
+def test_documents_come_back_when_asked_for() -> None:
+    answer = told(ask(return_documents=True))
+    assert [result["document"] for result in answer["results"]] == [{"text": "b"}, {"text": "c"}, {"text": "a"}]
+
+
+def test_documents_as_maps() -> None:
+    documents = [{"text": "t", "title": "T", "year": 3}, "plain"]
+    question: Any = ask(documents=documents).message
+    assert [item.text for item in question.documents] == ["t", "plain"]
+    question = ask(documents=documents, rank_fields=["title", "year"]).message
+    assert [item.text for item in question.documents] == ["title: T\nyear: 3", "plain"]
+
+
+def test_an_alias_stands_for_requests_without_a_model() -> None:
+    assert ask(Names({"rerank": Target("org/r")}), model=None).message.model == "org/r"  # type: ignore[attr-defined]
+    with pytest.raises(Problem, match="alias") as caught:
+        ask(model=None)
+    assert caught.value.field == "model"
+    assert told(ask(model="rerank-v3.5"))["model"] == "rerank-v3.5"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"query": 3}, "query"),
+        ({"documents": "a"}, "documents"),
+        ({"documents": ["a", 3]}, "documents[1]"),
+        ({"documents": [{"title": "a"}]}, "documents[0].text"),
+        ({"documents": [{"text": "a"}], "rank_fields": ["b"]}, "documents[0].b"),
+        ({"top_n": -1}, "top_n"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_n": "2"}, "top_n"),
+        ({"truncate": "MIDDLE"}, "truncate"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"priority": "soon"}, "priority"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(Problem) as caught:
+        ask(**body)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+def test_missing_fields() -> None:
+    for missing in ("query", "documents"):
+        body = {"model": MODEL, "query": "q", "documents": ["a"]}
+        del body[missing]
+        with pytest.raises(Problem, match="required") as caught:
+            rerank(Received(json.dumps(body).encode(), NAMES))
+        assert caught.value.field == missing
+
+
+def test_fields_of_the_router_in_the_callers_names() -> None:
+    question = ask()
+    assert question.renamed("documents[3].text") == "documents[3]"
+    assert question.renamed("query.text") == "query"
+
+
+def test_a_model_without_probabilities_is_asked_for_its_own_scores() -> None:
+    question = ask()
+    assert question.otherwise(Problem("INVALID_INPUT", "", field="documents")) is None
+    again = question.otherwise(Problem("INVALID_INPUT", "sums of maxima", field="scale"))
+    assert again is not None
+    assert again.message.scale == pb.SCORE_SCALE_UNSPECIFIED  # type: ignore[attr-defined]
+    found = [result["relevance_score"] for result in told(again, scores(-30.0, 25.0, 24.0))["results"]]
+    assert 1 > found[0] > found[1] > 0.5 > found[2] > 0
+
+
+def test_squashing_keeps_the_order() -> None:
+    values = np.linspace(-40, 40, 1000, dtype=np.float32)
+    found = squashed(values)
+    assert (np.diff(found) > 0).all()
+    assert found.min() > 0
+    assert found.max() < 1

@@ -1,0 +1,517 @@
+"""The edge through real sockets, before a real gRPC server whose answers a test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import inspect
+import json
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.errors import InvalidInput, ModelNotFound, NoCapacity, QueueFull, WorkerLost
+from libs.serving import Security
+from services.edge import asgi, server
+from services.edge.app import running
+from services.edge.settings import Settings
+from tests.edge.parts import MODEL, Http, Script, card, edge, head, read_reply, routing
+from tests.serving.parts import CLIENT, write_tokens
+from tests.support.certificates import Certificates
+
+EMBED = "/v1/embeddings"
+BODY: dict[str, Any] = {"model": MODEL, "input": "text"}
+
+
+async def until(what: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Returns once `what()`, or what it returns to be awaited, is true."""
+    end = time.monotonic() + seconds
+    while True:
+        found = what()
+        if await found if inspect.isawaitable(found) else found:
+            return
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def test_ids_tenant_trace_credential_and_deadline_go_on_to_the_router() -> None:
+    script = Script()
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    async with edge(script) as http:
+        headers = {"x_request_id": "id-1", "x_shoal_tenant": "acme", "traceparent": trace, "x_request_timeout": "5"}
+        reply = await http.post(EMBED, BODY, authorization="bearer token", **headers)
+        assert reply.status == 200
+        assert reply.headers["x-request-id"] == "id-1"
+        assert int(reply.headers["openai-processing-ms"]) >= 0
+        seen = script.metadata[0]
+        assert (seen["x-request-id"], seen["x-shoal-tenant"], seen["traceparent"]) == ("id-1", "acme", trace)
+        assert seen["authorization"] == "Bearer token"
+        assert 3 < script.seconds[0] < 5.5
+        await http.post(EMBED, BODY, x_stainless_read_timeout="600", api_key="azure")
+        assert script.seconds[1] > 500
+        assert script.metadata[1]["authorization"] == "Bearer azure"
+        assert (await http.post(EMBED, BODY)).headers["x-request-id"] == script.calls[2].request_id
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "with space", "caf\xe9"])
+async def test_request_ids_are_printable(given: str) -> None:
+    async with edge(Script()) as http:
+        reply = await http.post(EMBED, BODY, x_request_id=given)
+        assert reply.status == (400 if given else 200)
+        assert reply.headers["x-request-id"] not in ("", given)
+
+
+@pytest.mark.parametrize("path", ["/v1/models/org%2Fmodel", "/v1/models/org/model", "/openai/v1/models/org%2fmodel"])
+async def test_slashes_of_ids_may_be_escaped(path: str) -> None:
+    async with edge(Script(models=[card()])) as http:
+        assert (await http.get(path)).json["id"] == MODEL
+
+
+async def test_ids_in_paths_of_verbs() -> None:
+    script = Script()
+    async with edge(script) as http:
+        for path in ("/v1/encode/org%2Fmodel", "/v1/encode/org/model", "/v1/encode/org/model:default"):
+            assert (await http.post(path, {"items": [{"text": "a"}]})).status == 200
+        assert (await http.post("/tei/org%2Fmodel/embed", {"inputs": "a"})).status == 200
+        assert (await http.post("/tei/org/model/v1/embeddings", {"input": "a"})).status == 200
+        assert {request.model for request in script.requests} == {MODEL}
+
+
+async def test_what_is_not_there_is_told_in_json() -> None:
+    async with edge(Script()) as http:
+        for method, path, status in (("GET", "/nothing", 404), ("GET", EMBED, 405), ("POST", "/v1/chat/completions", 404)):
+            reply = await http.send(method, path, b"", {})
+            assert reply.status == status
+            assert reply.json["error"]["message"]
+        assert (await http.send("DELETE", EMBED, b"", {})).headers["allow"] == "POST"
+
+
+async def test_health_openapi_and_head() -> None:
+    async with edge(Script()) as http:
+        for path in ("/health", "/healthz", "/livez", "/readyz"):
+            assert (await http.get(path)).status == 200
+        described = (await http.get("/openapi.json")).json
+        assert described["openapi"] == "3.1.0"
+        assert described["paths"][EMBED]["post"]["requestBody"]
+        assert (await http.send("HEAD", "/livez", b"", {})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (EMBED, "error"),
+        ("/v1/rerank", "error"),
+        ("/v1/encode/org/model", "detail"),
+        ("/v1/score/org/model", "detail"),
+        ("/v1/extract/org/model", "detail"),
+        ("/tei/org/model/embed", "error_type"),
+        ("/tei/org/model/rerank", "error_type"),
+        ("/tei/org/model/predict", "error_type"),
+        ("/tei/org/model/similarity", "error_type"),
+        ("/tei/org/model", "error_type"),
+        ("/models/org/model/pipeline/feature-extraction", "error_type"),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"a":' * 3000, b"\x00", b'{"inputs":{}}'])
+async def test_malformed_bodies_are_never_500(path: str, field: str, body: bytes) -> None:
+    async with edge(Script()) as http:
+        reply = await http.post(path, body)
+        assert 400 <= reply.status < 500
+        assert field in reply.json
+
+
+async def test_errors_of_the_router_reach_the_caller_in_its_names() -> None:
+    async def act() -> None:
+        raise errors.pop(0)
+
+    errors: list[Exception] = [
+        InvalidInput("items[1].text is empty", field="items[1].text"),
+        QueueFull("the lane is full", retry_after=2.5),
+        ModelNotFound("nobody has it", field="model"),
+        NoCapacity("no worker"),
+        WorkerLost("workers died"),
+        RuntimeError("a fault"),
+    ]
+    async with edge(Script(act=act)) as http:
+        reply = await http.post(EMBED, {"model": MODEL, "input": ["a", ""]})
+        assert (reply.status, reply.json["error"]["param"], reply.json["error"]["message"]) == (
+            400,
+            "input[1]",
+            "input[1] is empty",
+        )
+        assert reply.headers["x-should-retry"] == "false"
+        reply = await http.post(EMBED, BODY)
+        assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (429, "3", "2500")
+        assert "x-should-retry" not in reply.headers
+        assert (await http.post(EMBED, BODY)).json["error"]["code"] == "model_not_found"
+        reply = await http.post("/v1/encode/org/model", {"items": [{"text": "a"}]})
+        assert (reply.status, reply.json["detail"]["code"], reply.headers["retry-after"]) == (503, "PROVISIONING", "1")
+        reply = await http.post("/tei/org/model/embed", {"inputs": "a"})
+        assert (reply.status, reply.json["error_type"], reply.headers["x-should-retry"]) == (424, "Backend", "false")
+        reply = await http.post(EMBED, BODY)
+        assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+        assert "fault" not in reply.json["error"]["message"]
+
+
+async def test_a_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
+    calls = 0
+
+    async def act() -> None:
+        nonlocal calls
+        calls += 1
+        raise NoCapacity("no worker")
+
+    async with edge(Script(act=act)) as http:
+        assert (await http.post(EMBED, BODY)).status == 503
+        assert calls == 1
+    gone = Settings(edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1)
+    async with running(gone) as address:
+        reply = await Http(address).post(EMBED, BODY)
+        assert (reply.status, reply.json["error"]["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        assert (await Http(address).get("/readyz")).status == 503
+        assert (await Http(address).get("/livez")).status == 200
+
+
+async def test_a_router_that_is_gone_is_passed_over() -> None:
+    script = Script()
+    async with routing(script) as router:
+        both = Settings(edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1", router), grace_seconds=0.1)
+        async with running(both) as address:
+            assert (await Http(address).post(EMBED, BODY)).status == 200
+    assert len(script.requests) == 1
+
+
+async def test_the_deadline_passes() -> None:
+    async def act() -> None:
+        await asyncio.Event().wait()
+
+    async with edge(Script(act=act)) as http:
+        reply = await http.post(EMBED, BODY, x_request_timeout="0.2")
+        assert (reply.status, reply.json["error"]["code"]) == (504, "timeout")
+        assert "x-should-retry" not in reply.headers
+        for wrong in ("soon", "-1", "0", "nan"):
+            assert (await http.post(EMBED, BODY, x_request_timeout=wrong)).status == 400
+
+
+async def test_a_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        await asyncio.Event().wait()
+
+    caplog.set_level(logging.INFO, asgi.__name__)
+    script = Script(act=act)
+    async with edge(script) as http:
+        _, writer = await http.open()
+        content = json.dumps(BODY).encode()
+        writer.write(head("POST", EMBED, {"content-length": str(len(content))}) + content)
+        await until(lambda: script.requests)
+        writer.close()
+        await until(lambda: script.cancelled == 1)
+        await until(lambda: any(getattr(record, "shoal_fields", {}).get("status") == 499 for record in caplog.records))
+
+
+async def test_a_client_that_leaves_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script()
+    async with edge(script) as http:
+        _, writer = await http.open()
+        writer.write(head("POST", EMBED, {"content-length": "100"}) + b"{")
+        await writer.drain()
+        writer.close()
+        assert (await http.post(EMBED, BODY)).status == 200
+    assert len(script.requests) == 1
+
+
+async def test_bodies_are_bounded_before_and_while_they_are_read() -> None:
+    script = Script()
+    async with edge(script, body_bytes=2000) as http:
+        reply = await http.post(EMBED, b" " * 2001)
+        assert reply.status == 413
+        assert "2,000 bytes" in reply.json["error"]["message"]
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"transfer-encoding": "chunked"}))
+        for _ in range(3):
+            writer.write(b"3e8\r\n" + b" " * 1000 + b"\r\n")
+        reply = await read_reply(reader)
+        assert reply.status == 413
+        writer.write(b"0\r\n\r\n")  # the rest is read and dropped; the connection stays
+        content = json.dumps(BODY).encode()
+        writer.write(head("POST", EMBED, {"content-length": str(len(content))}) + content)
+        assert (await read_reply(reader)).status == 200
+        writer.close()
+    assert len(script.requests) == 1
+
+
+async def test_bodies_in_flight_are_bounded() -> None:
+    script = Script()
+    async with edge(script, body_bytes=2000, in_flight_bytes=3000) as http:
+        _, writer = await http.open()
+        writer.write(head("POST", EMBED, {"content-length": "1900"}) + b" " * 1800)
+        await writer.drain()
+
+        async def is_full() -> bool:
+            return (await http.post(EMBED, b" " * 1900)).status == 429
+
+        await until(is_full)
+        writer.close()
+
+        async def has_room() -> bool:
+            return not await is_full()
+
+        await until(has_room)
+
+
+async def test_compressed_bodies_are_refused() -> None:
+    async with edge(Script()) as http:
+        reply = await http.post(EMBED, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip")
+        assert reply.status == 415
+        assert (await http.post(EMBED, BODY, content_encoding="identity")).status == 200
+
+
+async def test_slow_heads_and_slow_bodies_are_cut_off() -> None:
+    async with edge(Script(), header_seconds=0.2, body_seconds=0.2) as http:
+        reader, writer = await http.open()
+        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nhost:")
+        assert (await read_reply(reader)).status == 408
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await http.open()
+        assert (await read_reply(reader)).status == 408  # no byte at all
+        writer.close()
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"content-length": "10"}) + b"{")
+        reply = await read_reply(reader)
+        assert (reply.status, reply.headers["connection"]) == (408, "close")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_idle_connections_are_closed_and_used_ones_kept() -> None:
+    async with edge(Script(), idle_seconds=0.3, header_seconds=0.2) as http:
+        reader, writer = await http.open()
+        for _ in range(3):
+            writer.write(head("GET", "/livez", {}))
+            assert (await read_reply(reader)).status == 200
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_refused_body_is_read_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LINGER_SECONDS", 0.2)
+    async with edge(Script(), body_bytes=2000) as http:
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"content-length": "5000"}))
+        assert (await read_reply(reader)).status == 413
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_large_heads_and_what_is_no_http() -> None:
+    async with edge(Script()) as http:
+        for sent, status in (
+            (head("GET", "/livez", {"x": "y" * server.HEAD_BYTES}), 431),
+            (b"GET /" + b"a" * server.HEAD_BYTES + b" HTTP/1.1\r\n", 431),
+            (b"hello\r\n\r\n", 400),
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        ):
+            reader, writer = await http.open()
+            writer.write(sent)
+            reply = await read_reply(reader)
+            assert reply.status == status
+            assert reply.json["error"]["message"]
+            writer.close()
+
+
+async def test_connections_are_bounded() -> None:
+    async with edge(Script(), connections=2) as http:
+        kept = [await http.open() for _ in range(2)]
+        reader, writer = await http.open()
+        assert (await read_reply(reader)).status == 503
+        writer.close()
+        for _, each in kept:
+            each.close()
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    script = Script(models=[card()])
+    async with edge(script) as http:
+        reader, writer = await http.open()
+        content = json.dumps(BODY).encode()
+        writer.write((head("POST", EMBED, {"content-length": str(len(content))}) + content) * 2 + head("GET", "/livez", {}))
+        assert [(await read_reply(reader)).status for _ in range(3)] == [200, 200, 200]
+        writer.close()
+
+
+async def test_a_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
+    go = asyncio.Event()
+    script = Script(act=go.wait)  # type: ignore[arg-type]
+    async with routing(script) as router:
+        settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=10.0)
+        context = running(settings)
+        http = Http(await context.__aenter__())
+        idle, writer = await http.open()
+        sent = asyncio.create_task(http.post(EMBED, BODY))
+        await until(lambda: script.requests)
+        leaving = asyncio.create_task(context.__aexit__(None, None, None))
+        assert await idle.read() == b""
+        writer.close()
+        with pytest.raises(OSError, match="ailed"):
+            await http.open()
+        go.set()
+        reply = await sent
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        await leaving
+
+
+async def test_the_grace_time_ends() -> None:
+    async def act() -> None:
+        await asyncio.Event().wait()
+
+    script = Script(act=act)
+    async with edge(script, grace_seconds=0.1) as http:
+        _, writer = await http.open()
+        content = json.dumps(BODY).encode()
+        writer.write(head("POST", EMBED, {"content-length": str(len(content))}) + content)
+        await until(lambda: script.requests)
+    await until(lambda: script.cancelled == 1)
+    writer.close()
+
+
+async def test_tokens_are_checked_by_the_router(tmp_path: Path) -> None:
+    security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
+    script = Script()
+    async with edge(script, security) as http:
+        for headers in ({}, {"authorization": "Bearer wrong-token-0123456789"}, {"authorization": "Basic abc def"}):
+            reply = await http.post(EMBED, BODY, **headers)
+            assert (reply.status, reply.json["error"]["code"], reply.headers["www-authenticate"]) == (
+                401,
+                "invalid_api_key",
+                "Bearer",
+            )
+        assert (await http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")).status == 200
+        assert (await http.post(EMBED, BODY, authorization=CLIENT)).status == 200  # LlamaIndex' TEI client
+        assert (await http.post(EMBED, BODY, authorization="Bearer bad\x01token-0123")).status in (400, 401)
+        assert script.calls[0].tenant == "acme"
+
+
+async def test_no_token_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with edge(Script()) as http:
+        await http.post(EMBED, BODY, authorization="Bearer a-secret-of-somebody")
+    assert "a-secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
+
+
+async def test_listening_beyond_this_machine_needs_tls() -> None:
+    with pytest.raises(InvalidInput, match="without TLS"):
+        Settings(edge_id="edge", address="0.0.0.0:8080")
+    Settings(edge_id="edge", address="0.0.0.0:8080", security=Security(allow_insecure=True))
+    with pytest.raises(InvalidInput, match="pass tokens on"):
+        Settings(edge_id="edge", routers=("router.example:50051",))
+
+
+async def test_beyond_this_machine_routers_must_know_who_calls(tmp_path: Path) -> None:
+    made = Certificates(tmp_path).issue("router")
+    tls = Security(cert=made.certificate, key=made.key)
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    for tokens, status in ((None, 503), (write_tokens(tmp_path / "tokens.yaml"), 200)):
+        async with routing(Script(), Security(tokens=tokens)) as router:
+            settings = Settings(edge_id="edge", address="0.0.0.0:0", security=tls, routers=(router,), grace_seconds=0.1)
+            async with running(settings) as address:
+                http = Secure(f"127.0.0.1:{address.rpartition(':')[2]}", context)
+                assert (await http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")).status == status
+                assert (await http.get("/readyz")).status == status
+
+
+class Secure(Http):
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        super().__init__(address)
+        object.__setattr__(self, "context", context)
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.address.rpartition(":")
+        return await asyncio.open_connection(host, int(port), ssl=self.context)  # type: ignore[attr-defined]
+
+
+async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    router, gate = certificates.issue("router"), certificates.issue("client/*")
+    script = Script()
+    router_security = Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
+    upstream = {"SHOAL_ROUTERS_CA": certificates.ca, "SHOAL_ROUTERS_CERT": gate.certificate, "SHOAL_ROUTERS_KEY": gate.key}
+    own = {"SHOAL_TLS_CERT": router.certificate, "SHOAL_TLS_KEY": router.key, "SHOAL_TLS_CLIENT_CA": certificates.ca}
+    async with routing(script, router_security) as address:
+        environ = {name: str(value) for name, value in (upstream | own).items()}
+        port = address.rpartition(":")[2]
+        settings = Settings.from_env(environ | {"SHOAL_ROUTERS": f"localhost:{port}", "SHOAL_HTTP_ADDRESS": "127.0.0.1:0"})
+        async with running(replace(settings, grace_seconds=0.1)) as found:
+            for name, status in (("client/search", 200), ("worker", 403)):
+                one = certificates.issue(name)
+                context = ssl.create_default_context(cafile=str(certificates.ca))
+                context.load_cert_chain(one.certificate, one.key)
+                reply = await Secure(found, context).post(EMBED, BODY, authorization="Bearer of-an-openai-client")
+                assert reply.status == status
+                if status == 200:
+                    other = await Secure(found, context).post(EMBED, BODY, x_shoal_tenant="billing")
+                    assert other.status == 403
+            nobody = Secure(found, ssl.create_default_context(cafile=str(certificates.ca)))
+            with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                await nobody.post(EMBED, BODY)
+    assert [call.tenant for call in script.calls] == ["search"]
+
+
+async def test_an_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    router, gate = certificates.issue("router"), certificates.issue("client/*")
+    security = Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
+    environ = {"SHOAL_ROUTERS_CA": certificates.ca, "SHOAL_ROUTERS_CERT": gate.certificate, "SHOAL_ROUTERS_KEY": gate.key}
+    script = Script()
+    async with routing(script, security) as address:
+        named = {name: str(value) for name, value in environ.items()} | {"SHOAL_ROUTERS": f"localhost:{address.rpartition(':')[2]}"}
+        settings = replace(Settings.from_env(named | {"SHOAL_HTTP_ADDRESS": "127.0.0.1:0"}), grace_seconds=0.1)
+        async with running(settings) as found:
+            assert (await Http(found).post(EMBED, BODY)).status == 401
+    assert not script.requests
+
+
+async def test_renewed_certificates_are_presented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    certificates = Certificates(tmp_path)
+    made = certificates.issue("router")
+    context = ssl.create_default_context(cafile=str(certificates.ca))
+    async with edge(Script(), security=None) as plain, routing(Script()) as router:
+        assert (await plain.get("/livez")).status == 200
+        security = Security(cert=made.certificate, key=made.key)
+        settings = Settings(edge_id="edge", address="127.0.0.1:0", security=security, routers=(router,), grace_seconds=0.1)
+        async with running(settings) as address:
+            http = Secure(address, context)
+
+            async def serial() -> str:
+                _, writer = await http.open()
+                found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+                writer.close()
+                return str(found)
+
+            before = await serial()
+            certificates.issue("router")
+
+            async def is_renewed() -> bool:
+                return await serial() != before
+
+            await until(is_renewed)
+            assert (await http.post(EMBED, BODY)).status == 200
+
+
+async def test_metrics_name_routes_and_not_what_callers_make_up() -> None:
+    async with edge(Script(), metrics_address="127.0.0.1:0") as http:
+        await http.post(EMBED, BODY)
+        await http.get("/made/up")
+    from libs.telemetry.metrics import HTTP_REQUESTS
+
+    routes = {sample.labels["route"] for family in HTTP_REQUESTS.collect() for sample in family.samples}
+    assert EMBED in routes
+    assert "other" in routes
+    assert not [route for route in routes if "made" in route]

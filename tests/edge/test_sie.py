@@ -1,0 +1,236 @@
+"""SIE's wire: our verbs in JSON and msgpack. No sockets."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from shoal.transport.methods import EXTRACT, GET_MODEL
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import sie
+from services.edge.dialects.base import MSGPACK, Answer, Problem, Question, Received
+from services.edge.dialects.names import Names
+from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
+
+NAMES = Names({})
+Ask = Callable[[Received], Question]
+
+
+def ask(what: Ask, body: Any, *, packed: bool = False, model: str = MODEL) -> Question:
+    if packed:
+        return what(Received(msgspec.msgpack.encode(body), NAMES, model, "application/msgpack", "application/msgpack"))
+    return what(Received(json.dumps(body).encode(), NAMES, model, "application/json", "*/*"))
+
+
+def told(answer: Answer | Question) -> Any:
+    assert isinstance(answer, Answer)
+    body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+    return unpacked(msgspec.msgpack.decode(body)) if answer.media_type == MSGPACK else json.loads(body)
+
+
+def unpacked(content: Any) -> Any:
+    """As msgpack-numpy reads it."""
+    if isinstance(content, dict) and b"nd" in content:
+        return np.frombuffer(content[b"data"], np.dtype(content[b"type"])).reshape(content[b"shape"])
+    if isinstance(content, dict):
+        return {key: unpacked(value) for key, value in content.items()}
+    return [unpacked(value) for value in content] if isinstance(content, list) else content
+
+
+def forms(count: int) -> pb.EncodeResponse:
+    return pb.EncodeResponse(
+        dense=dense(vectors(count)),
+        sparse=sparse(*({index: 0.5} for index in range(count))),
+        multi_vector=ragged(*(vectors(index + 1, 4) for index in range(count))),
+        timings=pb.Timings(total_seconds=0.5),
+        usage=pb.Usage(input_tokens=3),
+        model_revision="r1",
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_encode_in_all_forms(packed: bool) -> None:
+    body = {"items": [{"text": "a"}, {"text": "b", "id": "x"}], "params": {"output_types": ["dense", "sparse", "multivector"]}}
+    question = ask(sie.encode, body, packed=packed)
+    message: Any = question.message
+    assert list(message.representations) == [1, 2, 3]
+    assert message.role == pb.ROLE_DOCUMENT
+    answer = question.answer(forms(2))
+    found = told(answer)
+    first, second = found["items"]
+    assert (second["id"], "id" in first, found["model"], found["timing"]["total_ms"]) == ("x", False, MODEL, 500)
+    assert np.array_equal(np.array(second["dense"]["values"], np.float32), vectors(2)[1])
+    assert (first["dense"]["dims"], first["dense"]["dtype"]) == (8, "float32")
+    assert (list(second["sparse"]["indices"]), list(second["sparse"]["values"]), second["sparse"]["dims"]) == ([1], [0.5], 100)
+    assert (second["multivector"]["num_tokens"], second["multivector"]["token_dims"]) == (2, 4)
+    assert np.array(second["multivector"]["values"]).shape == (2, 4)
+    assert isinstance(answer, Answer)
+    assert dict(answer.headers)[b"x-sie-model-revision"] == b"r1"
+    if packed:
+        assert isinstance(first["dense"]["values"], np.ndarray)
+        assert first["sparse"]["indices"].dtype == np.int32
+
+
+def test_msgpack_is_what_msgpack_numpy_writes() -> None:
+    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).answer(pb.EncodeResponse(dense=dense(vectors(1))))
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.body, bytes)
+    values = msgspec.msgpack.decode(answer.body)["items"][0]["dense"]["values"]
+    assert values == {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [8], b"data": vectors(1).tobytes()}
+
+
+def test_large_json_comes_in_pieces_that_say_the_same() -> None:
+    rows = vectors(200, 512)
+    body = {"items": [{"text": "a", "id": index} for index in range(200)]}
+    answer = ask(sie.encode, body).answer(pb.EncodeResponse(dense=dense(rows)))
+    assert isinstance(answer, Answer)
+    assert not isinstance(answer.body, bytes)
+    found = told(answer)
+    assert np.array_equal(np.array([item["dense"]["values"] for item in found["items"]], np.float32), rows)
+    assert [item["id"] for item in found["items"]] == list(range(200))
+    assert found["usage"] == {"input_tokens": 0}
+
+
+def test_encode_options() -> None:
+    options = {"is_query": True, "normalize": False, "lora_id": "org/a", "overflow_policy": "error", "profile": "default", "new": 3}
+    params = {"output_dtype": "float16", "instruction": "find", "options": options}
+    message: Any = ask(sie.encode, {"items": [{"text": "a"}], "params": params, "pool": "l4"}, model=f"{MODEL}:default").message
+    assert (message.model, message.role, message.normalize, message.adapter) == (MODEL, pb.ROLE_QUERY, False, "org/a")
+    assert (message.truncation, message.instruction, message.pool) == (pb.TRUNCATION_NONE, "find", "l4")
+
+
+def test_pictures() -> None:
+    for packed, data in ((True, b"png"), (False, base64.b64encode(b"png").decode())):
+        question = ask(sie.encode, {"items": [{"images": [{"data": data, "format": "png"}]}]}, packed=packed)
+        assert question.message.items[0].image.data == b"png"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_score(packed: bool) -> None:
+    body = {"query": {"text": "q"}, "items": [{"text": "a"}, {"text": "b", "id": "x"}]}
+    question = ask(sie.score, body, packed=packed)
+    found = told(question.answer(scores(0.25, 0.5)))
+    assert found["scores"] == [{"item_id": "x", "score": 0.5, "rank": 0}, {"item_id": "item-0", "score": 0.25, "rank": 1}]
+    assert question.renamed("documents[1].text is empty") == "items[1].text is empty"
+
+
+def extracted(body: Any, *tasks: models_pb2.Task) -> Question:
+    question = ask(sie.extract, body)
+    assert question.method == GET_MODEL
+    found = question.answer(models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[])))
+    assert isinstance(found, Question)
+    assert found.method == EXTRACT
+    return found
+
+
+def test_the_card_says_which_task_is_meant() -> None:
+    body = {"items": [{"text": "Ada in London", "id": 7}], "params": {"labels": ["person"], "options": {"threshold": 0.5}}}
+    message: Any = extracted(body, models_pb2.TASK_ENTITIES).message
+    assert message.entities == pb.EntitiesTask(labels=["person"], threshold=0.5)
+    assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.labels == ["person"]  # type: ignore[attr-defined]
+    assert extracted(body, models_pb2.TASK_RELATIONS).message.relations.labels == ["person"]  # type: ignore[attr-defined]
+    body["params"]["options"] = {"relation_labels": ["born in"]}  # type: ignore[index]
+    relations: Any = extracted(body, models_pb2.TASK_RELATIONS).message
+    assert (relations.relations.labels, relations.relations.entity_labels) == (["born in"], ["person"])
+    body["params"]["options"] = {"classification_type": "multi-label"}  # type: ignore[index]
+    assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.multi_label is True  # type: ignore[attr-defined]
+
+
+def test_a_model_that_no_worker_knows_is_asked_all_the_same() -> None:
+    question = ask(sie.extract, {"items": [{"text": "a"}], "params": {"labels": ["person"]}})
+    found = question.otherwise(Problem("MODEL_NOT_FOUND", ""))
+    assert found is not None
+    assert found.message.WhichOneof("task") == "entities"
+    assert question.otherwise(Problem("UNAUTHENTICATED", "")) is None
+
+
+def test_extractions() -> None:
+    ada = pb.Entity(start=0, end=3, label="person", score=0.5, text="Ada")
+    reply = pb.ExtractResponse(
+        results=[
+            pb.Extraction(
+                entities=[ada],
+                labels=[pb.LabelScore(label="a", score=0.25)],
+                relations=[pb.Relation(head=ada, tail=ada, label="is", score=0.5)],
+            )
+        ]
+    )
+    found = told(extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).answer(reply))
+    assert found["items"] == [
+        {
+            "id": 7,
+            "entities": [{"text": "Ada", "label": "person", "score": 0.5, "start": 0, "end": 3}],
+            "relations": [{"head": "Ada", "tail": "Ada", "relation": "is", "score": 0.5}],
+            "classifications": [{"label": "a", "score": 0.25}],
+            "objects": [],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "field"),
+    [
+        (sie.encode, {}, "items"),
+        (sie.encode, {"items": [{"text": 3}]}, "items[0].text"),
+        (sie.encode, {"items": [{}]}, "items[0]"),
+        (sie.encode, {"items": [{"audio": {"data": ""}}]}, "items[0].audio"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"output_types": ["loose"]}}, "params.output_types[0]"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"output_dtype": "uint8"}}, "params.output_dtype"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"pooling": "max"}}}, "params.options.pooling"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"muvera": {}}}}, "params.options.muvera"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"profile": "fast"}}}, "params.options.profile"),
+        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"dimensions": 0}}}, "params.options.dimensions"),
+        (sie.score, {"items": [{"text": "a"}]}, "query"),
+        (sie.score, {"query": {}, "items": []}, "query"),
+        (sie.extract, {"items": [{"text": "a"}], "params": {"output_schema": {}}}, "params.output_schema"),
+        (sie.extract, {"items": [{"text": "a"}], "params": {"labels": "person"}}, "params.labels"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_cannot_be_done_is_refused_with_its_field(what: Ask, body: Any, field: str, packed: bool) -> None:
+    with pytest.raises(Problem) as caught:
+        ask(what, body, packed=packed)
+    assert (caught.value.status, caught.value.field) == (400, field)
+
+
+def test_bytes_that_are_no_msgpack() -> None:
+    for body in (b"\xc1", b"\x81", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000, msgspec.msgpack.encode([1])):
+        with pytest.raises(Problem) as caught:
+            sie.encode(Received(body, NAMES, MODEL, "application/msgpack"))
+        assert caught.value.status == 400
+
+
+def test_a_profile_that_is_not_there_is_no_model() -> None:
+    with pytest.raises(Problem) as caught:
+        ask(sie.encode, {"items": [{"text": "a"}]}, model=f"{MODEL}:fast")
+    assert sie.error(caught.value).status == 404
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        ("INVALID_INPUT", 400, "INVALID_INPUT"),
+        ("TASK_NOT_SUPPORTED", 400, "INVALID_INPUT"),
+        ("INPUT_TOO_LONG", 400, "INPUT_TOO_LONG"),
+        ("OUT_OF_MEMORY", 400, "INPUT_TOO_LONG"),
+        ("MODEL_NOT_FOUND", 404, "MODEL_NOT_FOUND"),
+        ("QUEUE_FULL", 503, "QUEUE_FULL"),
+        ("RATE_LIMITED", 429, "RATE_LIMITED"),
+        ("NO_CAPACITY", 503, "PROVISIONING"),
+        ("MODEL_LOAD_FAILED", 502, "MODEL_LOAD_FAILED"),
+        ("WORKER_LOST", 500, "INFERENCE_ERROR"),
+        ("DEADLINE_PASSED", 504, "TIMEOUT"),
+    ],
+)
+def test_errors_have_sies_codes(reason: str, status: int, code: str) -> None:
+    answer = sie.error(Problem(reason, "why"))
+    assert answer.status == status
+    assert told(answer) == {"detail": {"code": code, "message": "why"}}
+    assert dict(answer.headers)[b"x-sie-error-code"] == code.encode()

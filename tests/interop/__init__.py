@@ -1,0 +1,1 @@
+"""Unmodified clients of other vendors against the edge of a real mesh: `make interop`."""

@@ -1,0 +1,199 @@
+"""`python -m tests.interop`: runs unmodified clients against a mesh of this checkout, and records what they send.
+
+Each client has an environment of its own below .cache/interop, because their pins collide. The table in docs/http.md and the bodies
+in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import shoal
+
+from services.edge.app import Edge
+from services.edge.routers import Routers
+from services.edge.server import Limits, serving_http
+from services.edge.settings import Settings as EdgeSettings
+from services.local.mesh import running
+from services.local.settings import MINILM, Settings, known_models
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+ENVIRONMENTS: Final = ROOT / ".cache/interop"
+RECORDED: Final = HERE / "recorded.json"
+PAGE: Final = ROOT / "docs/http.md"
+KEPT_HEADERS: Final = ("content-type", "accept", "user-agent", "x-sie-sdk-version", "x-stainless-read-timeout")
+TEXTS: Final = ["a shoal of fish", "a table of wood", "ships at sea", "bread and butter", "the fish market", "Überraschung 🐟"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """`install`: pip's arguments, or npm's for a script of Node. `versions`: the packages of which the table names versions."""
+
+    name: str
+    script: str
+    install: Sequence[Sequence[str]]
+    versions: Sequence[str]
+
+
+CLIENTS: Final = (
+    Client("openai", "use_openai.py", (("openai",),), ("openai",)),
+    Client("cohere", "use_cohere.py", (("cohere", "voyageai"),), ("cohere", "voyageai")),
+    Client("hub", "use_hub.py", (("huggingface_hub", "numpy"),), ("huggingface_hub",)),
+    Client(
+        "sie",
+        "use_sie.py",
+        (
+            ("--no-deps", "--ignore-requires-python", "sie-sdk==0.10.1"),
+            ("aiohttp", "httpx<1", "msgpack", "msgpack-numpy", "numpy<2.5", "pillow", "pyyaml", "websockets<15"),
+        ),
+        ("sie-sdk",),
+    ),
+    Client("node", "use_openai.mjs", (("openai@6.49.0",),), ("openai",)),
+)
+
+
+@dataclass
+class Recorder:
+    """The edge's application, and the requests that came."""
+
+    application: Any
+    client: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        parts: list[bytes] = []
+
+        async def recording() -> Any:
+            event = await receive()
+            parts.append(event.get("body", b""))
+            return event
+
+        await self.application(scope, recording, send)
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        self.requests.append(
+            {
+                "client": self.client,
+                "method": scope["method"],
+                "path": scope["raw_path"].decode(),
+                "headers": {name: headers[name] for name in KEPT_HEADERS if name in headers},
+                "body": base64.b64encode(b"".join(parts)).decode(),
+            }
+        )
+
+
+def install(client: Client) -> Path:
+    """The program that runs the client's script. An environment that is there is taken as it is."""
+    place = ENVIRONMENTS / client.name
+    done = place / ".done"
+    if client.script.endswith(".mjs"):
+        if not done.exists():
+            place.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["npm", "install", "--silent", "--prefix", str(place), *client.install[0]], check=True)
+            done.touch()
+        return Path(shutil.which("node") or "node")
+    python = place / "bin/python"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        for arguments in client.install:
+            subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", *arguments], check=True)
+        done.touch()
+    return python
+
+
+def versions(client: Client, program: Path) -> str:
+    if client.script.endswith(".mjs"):
+        package = json.loads((ENVIRONMENTS / client.name / "node_modules/openai/package.json").read_text())
+        return f"openai {package['version']} (npm)"
+    code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
+    return subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True).stdout.strip()
+
+
+async def calls(client: Client, program: Path, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What its script says, a row a call."""
+    script = HERE / "clients" / client.script
+    if client.script.endswith(".mjs"):  # modules are found from the script's folder on
+        script = Path(shutil.copy(script, ENVIRONMENTS / client.name))
+    process = await asyncio.create_subprocess_exec(
+        str(program), str(script), env=dict(os.environ) | dict(variables), stdout=subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    found = [json.loads(line) for line in said.decode().splitlines()]
+    if process.returncode or not found:
+        found.append({"call": "the script", "difference": None, "error": f"ended with status {process.returncode}"})
+    return found
+
+
+async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
+    rows = []
+    clients = [client for client in CLIENTS if not wanted or client.name in wanted]
+    programs = {client.name: await asyncio.to_thread(install, client) for client in clients}
+    async with running(Settings(port=0, models=known_models([], os.environ))) as mesh, Routers((mesh.address,), None) as routers:
+        settings = EdgeSettings(edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,))
+        edge = Edge(settings, routers)
+        await edge.look()
+        recorder = Recorder(edge.application)
+        with tempfile.TemporaryDirectory() as folder:
+            expected = Path(folder) / "expected.json"
+            expected.write_text(json.dumps(await asyncio.to_thread(wanted_numbers, mesh.address)))
+            async with serving_http(settings.address, recorder, Limits(), None, grace_seconds=1.0) as server:
+                variables = {"INTEROP_BASE": f"http://{server.address}", "INTEROP_EXPECTED": str(expected)}
+                for client in clients:
+                    recorder.client = client.name
+                    found = await calls(client, programs[client.name], variables)
+                    rows.append((versions(client, programs[client.name]), found))
+    if not wanted:
+        unique = {json.dumps(request, sort_keys=True): request for request in recorder.requests}
+        RECORDED.write_text(json.dumps(list(unique.values()), indent=1, ensure_ascii=False) + "\n")
+    return rows
+
+
+def wanted_numbers(address: str) -> dict[str, Any]:
+    with shoal.Client(address) as client:
+        dense = client.encode(MINILM, TEXTS).dense
+        scores = client.score(MINILM, "fish", TEXTS, scale="probability").scores
+    assert dense is not None
+    return {"model": MINILM, "texts": TEXTS, "query": "fish", "vectors": dense.tolist(), "scores": scores.tolist()}
+
+
+def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
+    lines = [
+        f"Seen on {datetime.now(UTC):%Y-%m-%d}:",
+        "",
+        "| client | call | largest difference to `shoal.Client` |",
+        "| --- | --- | --- |",
+    ]
+    for name, found in rows:
+        for row in found:
+            said = row["error"] or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
+            lines.append(f"| {name} | {row['call']} | {said if row['difference'] != 0 else '0'} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    rows = asyncio.run(run(sys.argv[1:]))
+    text = table(rows)
+    print(text)
+    if not sys.argv[1:]:
+        page = PAGE.read_text()
+        PAGE.write_text(
+            re.sub(r"(<!-- interop -->\n).*?(\n<!-- /interop -->)", lambda found: found[1] + text + found[2], page, flags=re.DOTALL)
+        )
+    return int(any(row["error"] for _, found in rows for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

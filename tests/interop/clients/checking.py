@@ -1,0 +1,61 @@
+"""What all client scripts share: they run in environments of their own, by the standard library alone.
+
+Each prints a line of JSON for each call: its name, and the largest difference to what shoal.Client answers, or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+BASE = os.environ["INTEROP_BASE"]
+EXPECTED: dict[str, Any] = json.loads(Path(os.environ["INTEROP_EXPECTED"]).read_text())
+MODEL: str = EXPECTED["model"]
+TEXTS: list[str] = EXPECTED["texts"]
+QUERY: str = EXPECTED["query"]
+VECTORS: list[list[float]] = EXPECTED["vectors"]
+SCORES: list[float] = EXPECTED["scores"]
+
+
+def check(name: str, call: Callable[[], float | None]) -> None:
+    """`call` returns the largest difference, or None where there are no numbers."""
+    try:
+        found = call()
+        print(json.dumps({"call": name, "difference": found, "error": ""}), flush=True)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"call": name, "difference": None, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+
+
+def distance(found: Iterable[Iterable[float]], wanted: Iterable[Iterable[float]]) -> float:
+    """The largest difference of two tables."""
+    pairs = zip(found, wanted, strict=True)
+    return max(abs(float(one) - float(other)) for row, expected in pairs for one, other in zip(row, expected, strict=True))
+
+
+def ranked(results: Iterable[tuple[int, float]]) -> float:
+    """The largest difference of scores, by index; the order must be falling."""
+    found = list(results)
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), "not in order"
+    return max(abs(score - SCORES[index]) for index, score in found)
+
+
+def answered(answer: object) -> None:
+    """There is an answer, whose numbers are others than those expected."""
+    assert answer
+
+
+def refused(kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]) -> None:
+    """The call raises this, with these attributes."""
+    raised: Exception | None = None
+    try:
+        call()
+    except kind as error:
+        raised = error
+    assert raised is not None, "nothing was raised"
+    for name, value in attributes:
+        assert getattr(raised, name) == value, f"{name} is {getattr(raised, name)!r}"

@@ -1,0 +1,159 @@
+"""The edge before a whole mesh with the real model: its numbers are those of shoal.Client, in every dialect."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import shoal
+from numpy.typing import NDArray
+
+from services.edge.app import running
+from services.edge.settings import Settings
+from services.local.settings import MINILM, free_port
+from tests.edge.parts import Http
+from tests.mesh.conftest import RANKED
+from tests.support.cluster import Cluster
+from tests.support.texts import texts
+from tests.support.waiting import wait_until
+
+TEXTS = texts(40, shortest=1, longest=60)
+RANKER = f"random/{RANKED[0]}-rank"
+CLASSIFIER = f"random/{RANKED[0]}-classes"
+LATE = "random/bert-late"
+
+
+@pytest.fixture
+async def http(mesh: Cluster) -> AsyncIterator[Http]:
+    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0)
+    async with running(settings) as address:
+        yield Http(address)
+
+
+@pytest.fixture
+def wanted(client: shoal.Client) -> NDArray[np.float32]:
+    dense = client.encode(MINILM, TEXTS).dense
+    assert dense is not None
+    return np.asarray(dense)
+
+
+def distance(found: Any, wanted: Any) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64)).max())
+
+
+async def test_openai(http: Http, wanted: NDArray[np.float32]) -> None:
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": TEXTS, "encoding_format": "base64"})
+    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reply.json["data"]]
+    assert np.array_equal(rows, wanted)
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": TEXTS})
+    assert distance([entry["embedding"] for entry in reply.json["data"]], wanted) <= 1e-7
+    assert reply.json["usage"]["prompt_tokens"] > len(TEXTS)
+    cut = (await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": 16, "normalize": True})).json
+    assert abs(np.linalg.norm(cut["data"][0]["embedding"]) - 1) < 1e-6
+    assert len(cut["data"][0]["embedding"]) == 16
+
+
+async def test_openai_errors(http: Http) -> None:
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": ["a", ""]})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "input[1]")
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": []})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "input")
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": 1000})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "word " * 1000, "truncate": "NONE"})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+    reply = await http.post("/v1/embeddings", {"model": "nobody/has-this", "input": "a"})
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+    reply = await http.post("/v1/embeddings", {"model": RANKER, "input": "a"})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "model_not_supported")
+
+
+async def test_models(http: Http) -> None:
+    await http.post("/v1/embeddings", {"model": MINILM, "input": "a"})
+    listed = (await http.get("/v1/models")).json
+    assert MINILM in {entry["id"] for entry in listed["data"]} & {entry["name"] for entry in listed["models"]}
+    one = (await http.get(f"/v1/models/{MINILM.replace('/', '%2F')}")).json
+    assert (one["dims"], one["max_sequence_length"], one["state"]) == ({"dense": 384}, 256, "loaded")
+
+
+async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
+    items = [{"text": text} for text in TEXTS]
+    reply = await http.post(f"/v1/encode/{MINILM}", {"items": items})
+    assert distance([item["dense"]["values"] for item in reply.json["items"]], wanted) <= 1e-7
+    content = msgspec.msgpack.encode({"items": items})
+    reply = await http.post(f"/v1/encode/{MINILM}", content, content_type="application/msgpack", accept="application/msgpack")
+    found = [np.frombuffer(item["dense"]["values"][b"data"], "<f4") for item in msgspec.msgpack.decode(reply.body)["items"]]
+    assert np.array_equal(found, wanted)
+    late = client.encode(LATE, TEXTS[:3], role="document").multi_vector
+    reply = await http.post(f"/v1/encode/{LATE}", {"items": items[:3]})
+    assert late is not None
+    for item, rows in zip(reply.json["items"], late, strict=True):
+        assert distance(item["multivector"]["values"], rows) <= 1e-7
+    reply = await http.post(f"/v1/score/{RANKER}", {"query": {"text": "q"}, "items": items})
+    scored = client.score(RANKER, "q", TEXTS)
+    by_item = {entry["item_id"]: entry["score"] for entry in reply.json["scores"]}
+    assert distance([by_item[f"item-{index}"] for index in range(len(TEXTS))], scored.scores) <= 1e-6
+    reply = await http.post(f"/v1/extract/{CLASSIFIER}", {"items": items[:2]})
+    assert {entry["label"] for entry in reply.json["items"][0]["classifications"]} == {"contradiction", "neutral", "entailment"}
+
+
+async def test_rerank(http: Http, client: shoal.Client) -> None:
+    for model in (RANKER, MINILM):
+        reply = await http.post("/v2/rerank", {"model": model, "query": "q", "documents": TEXTS, "top_n": 5})
+        scored = client.score(model, "q", TEXTS, scale="probability", top_n=5)
+        assert [result["index"] for result in reply.json["results"]] == scored.ranking.tolist()
+        found = [result["relevance_score"] for result in reply.json["results"]]
+        assert distance(found, scored.scores[scored.ranking]) <= 1e-7
+    reply = await http.post("/v1/rerank", {"model": LATE, "query": "what", "documents": TEXTS, "top_k": None, "truncation": True})
+    assert reply.status == 200, reply.body
+    assert [entry["index"] for entry in reply.json["data"]] == client.score(LATE, "what", TEXTS).ranking.tolist()
+
+
+async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
+    reply = await http.post(f"/tei/{MINILM}/embed", {"inputs": TEXTS})
+    assert distance(reply.json, wanted) <= 1e-7
+    assert int(reply.headers["x-compute-tokens"]) > len(TEXTS)
+    assert distance((await http.post(f"/tei/{MINILM}", {"inputs": TEXTS})).json, wanted) <= 1e-7
+    found = (await http.post(f"/tei/{MINILM}/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[:3]}})).json
+    assert distance(found, wanted[:3] @ wanted[0]) <= 1e-6
+    ranks = (await http.post(f"/tei/{RANKER}/rerank", {"query": "q", "texts": TEXTS, "raw_scores": True})).json
+    logits = client.score(RANKER, "q", TEXTS, scale="logit")
+    assert [rank["index"] for rank in ranks] == logits.ranking.tolist()
+    assert distance([rank["score"] for rank in ranks], logits.scores[logits.ranking]) <= 1e-6
+    labels = (await http.post(f"/tei/{CLASSIFIER}/predict", {"inputs": "a"})).json
+    assert abs(sum(label["score"] for label in labels) - 1) < 1e-5
+    assert labels[0]["score"] == max(label["score"] for label in labels)
+    assert (await http.get(f"/tei/{MINILM}/info")).json["max_input_length"] == 256
+    reply = await http.post(f"/tei/{MINILM}/embed", {"inputs": ["a", ""]})
+    assert (reply.status, reply.json["error_type"]) == (400, "Empty")
+    reply = await http.post(f"/tei/{RANKER}/embed", {"inputs": "a"})
+    assert (reply.status, reply.json["error_type"]) == (424, "Backend")
+
+
+def test_the_process_drains(tmp_path: Path, mesh: Cluster) -> None:
+    """SIGTERM while a request is in flight: it is answered, and the status is 0."""
+    port = free_port()
+    environment = os.environ | {"SHOAL_ROUTERS": mesh.address, "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}"}
+    with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor() as pool:
+        process = subprocess.Popen([sys.executable, "-m", "services.edge"], env=environment, stderr=log)
+        curl = ["curl", "-s", "--retry-connrefused", "--retry", "100", "--retry-delay", "0", "--max-time", "120"]
+        url = f"http://127.0.0.1:{port}"
+        subprocess.run([*curl, f"{url}/readyz"], check=True, capture_output=True)
+        body = msgspec.json.encode({"model": MINILM, "input": ["word " * 150] * 64}).decode()
+        answer = pool.submit(subprocess.run, [*curl, f"{url}/v1/embeddings", "-d", body], check=True, capture_output=True)
+        with shoal.Client(mesh.address) as client:
+            wait_until(lambda: any(lane.leased_tokens for lane in client.mesh().lanes), 30, "the call to be in flight")
+        process.send_signal(signal.SIGTERM)
+        assert len(msgspec.json.decode(answer.result().stdout)["data"]) == 64
+        assert process.wait(30) == 0
+    assert "draining" in (tmp_path / "log").read_text()
