@@ -58,6 +58,12 @@ class Workers(worker_pb2_grpc.WorkerServiceServicer):
     async def Connect(self, request: worker_pb2.ConnectRequest, context: object) -> AsyncIterator[worker_pb2.ConnectResponse]:
         yield worker_pb2.ConnectResponse()
 
+    async def Exchange(
+        self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: object
+    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
+        async for request in request_iterator:
+            yield worker_pb2.ExchangeResponse(answers=[worker_pb2.CallAnswer(number=call.number) for call in request.calls])
+
 
 @asynccontextmanager
 async def mesh_server(mesh: Mesh, grace_seconds: float = 5.0) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
