@@ -135,7 +135,21 @@ SCALING = Dashboard(
     ],
 )  # fmt: skip
 
-DASHBOARDS = {"mesh-overview": MESH, "lanes": LANES, "workers": WORKERS, "scaling": SCALING}
+HTTP = Dashboard(
+    "shoal-http",
+    "Shoal: HTTP",
+    [
+        Panel("Requests", "reqps", {"{{route}} {{status}}": rate("shoal_http_requests_total", "route", "status")},
+              "Answered a second; 499: the client left."),
+        Panel("Latency", "s", {"p50 {{route}}": quantile(0.5, "shoal_http_request", "route"),
+              "p99 {{route}}": quantile(0.99, "shoal_http_request", "route")}, "Until the answer is written."),
+        Panel("Connections", "short", {"{{instance}}": "shoal_http_connections"}),
+        Panel("Bodies in flight", "bytes", {"{{instance}}": "shoal_http_held_bytes"}, "What they hold of an edge's memory."),
+        Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"}, "0: no router serves that this edge can reach."),
+    ],
+)  # fmt: skip
+
+DASHBOARDS = {"mesh-overview": MESH, "http": HTTP, "lanes": LANES, "workers": WORKERS, "scaling": SCALING}
 
 
 def render(dashboard: Dashboard) -> str:

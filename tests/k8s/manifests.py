@@ -27,6 +27,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "tokens": ("tls",),
     "edge-tls": ("tls", "tokens", "edge"),
     "edge-ingress": ("edge",),
+    "edge-pod-monitor": ("pod-monitor", "edge"),
     "edge-network-policy": ("network-policy", "edge"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),

@@ -19,6 +19,7 @@ ALONE: Final[Mapping[str, Values]] = {
     "storage-ebs": {"redis": {"storage": {"createEbsClass": True}}},
     "edge": {"edge": ON},
     "edge-tls": {},
+    "edge-pod-monitor": {},
     "edge-ingress": {"edge": {"ingress": ON}},
     "edge-network-policy": {},
     "hpa-router": {"router": {"autoscaling": ON}},
@@ -56,7 +57,18 @@ OF_POOLS: Final = frozenset({"gpu", "gpu-a100", "gpu-h100", "gpu-l4", "spot-eks"
 """Components that change pools.yaml, too, so that they are compared by overlays and as further pools."""
 COMBINED: Final = (
     *("network-policy", "storage-ebs", "hpa-router", "pod-monitor", "alerts", "dashboards", "tls", "keda", "keda-tls"),
-    *("model-cache-pvc", "load-balancer", "tokens", "jwks", "gateway", "otel", "edge", "edge-tls", "edge-network-policy"),
+    *(
+        "model-cache-pvc",
+        "load-balancer",
+        "tokens",
+        "jwks",
+        "gateway",
+        "otel",
+        "edge",
+        "edge-tls",
+        "edge-network-policy",
+        "edge-pod-monitor",
+    ),
 )
 
 

@@ -18,12 +18,13 @@ from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.waiting import wait_until
 
-_MODULES = {"router": "services.router", "scheduler": "services.scheduler"}
+_MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
 
 
 class Cluster:
-    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …. Leaving the context kills what still runs.
+    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …, `edge-0` …. Leaving the context kills what
+    still runs.
 
     `each`: more variables of single processes, by name, as they are when one is started. `durable`: Redis keeps its data over a
     kill. `redis_port`: where it listens beside its socket (0: nowhere). `starter`: a module that starts the services, if it is not
@@ -38,6 +39,7 @@ class Cluster:
         routers: int = 1,
         workers: int = 1,
         schedulers: int = 0,
+        edges: int = 0,
         dtype: str = "float32",
         durable: bool = False,
         environment: Mapping[str, str] | None = None,
@@ -51,6 +53,8 @@ class Cluster:
         self.workers = [f"worker-{number}" for number in range(workers)]
         self.routers = [f"router-{number}" for number in range(routers)]
         self.schedulers = [f"scheduler-{number}" for number in range(schedulers)]
+        self.edges = [f"edge-{number}" for number in range(edges)]
+        self._edge_ports = [lasting_port() for _ in range(edges)]
         self._scheduler_ports = [lasting_port() for _ in range(schedulers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.each = dict(each or {})
@@ -81,12 +85,16 @@ class Cluster:
         return [f"127.0.0.1:{port}" for port in self._scheduler_ports]
 
     @property
+    def http_addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._edge_ports]
+
+    @property
     def redis_url(self) -> str:
         return self._environment["SHOAL_REDIS_URL"]
 
     def __enter__(self) -> Cluster:
         try:
-            for name in ["redis", *self.routers, *self.schedulers, *self.workers]:
+            for name in ["redis", *self.routers, *self.schedulers, *self.workers, *self.edges]:
                 self.start(name)
             for address in self.addresses:
                 self.wait_ready(address)
@@ -96,8 +104,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.resume([*self.workers, *self.schedulers, *self.routers])
-        for names in (self.workers, self.schedulers, self.routers):
+        self.resume([*self.edges, *self.workers, *self.schedulers, *self.routers])
+        for names in (self.edges, self.workers, self.schedulers, self.routers):
             self.signal(names, signal.SIGTERM)
             for name in names:
                 self.wait(name)
@@ -183,4 +191,6 @@ class Cluster:
         if name.startswith("scheduler"):
             address = self.scheduler_addresses[self.schedulers.index(name)]
             return self._environment | {"SHOAL_SCHEDULER_ADDRESS": address, "SHOAL_SCHEDULER_ID": name}
+        if name.startswith("edge"):
+            return self._environment | {"SHOAL_HTTP_ADDRESS": self.http_addresses[self.edges.index(name)], "SHOAL_EDGE_ID": name}
         return self._environment | {"SHOAL_WORKER_ID": name}

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,9 +37,16 @@ EXPRESSIONS: dict[str, str] = {
 }
 ASKED_OF_NOBODY = 12
 """More than pulls of both workers can wait."""
-OF_LOAD = ("ShoalRequestsFail", "ShoalRequestsRefused", "ShoalModelsDoNotLoad", "ShoalModelsThrash", "ShoalDeviceTimeWasted")
+OF_LOAD = (
+    "ShoalRequestsFail",
+    "ShoalRequestsRefused",
+    "ShoalModelsDoNotLoad",
+    "ShoalModelsThrash",
+    "ShoalDeviceTimeWasted",
+    "ShoalHttpFails",
+)
 OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
-OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind")
+OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind", "ShoalEdgeWithoutRouter")
 OF_THE_END = ("ShoalNoLeader", "ShoalRouterDown", "ShoalProcessDown")
 OF_CERT_MANAGER = ("ShoalCertificateExpires",)
 """Of series that no process of ours tells: promtool's tests alone make them true."""
@@ -62,11 +71,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     (directory / "models" / BROKEN).mkdir()
     (directory / "models" / BROKEN / "config.json").write_text('{"model_type": "bert"}')
     (directory / "mesh").mkdir()
-    names = ("router-0", "router-1", "scheduler-0", "scheduler-1", "worker-0", "worker-1")
+    names = ("router-0", "router-1", "scheduler-0", "scheduler-1", "worker-0", "worker-1", "edge-0")
     addresses = {name: f"127.0.0.1:{lasting_port()}" for name in names}
-    targets = {
-        f"shoal/{kind}": [addresses[name] for name in names if name.startswith(kind)] for kind in ("router", "scheduler", "worker")
-    }
+    kinds = ("router", "scheduler", "worker", "edge")
+    targets = {f"shoal/{kind}": [addresses[name] for name in names if name.startswith(kind)] for kind in kinds}
     with receiving() as (_, endpoint):
         environment = {
             "SHOAL_LEASE_MS": "3000",
@@ -76,7 +84,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         }
         each = {name: {"SHOAL_METRICS_ADDRESS": address} for name, address in addresses.items()}
         cluster = Cluster(
-            directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2, workers=2,
+            directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2, workers=2, edges=1,
             environment=environment, each=each,
         )  # fmt: skip
         with cluster, scraping(directory, targets, rules_file(directory)) as prometheus:
@@ -114,6 +122,7 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
         queries: dict[str, list[dict[str, Any]]] = {}
 
         def all_have_data() -> bool:
+            _over_http(cluster, MODEL)
             client.encode(MODEL, ["a text"])  # it is resident again, and workers wait for more
             queries.update({query: prometheus.query(query) for _, query in dashboards.queries()})
             return all(map(_has_numbers, queries.values()))
@@ -148,6 +157,12 @@ def _has_numbers(samples: list[dict[str, Any]]) -> bool:
     return any(not math.isnan(float(sample["value"][1])) for sample in samples)
 
 
+def _over_http(cluster: Cluster, model: str) -> None:
+    body = json.dumps({"model": model, "input": "a text"}).encode()
+    with suppress(urllib.error.HTTPError), urllib.request.urlopen(f"http://{cluster.http_addresses[0]}/v1/embeddings", body, 30):
+        pass
+
+
 def _ask(client: Client, count: int) -> None:
     with suppress(ShoalError):
         client.encode(MODEL, texts(count, 5, 10, seed=count))
@@ -169,6 +184,8 @@ def _load(cluster: Cluster, client: Client) -> None:
             ]
             for future in hasty:
                 future.result()
+            for model in (MODEL, BROKEN, BROKEN):
+                _over_http(cluster, model)
             with suppress(ShoalError):
                 client.models.load(BROKEN, timeout=3.0)
             for worker in client.mesh().workers:

@@ -1,7 +1,7 @@
 """TEI's HTTP API (text-embeddings-inference 1.9), and the paths of Hugging Face's hosted inference. Pure.
 
-No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL `…/tei/org/name`), or it is that of
-the door, a port of its own (SHOAL_HTTP_DOORS), or that of an alias: `embed`, `rerank` or `predict`, for the bare paths.
+No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL `…/tei/org/name`), or it is that of an
+alias, `embed`, `rerank` or `predict`, for the bare paths.
 """
 
 from __future__ import annotations
