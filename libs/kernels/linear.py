@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.lora import Delta
+from libs.kernels.native import panels
 
 # The number of rows that oneDNN chooses the layout for; the result serves any other number.
 _ROWS_HINT = 2048
@@ -44,6 +45,7 @@ class PackedLinear(nn.Module):
         self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.activation = activation
         self.delta: Delta | None = None
+        self.panels = 0  # address of the prepacked weight for kernels that read it there; 0: none
         self.packed: Tensor | None
         self.register_buffer("packed", None, persistent=False)
 
@@ -51,6 +53,7 @@ class PackedLinear(nn.Module):
         """Prepacks the loaded weight for this device. To be called once, when the weight has its final type and device."""
         if self.packed is None and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS_HINT)
+            self.panels = panels.address(self.packed, self.weight)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:

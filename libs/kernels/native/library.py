@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,31 @@ from libs.kernels.native import build
 SETS: Final = ("avx2", "avx512", "avx512_bf16")
 """Instruction sets, as the library numbers them; each includes those before it."""
 
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+"""Types of elements, as the library numbers them."""
+
 _OPENMP: Final = "libgomp.so.1"
+_INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class Rows:
+    """The entry points of `rows.cpp`, called with their parameters after the instruction set. `embed` returns 1 for a wrong number."""
+
+    def __init__(self, opened: ctypes.CDLL, number: int) -> None:
+        def entry(name: str, *types: type) -> Callable[..., int]:
+            function = opened[f"shoal_{name}"]
+            function.argtypes = (_INT, _INT, _INT, *types)
+            return partial(function, number)
+
+        self.norm = entry("norm", _AT, _LONG, _AT, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT)
+        self.gate = entry("gate", _AT, _LONG, _AT, _LONG, _LONG, _INT, _INT)
+        self.rotate = entry("rotate", _AT, _LONG, _LONG, _LONG, _LONG, _AT, _AT, _LONG)
+        self.pool = entry("pool", _AT, _LONG, _AT, _AT, _LONG, _LONG, _INT)
+        self.embed = entry("embed", _AT, _LONG, _AT, _AT, _LONG, _AT, _AT, _LONG, _LONG)
+
+
+def _no_layer(packed: bytes, kind: int) -> int:
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +57,18 @@ class Native:
     """A loaded library and the instruction set to use.
 
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
+    `layer`: the same of `struct LayerCall`. `rows`: None: torch's operators.
     """
 
     instructions: str
     attention: Callable[[bytes, int], int]
+    layer: Callable[[bytes, int], int] = _no_layer
+    rows: Rows | None = None
+
+    def has_layers(self, dtype: torch.dtype) -> bool:
+        """Whether `layer` computes in this type."""
+        best = {torch.float32: ("avx512", "avx512_bf16"), torch.bfloat16: ("avx512_bf16",)}
+        return self.layer is not _no_layer and self.instructions in best.get(dtype, ())
 
 
 class _Unusable(Exception):
@@ -84,10 +116,14 @@ def instruction_sets(path: Path) -> tuple[str, ...]:
 
 def load(path: Path, instructions: str) -> Native:
     """The library with one of the instruction sets that this CPU has. Raises as `instruction_sets`."""
-    function = _open(path).shoal_attention
-    function.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
-    number = SETS.index(instructions)
-    return Native(instructions, lambda packed, kind: int(function(packed, number, kind)))
+    opened, number = _open(path), SETS.index(instructions)
+
+    def entry(name: str) -> Callable[[bytes, int], int]:
+        function = opened[name]
+        function.argtypes = (ctypes.c_char_p, _INT, _INT)
+        return lambda packed, kind: int(function(packed, number, kind))
+
+    return Native(instructions, entry("shoal_attention"), entry("shoal_layer"), Rows(opened, number))
 
 
 def _open(path: Path) -> ctypes.CDLL:
