@@ -6,5 +6,6 @@ trusted (`library.py`), everything runs on torch's operators.
 
 from libs.kernels.native.attention import attend
 from libs.kernels.native.library import name
+from libs.kernels.native.rows import embed, gate_up, norm, reduce, rotate
 
-__all__ = ["attend", "name"]
+__all__ = ["attend", "embed", "gate_up", "name", "norm", "reduce", "rotate"]

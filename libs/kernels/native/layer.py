@@ -1,7 +1,7 @@
 """A whole transformer layer in one call of the native library, for batches of few tokens, such as one short query.
 
-Operator by operator, such a batch spends as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach two thirds
-of what the CPU can do. The weights are read where oneDNN has packed them (`panels.py`).
+Operator by operator, such a batch spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
+two thirds of what the CPU can do. The weights are read where oneDNN has packed them (`panels.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from libs.kernels.layout import Layout
 from libs.kernels.native.attention import ALL, table
-from libs.kernels.native.library import TYPES, native
+from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
 
 MOST_ROWS: Final = 64
@@ -48,8 +48,8 @@ class Norm:
 class LayerParts:
     """A layer of one of the common forms. `post`: norms come after attention and feed-forward; else before each.
 
-    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with `gate_last`, in the other. `rms`: norms are
-    RMSNorm with weights of `weight + shift`, else LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
+    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with `gate_last`, in the other. `rms`: norms
+    are RMSNorm with weights of `weight + shift`, else LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
     """
 
     qkv: Linear
@@ -85,14 +85,16 @@ class SmallLayer:
         self._hidden = parts.qkv.inputs
 
     @staticmethod
-    def takes(parts: LayerParts, dtype: torch.dtype) -> bool:
-        """Whether there is a kernel for such a layer on this CPU."""
-        library = native()
+    def takes(parts: LayerParts, dtype: torch.dtype, library: Native | None = None) -> bool:
+        """Whether there is a kernel for such a layer on this CPU. `library` None: the one that this process has chosen."""
+        library = native() if library is None else library
         if library is None or not library.has_layers(dtype):
             return False
         linears = (parts.qkv, parts.out, parts.up, parts.down)
         norms = [norm for norm in (parts.attention_norm, parts.ffn_norm, parts.q_norm, parts.k_norm) if norm is not None]
-        tensors = [t for one in (*linears, *norms) for t in (one.bias, getattr(one, "weight", None)) if t is not None]
+        tensors = [norm.weight for norm in norms]
+        tensors += [linear.bias for linear in linears if linear.bias is not None]
+        tensors += [norm.bias for norm in norms if norm.bias is not None]
         return (
             all(linear.panels for linear in linears)
             and all(t.dtype is dtype and t.is_contiguous() for t in tensors)
@@ -103,14 +105,20 @@ class SmallLayer:
         )
 
     def forward(
-        self, x: Tensor, layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None
+        self,
+        x: Tensor,
+        layout: Layout,
+        chosen: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        bias: Tensor | None,
+        library: Native | None = None,
     ) -> Tensor | None:
         """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now.
 
         `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
         [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
         """
-        library = native()
+        library = native() if library is None else library
         if library is None or x.dtype is not self._dtype or not x.is_contiguous():
             return None
         batch, queries = _batch(layout, chosen, rotation, bias)
@@ -150,9 +158,7 @@ def _packed(parts: LayerParts) -> bytes:
     )
 
 
-def _batch(
-    layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None
-) -> tuple[bytes, int]:
+def _batch(layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None) -> tuple[bytes, int]:
     """What the layers of a forward share, and the number of queries: packed once per batch, and again for another rotation."""
     key = _batch, id(rotation)
     made = layout.memo.get(key)
@@ -180,5 +186,3 @@ def _batch(
         # With everything whose address is in it.
         made = layout.memo[key] = (packed, queries, bias, rotation, cos, sin, biases, chosen)
     return made[0], made[1]
-
-

@@ -1,8 +1,8 @@
 """Loads the library, and decides once per process which of its instruction sets is used, if any.
 
 Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has no AVX2, where torch brings no
-libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of a
-plain softmax.
+libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of
+torch's operators (`trial.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from libs.kernels.native import build
 
@@ -33,7 +32,7 @@ _INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.
 
 
 class Rows:
-    """The entry points of `rows.cpp`, called with their parameters after the instruction set. `embed` returns 1 for a wrong number."""
+    """The entry points of `rows.cpp`, called with their parameters after the instruction set. `embed` returns 1 for wrong ids."""
 
     def __init__(self, opened: ctypes.CDLL, number: int) -> None:
         def entry(name: str, *types: type) -> Callable[..., int]:
@@ -41,7 +40,7 @@ class Rows:
             function.argtypes = (_INT, _INT, _INT, *types)
             return partial(function, number)
 
-        self.norm = entry("norm", _AT, _LONG, _AT, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT)
+        self.norm = entry("norm", _AT, _LONG, _AT, _LONG, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT)
         self.gate = entry("gate", _AT, _LONG, _AT, _LONG, _LONG, _INT, _INT)
         self.rotate = entry("rotate", _AT, _LONG, _LONG, _LONG, _LONG, _AT, _AT, _LONG)
         self.pool = entry("pool", _AT, _LONG, _AT, _AT, _LONG, _LONG, _INT)
@@ -98,9 +97,9 @@ def choice() -> Native | str:
         loaded = load(path, found[-1])
         # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
         with ThreadPoolExecutor(1) as thread:
-            is_right = thread.submit(agrees, loaded).result()
-        if not is_right:
-            raise _Unusable(f"{loaded.instructions} computes something else than softmax")
+            wrong = thread.submit(_wrong, loaded).result()
+        if wrong:
+            raise _Unusable(f"{loaded.instructions} computes something else than {wrong}")
     except (OSError, RuntimeError, _Unusable) as error:
         return f"none: {error}"
     return loaded
@@ -138,48 +137,8 @@ def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def agrees(loaded: Native) -> bool:
-    """Whether it computes what a plain softmax does, for a batch with grouped heads, a prefix, and tails of all vectors."""
+def _wrong(loaded: Native) -> str:
     # Late, because that module takes the library from this one.
-    from libs.kernels.layout import Layout
-    from libs.kernels.native.attention import attend_with
+    from libs.kernels.native import trial
 
-    queries, keys = (1, 5, 19, 70), (1, 5, 19, 75)
-    generator = torch.Generator().manual_seed(0)
-    fused = torch.randn(sum(keys), 4 + 2 + 2, 20, generator=generator)
-    bias = torch.randn(4, 2 * 75 + 1, generator=generator)
-    layout = Layout.of(queries, keys)
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
-        q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
-        q = q[: sum(queries)]
-        for causal, window, added in ((False, None, None), (True, 30, bias)):
-            got = attend_with(loaded, q, k, v, layout, 0.25, causal, window, added)
-            wanted = _plain(q.float(), k.float(), v.float(), queries, keys, causal, window, added)
-            if got is None or not torch.allclose(got.float(), wanted, rtol=bound, atol=bound):
-                return False
-    return True
-
-
-def _plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: tuple[int, ...],
-    keys: tuple[int, ...],
-    causal: bool,
-    window: int | None,
-    bias: Tensor | None,
-) -> Tensor:
-    parts = []
-    ends = (torch.tensor(lengths[:-1]).cumsum(0) for lengths in (queries, keys, keys))
-    for own, theirs, values in zip(*(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True):
-        theirs, values = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values))
-        scores = torch.einsum("ihd,jhd->hij", own, theirs) * 0.25
-        distance = torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
-        if bias is not None:
-            scores = scores + bias[:, distance + bias.shape[1] // 2]
-        unseen = (distance > 0) & causal
-        if window is not None:
-            unseen |= distance.abs() > window
-        parts.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(unseen, float("-inf")).softmax(-1), values))
-    return torch.cat(parts)
+    return trial.wrong(loaded)

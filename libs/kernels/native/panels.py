@@ -1,7 +1,7 @@
 """Where oneDNN keeps a prepacked weight, for kernels that read it there: no second copy of the weights is needed for them.
 
-torch hides the layout and the address of such a tensor. The address comes from the C functions of its ahead-of-time compiler, and that
-the weight lies there as expected is seen from its numbers.
+torch hides the layout and the address of such a tensor. The address comes from the C functions of its ahead-of-time compiler, and
+that the weight lies there as expected is seen from its numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def address(packed: Tensor, weight: Tensor) -> int:
     per = _UNIT // element
     padded = -(-weight.shape[0] // PANEL) * PANEL, -(-weight.shape[1] // (_UNITS * per)) * _UNITS * per
     try:
-        if packed.layout is not torch._mkldnn or torch.ops.mkldnn._nbytes(packed) != padded[0] * padded[1] * element:
+        if not packed.is_mkldnn or torch.ops.mkldnn._nbytes(packed) != padded[0] * padded[1] * element:
             return 0
         found = _data(packed)
     except (AttributeError, OSError, RuntimeError):

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.kernels import native
 from libs.kernels.linear import PackedLinear
+from libs.kernels.norms import layer_norm
 from libs.models.layers.spec import EmbeddingSpec
 from libs.models.packed import Packed
 
@@ -77,12 +79,16 @@ class TokenEmbedding(InputLayer):
         if self.project is not None and self._norm_last:
             x = self.project.forward(x)
         if self.norm is not None:
-            x = self.norm(x)
+            x = layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
         if self.project is not None and not self._norm_last:
             x = self.project.forward(x)
         return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
 
     def _sum(self, batch: Packed) -> Tensor:
+        if self.places is not None and (self.segment is None or batch.type_ids is None) and self._scale == 1.0:
+            done = native.embed(self.token.weight, batch.ids, self.places, batch.positions)
+            if done is not None:
+                return done
         x = self.token.forward(batch.ids)
         if self.places is not None and (self.segment is None or batch.type_ids is None):
             x = x + F.embedding(batch.positions, self.places)

@@ -176,17 +176,26 @@ class Layer(nn.Module):
         if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
             return None
         self._linears = attn.qkv, attn.out, ffn.up, ffn.down
-        for linear in self._linears:
-            linear.prepare()
-        qkv, out, up, down = (small.Linear(each.panels, each.bias, each.inputs, each.outputs) for each in self._linears)
-        norms = self.attn_norm, self.ffn_norm, attn.q_norm, attn.k_norm
+        for each in self._linears:
+            each.prepare()
+
+        def linear(one: PackedLinear) -> small.Linear:
+            return small.Linear(one.panels, one.bias, one.inputs, one.outputs)
+
+        def norm(one: Norm) -> small.Norm:
+            return small.Norm(one.weight, one.bias)
+
         return small.LayerParts(
-            qkv,
-            out,
-            up,
-            down,
-            *(None if norm is None else small.Norm(norm.weight, norm.bias) for norm in norms),
-            *attn.parts[:2],
+            qkv=linear(attn.qkv),
+            out=linear(attn.out),
+            up=linear(ffn.up),
+            down=linear(ffn.down),
+            attention_norm=None if self.attn_norm is None else norm(self.attn_norm),
+            ffn_norm=norm(self.ffn_norm),
+            q_norm=None if attn.q_norm is None else norm(attn.q_norm),
+            k_norm=None if attn.k_norm is None else norm(attn.k_norm),
+            heads=attn.parts[0],
+            kv_heads=attn.parts[1],
             dim=attn.head_size,
             scale=attn.scale,
             causal=attn.causal,
@@ -202,7 +211,7 @@ class Layer(nn.Module):
 
     def _at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
         """`forward`, or with `rows` `of_rows`, in one call of the native library, where that is faster."""
-        if self._small is None or x.shape[0] > small.MOST_ROWS or batch.key_rows is not None:
+        if self._small is None or x.shape[0] > small.MOST_ROWS or batch.key_rows is not None or has_triton(x):
             return None
         if any(linear.delta is not None for linear in self._linears):
             return None

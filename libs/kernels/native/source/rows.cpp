@@ -33,12 +33,17 @@ char *at(void *x, int64_t bytes) { return static_cast<char *>(x) + bytes; }
 
 }  // namespace
 
-// [rows, size], rows `x_row` apart -> [rows, size]
-ENTRY shoal_norm(int set, int type, int threads, const void *x, int64_t x_row, void *out, int64_t rows, int64_t size, const void *weight,
-                 const void *bias, float eps, float shift, int rms) {
+// Norms over the last axis. [rows, heads, size], rows `x_row` apart and a row's heads adjacent -> [rows, heads, size]
+ENTRY shoal_norm(int set, int type, int threads, const void *x, int64_t x_row, void *out, int64_t rows, int64_t heads, int64_t size,
+                 const void *weight, const void *bias, float eps, float shift, int rms) {
     const Norm norm = {weight, bias, eps, shift, rms};
-    divided(rows, size, threads, [&](int64_t first, int64_t last) {
-        rows_for(set, type).norm(norm, at(x, first * x_row * bytes(type)), x_row, at(out, first * size * bytes(type)), last - first, size);
+    divided(rows, heads * size, threads, [&](int64_t first, int64_t last) {
+        if (heads == 1) {
+            rows_for(set, type).norm(norm, at(x, first * x_row * bytes(type)), x_row, at(out, first * size * bytes(type)), last - first, size);
+            return;
+        }
+        for (int64_t r = first; r < last; r++)
+            rows_for(set, type).norm(norm, at(x, r * x_row * bytes(type)), size, at(out, r * heads * size * bytes(type)), heads, size);
     });
     return 0;
 }
