@@ -69,7 +69,7 @@ INLINE typename T::Floats activated(typename T::Floats x) {
         p = T::fmadd(p, t, T::set(-0.284496736f));
         p = T::fmadd(p, t, T::set(0.254829592f));
         const auto e = T::exp2(T::mul(T::mul(low, low), T::set(-0.72134752f)));
-        return T::fmadd(T::mul(T::mul(low, half), T::mul(p, t)), e, T::mul(half, T::add(x, size)));
+        return T::fmadd(T::mul(T::mul(low, half), T::mul(p, t)), e, T::fmadd(x, half, T::mul(size, half)));
     }
 }
 
@@ -172,7 +172,7 @@ void rotate_row(void *row, int64_t heads, int64_t dim, const float *cos, const f
 template <class T>
 void pool_rows(const void *rows_of, int64_t x_row, int64_t rows, int64_t first, int64_t last, bool max, float factor, float *out) {
     constexpr int L = T::LANES;
-    constexpr int64_t FEW = 32;  // sums of so many are added up, so that long sequences lose no more digits than short ones
+    constexpr int64_t FEW = 128;  // sums of so many are added up, so that long sequences lose no more digits than short ones
     using Floats = typename T::Floats;
     const auto *x = static_cast<const typename T::Element *>(rows_of);
     wide<T>(first, last, [&](int64_t at, int64_t n) INLINE_LAMBDA {
