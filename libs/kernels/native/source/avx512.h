@@ -33,7 +33,7 @@ struct Avx512 {
     static INLINE Floats select(Floats x, Floats a, Floats b) {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_GE_OQ), b, a);
     }
-    static INLINE void prefetch(const Unit *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+    static INLINE void prefetch(const Unit *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 
     // The first n bits; n of any size.
     static INLINE uint32_t first(int64_t n) { return n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1; }

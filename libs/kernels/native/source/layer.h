@@ -60,7 +60,7 @@ namespace {
 
 constexpr int64_t PANEL = 64, PART = 32;  // outputs of a panel, and of what is computed at a time
 constexpr int64_t MOST_ROWS = 14;         // of a block: with PART outputs as many sums as there are registers for
-constexpr int64_t AHEAD = 32 * PANEL;     // units of weights that are fetched before they are used
+constexpr int64_t AHEAD = 64 * PANEL;     // units of weights that are fetched before they are used: far enough for main memory
 
 struct Blocks {
     int64_t count, rows;  // rows of a block; of the last, perhaps fewer
