@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from libs.kernels.native.layer import MOST_ROWS
 from libs.models.layers.embeddings import InputLayer
 from libs.models.trunk import Trunk
 from libs.models.work import InputRows, InputSequence
 
-_TOKENS = 16  # of each sequence
+_SEQUENCES = 4
+_TOKENS = 16  # of each
 
 _ALONE = Lock()  # torch keeps in globals that a dispatch mode is active
 
@@ -77,19 +77,17 @@ def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float
     what the encoder raises.
     """
     length = min(_TOKENS, trunk.encoder.max_positions)
-    # More tokens than those for which layers are computed at once, without tensors to be counted.
-    count = MOST_ROWS // length + 1
-    rows = [_sequence(trunk.encoder.embed, number, length) for number in range(count)]
+    rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
     with _ALONE, live:
-        batch = trunk.pack(rows, [None] * count)
+        batch = trunk.pack(rows, [None] * _SEQUENCES)
         hidden = trunk.encoder.forward(batch)
         for head in trunk.heads.values():
             try:
                 head.forward(hidden, batch, rows)
             except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack
                 continue
-    return live.peak / (length * count)
+    return live.peak / (length * _SEQUENCES)
 
 
 def _sequence(embed: InputLayer, number: int, length: int) -> InputSequence:

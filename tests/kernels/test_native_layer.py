@@ -16,6 +16,7 @@ from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
 from libs.models.layers.encoder import Layer, PackedEncoder
 from libs.models.packed import Packed, Rows
+from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native
 from tests.parity.checkpoints import Kind, write_checkpoint
 
@@ -23,7 +24,7 @@ from tests.parity.checkpoints import Kind, write_checkpoint
 KINDS: tuple[Kind, ...] = ("bert", "xlm-roberta", "mpnet", "modernbert", "nomic_bert", "qwen3", "llama", "eurobert")
 SETS = {torch.float32: "avx512", torch.bfloat16: "avx512_bf16"}
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 0.04}
-LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12)
+LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12, (100, 60))
 
 
 def loaded(kind: Kind, directory: Path, dtype: torch.dtype, config: Mapping[str, object] | None = None) -> PackedModel:
@@ -127,8 +128,12 @@ def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: 
 def test_more_tokens_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     counted = Counted(monkeypatch)
-    encoder.forward(batch_of((layer.MOST_ROWS + 1,)))
+    encoder.forward(batch_of((100, 100, 57)))
     assert counted.layers == 0
+    with Largest() as largest:
+        encoder.forward(batch_of((9,)))
+    assert counted.layers == 0, "what it holds is to be counted"
+    assert largest.numbers > 0
     one = encoder.stack[1]
     assert isinstance(one, Layer)
     one.attn.out.delta = Delta.__new__(Delta)
@@ -148,6 +153,19 @@ def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: P
     bad = library.Native(good.instructions, good.attention, lambda packed, kind: 1, good.rows)
     monkeypatch.setattr(library, "choice", lambda: bad)
     assert error(encoder.forward(batch_of((9,))), wanted) < BOUNDS[dtype]
+
+
+def test_many_threads_take_fewer_tokens() -> None:
+    """Each of them packs all rows for itself."""
+    before = torch.get_num_threads()
+    try:
+        most = {}
+        for threads in (1, 2, 4, 64):
+            torch.set_num_threads(threads)
+            most[threads] = max(tokens for tokens in range(1, 600) if layer.is_small(tokens))
+    finally:
+        torch.set_num_threads(before)
+    assert most == {1: 256, 2: 256, 4: 128, 64: 32}
 
 
 @pytest.mark.parametrize("size", [(64, 64), (2, 3), (65, 40), (200, 17), (300, 96)])

@@ -19,13 +19,20 @@ from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
 
-MOST_ROWS: Final = 64
-"""Tokens of a batch; with more, oneDNN's products are as fast."""
+_MOST_ROWS: Final = 256
+_FEW_ROWS: Final = 32
+_ROWS_OF_THREADS: Final = 512
 
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
 _CALL: Final = Struct("3P")
 _BATCH: Final = Struct("6P2q6i")
 """`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
+
+
+def is_small(tokens: int) -> bool:
+    """Whether a batch of so many tokens is computed this way. With more, oneDNN's products are as fast; and each thread packs all
+    rows for itself, so that many threads take fewer."""
+    return tokens <= _FEW_ROWS or tokens <= min(_MOST_ROWS, _ROWS_OF_THREADS // torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,14 @@ class SmallLayer:
         bias: Tensor | None,
         library: Native | None = None,
     ) -> Tensor | None:
-        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now.
+        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now, or a dispatch
+        mode is active on this thread, such as one that counts a forward's memory, which would see nothing of the layer.
 
         `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
         [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
         """
         library = native() if library is None else library
-        if library is None or x.dtype is not self._dtype or not x.is_contiguous():
+        if library is None or x.dtype is not self._dtype or not x.is_contiguous() or torch._C._len_torch_dispatch_stack():
             return None
         batch, queries = _batch(layout, chosen, rotation, bias)
         out = x.new_empty((queries, self._hidden))

@@ -211,7 +211,7 @@ class Layer(nn.Module):
 
     def _at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
         """`forward`, or with `rows` `of_rows`, in one call of the native library, where that is faster."""
-        if self._small is None or x.shape[0] > small.MOST_ROWS or batch.key_rows is not None or has_triton(x):
+        if self._small is None or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
             return None
         if any(linear.delta is not None for linear in self._linears):
             return None
