@@ -25,6 +25,14 @@ class Table(nn.Module):
         return F.embedding(numbers, self.weight)
 
 
+class EmbeddingNorm(nn.LayerNorm):
+    """LayerNorm by the kernels that the layers have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, size] -> the same"""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
 class InputLayer(nn.Module):
     """The first layer of an encoder: the batch's input to its first hidden states.
 
@@ -53,7 +61,7 @@ class TokenEmbedding(InputLayer):
         self.segment = Table(spec.segments, size) if spec.segments else None
         hidden = size if spec.hidden is None else spec.hidden
         width = hidden if spec.norm_last else size
-        self.norm = None if spec.norm_eps is None else nn.LayerNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
+        self.norm = None if spec.norm_eps is None else EmbeddingNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
         self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size else None
         self.max_positions, self.vocabulary, self.segments = spec.positions - spec.offset, spec.vocabulary, spec.segments
         self.row_size = hidden
@@ -79,7 +87,7 @@ class TokenEmbedding(InputLayer):
         if self.project is not None and self._norm_last:
             x = self.project.forward(x)
         if self.norm is not None:
-            x = layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
+            x = self.norm.forward(x)
         if self.project is not None and not self._norm_last:
             x = self.project.forward(x)
         return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))

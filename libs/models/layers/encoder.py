@@ -163,12 +163,7 @@ class Layer(nn.Module):
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()
         self._small: small.SmallLayer | None = None
-
-    def prepare(self) -> None:
-        """Once loaded: from now on the native library, if it can, computes the layer of a batch of few tokens."""
-        parts = self._parts()
-        if parts is not None and small.SmallLayer.takes(parts, self.ffn_norm.weight.dtype):
-            self._small = small.SmallLayer(parts, self.ffn_norm.weight.dtype)
+        self._is_asked = False
 
     def _parts(self) -> small.LayerParts | None:
         """What the layer consists of, if it is one of the common forms."""
@@ -176,8 +171,6 @@ class Layer(nn.Module):
         if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
             return None
         self._linears = attn.qkv, attn.out, ffn.up, ffn.down
-        for each in self._linears:
-            each.prepare()
 
         def linear(one: PackedLinear) -> small.Linear:
             return small.Linear(one.panels, one.bias, one.inputs, one.outputs)
@@ -209,9 +202,16 @@ class Layer(nn.Module):
             activation=ffn.activation,
         )
 
-    def _at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
-        """`forward`, or with `rows` `of_rows`, in one call of the native library, where that is faster."""
-        if self._small is None or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
+    def at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
+        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can and that is faster; or None."""
+        if not x.is_cpu or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
+            return None
+        if not self._is_asked:
+            # Now, when all weights are loaded and packed.
+            parts, self._is_asked = self._parts(), True
+            if parts is not None and small.SmallLayer.takes(parts, x.dtype):
+                self._small = small.SmallLayer(parts, x.dtype)
+        if self._small is None:
             return None
         if any(linear.delta is not None for linear in self._linears):
             return None
@@ -220,14 +220,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
-        done = self._at_once(x, batch, shared, None, batch.layout)
+        done = self.at_once(x, batch, shared, None, batch.layout)
         if done is not None:
             return done
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
     def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
         """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
-        done = self._at_once(x, batch, shared, rows, layout)
+        done = self.at_once(x, batch, shared, rows, layout)
         if done is not None:
             return done
         mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
