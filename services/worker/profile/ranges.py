@@ -48,7 +48,7 @@ def named_parts(model: PackedModel) -> Iterator[None]:
     at_once = SmallLayer.forward
     try:
         for name, kernel in kernels.items():
-            setattr(native, name, _in_range(NATIVE + name, kernel))
+            setattr(native, name, _in_range(NATIVE + ("attention" if name == "attend" else name), kernel))
         SmallLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
         for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):
