@@ -134,7 +134,7 @@ bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (Op
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
 	$(BIN)/python -m benchmarks.families $(ARGS)
 
-bench-attention: $(VENV)/.dev native ## Measure the native attention kernel against torch's operators, alone and in a model's forward
+bench-attention: $(VENV)/.dev native ## Measure the native kernels against torch's operators, alone and in a model's forward
 	$(BIN)/python -m benchmarks.attention $(ARGS)
 
 bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, and with ARGS=--profile by stage

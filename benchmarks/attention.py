@@ -1,8 +1,8 @@
-"""How much faster is native attention than torch's operators on a CPU? `python -m benchmarks.attention`, or `make bench-attention`.
+"""How much faster is the native library than torch's operators? `python -m benchmarks.attention`, or `make bench-attention`.
 
-The kernel alone, for shapes of real models, in every instruction set that this CPU has; and the whole forward of all-MiniLM-L6-v2
-over texts in the length mix of `benchmarks/texts.py`, and of one short query. Implementations take turns within a round, and ratios
-are of neighbours in time, so that the machine's drift cancels: trust them more than the times.
+Attention alone, for shapes of real models, in every instruction set that this CPU has; the row functions; and the whole forward of
+all-MiniLM-L6-v2 over texts in the length mix of `benchmarks/texts.py`, and of one short query. Implementations take turns within a
+round, and ratios are of neighbours in time, so that the machine's drift cancels: trust them more than the times.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.texts import MINILM_ID, minilm_directory, real_texts
-from libs.kernels import attention_dense, native
-from libs.kernels.layout import Layout
+from libs.kernels import attention_dense, gated, native, norms, rope, segments
+from libs.kernels.layout import Layout, cumulated
 from libs.kernels.linear import has_bfloat16
 from libs.kernels.native import build, library
 from libs.kernels.native.attention import attend_with
@@ -81,7 +81,7 @@ def main() -> None:
             print(f"\n{dtype}, {threads} thread{'s' * (threads > 1)}: median ms of torch's operators, and how many times as fast")
             for case in CASES[: arguments.cases]:
                 report(case.name, take_turns(kernels(case, DTYPES[dtype], loaded), arguments.rounds))
-            for name, ways in forwards(DTYPES[dtype]):
+            for name, ways in (*row_functions(DTYPES[dtype]), *forwards(DTYPES[dtype])):
                 report(name, take_turns(ways, arguments.rounds))
 
 
@@ -100,8 +100,30 @@ def kernels(case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]
     return {"torch": prepared(attention_dense.attend)} | {name: prepared(partial(attend_with, loaded[name])) for name in told}
 
 
+def row_functions(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
+    """Of a hidden size of 768, for a batch of the mix and for one query."""
+    for rows, batch in ((sum(real_texts(BATCH).lengths), BATCH), (12, 1)):
+        x, weight, heads = torch.randn(rows, 768).to(dtype), torch.randn(768).to(dtype), torch.randn(rows, 24, 64).to(dtype)
+        cos, inner, ends = torch.randn(rows, 32), torch.randn(rows, 4608).to(dtype), cumulated([rows // batch] * batch, "cpu")
+        found: dict[str, Callable[[], object]] = {
+            "LayerNorm": partial(norms.layer_norm, x, weight, None, 1e-5),
+            "RMSNorm": partial(norms.rms_norm, x, weight, 1e-5),
+            "GeGLU": partial(gated.gate_up, inner, "gelu"),
+            "SwiGLU": partial(gated.gate_up, inner, "silu"),
+            "rotation": partial(rope.rotate, heads, cos, cos),
+            "mean pooling": partial(segments.reduce, x, "mean", ends),
+        }
+        for name, function in found.items():
+
+            def by_torch(function: Callable[[], object] = function) -> None:
+                with without_native():
+                    function()
+
+            yield f"{name}, {rows:,} tokens", {"torch": by_torch, native.name(): function}
+
+
 def forwards(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
-    """Of the whole model, with the kernel that this machine uses and without."""
+    """Of the whole model, with the kernels that this machine uses and without."""
     model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
     texts = real_texts(8 * BATCH).texts
     mix = [model.prepare(EncodeWork(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]
@@ -121,7 +143,7 @@ def forwards(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], o
 
 @contextmanager
 def without_native() -> Iterator[None]:
-    with patch.object(native, "attend", lambda *arguments: None):
+    with patch.object(library, "choice", lambda: "none: for comparison"):
         yield
 
 

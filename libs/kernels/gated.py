@@ -10,6 +10,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from libs.kernels import native
 from libs.kernels.triton_here import has_triton
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -31,5 +32,8 @@ def gate_up(x: Tensor, activation: Activation, *, gate_last: bool = False) -> Te
         from libs.kernels import fused_triton
 
         return fused_triton.gate_up(x, activation, gate_last=gate_last)
+    done = native.gate_up(x, activation, gate_last=gate_last)
+    if done is not None:
+        return done
     first, second = x.chunk(2, dim=-1)
     return activate(second, activation).mul_(first) if gate_last else activate(first, activation).mul_(second)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from libs.kernels.int8 import MOST_INPUTS, Int8Weight, way
 from libs.kernels.lora import Delta
+from libs.kernels.native import panels
 
 # The number of rows that oneDNN chooses the layout for; the result serves any other number.
 _ROWS_HINT = 2048
@@ -47,6 +48,7 @@ class PackedLinear(nn.Module):
         self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.activation, self.exact = activation, exact
         self.delta: Delta | None = None
+        self.panels = 0  # address of the prepacked weight for kernels that read it there; 0: none
         self.packed: Tensor | None
         self.register_buffer("packed", None, persistent=False)
         self.quantised: Int8Weight | None = None
@@ -56,6 +58,7 @@ class PackedLinear(nn.Module):
         is_plain = self.packed is None and self.quantised is None
         if is_plain and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS_HINT)
+            self.panels = panels.address(self.packed, self.weight)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def quantise(self) -> None:

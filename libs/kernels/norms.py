@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from libs.kernels import native
 from libs.kernels.triton_here import has_triton
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias; x: [..., size]."""
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    done = native.norm(x, weight, bias, eps)
+    return done if done is not None else F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
@@ -23,6 +25,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Te
         from libs.kernels import fused_triton
 
         return fused_triton.norm(x, None, weight, None, eps, rms=True, shift=shift)[1]
+    done = native.norm(x, weight, None, eps, rms=True, shift=shift)
+    if done is not None:
+        return done
     if not shift:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.float(), weight.shape, weight.float() + shift, eps).type_as(x)

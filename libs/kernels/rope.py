@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from libs.kernels import native
 from libs.kernels.triton_here import has_triton
 
 
@@ -27,6 +28,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         from libs.kernels import fused_triton
 
         return fused_triton.rotate_(x, cos, sin)
+    done = native.rotate(x, cos, sin)
+    if done is not None:
+        return done
     pairs = cos.shape[1]
     sin = sin[:, None]
     # One product multiplies both halves by cos, and promotes them to float32 without a copy.

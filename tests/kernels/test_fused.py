@@ -14,6 +14,7 @@ from torch import Tensor
 from libs.kernels import gated, norms, rope, segments
 from libs.kernels.gated import Activation
 from libs.kernels.segments import Reduction
+from tests.kernels.ways import use_dense
 
 # Triton's interpreter runs on CPU tensors; where there is a GPU the kernels are compiled, and the plain path is for the CPU alone.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -141,7 +142,8 @@ def test_reductions_of_each_sequence(how: Reduction, dtype: torch.dtype, fused: 
     assert_close(segments.reduce(values, how, cu_seqlens), wanted, 1e-5)
 
 
-def test_plain_paths_agree_with_torch() -> None:
+def test_plain_paths_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_dense(monkeypatch)
     x, weight = random(4, 12), random(12)
     assert torch.equal(norms.layer_norm(x, weight, None, 1e-5), F.layer_norm(x, (12,), weight, None, 1e-5))
     assert torch.equal(norms.rms_norm(x, weight, 1e-5), F.rms_norm(x, (12,), weight, 1e-5))

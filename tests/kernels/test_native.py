@@ -16,7 +16,7 @@ from torch import Tensor
 
 from libs.kernels import attention_dense, native
 from libs.kernels.layout import Layout
-from libs.kernels.native import attention, build
+from libs.kernels.native import attention, build, trial
 from libs.kernels.native import library as loading
 from libs.kernels.native.library import SETS, Native
 from tests.kernels.batches import Batch, error
@@ -202,7 +202,7 @@ def test_without_it_torch_computes(library: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr(loading, "_OPENMP", "libnobody.so.9")
         is_left_out("libnobody")
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "agrees", lambda loaded: False)
+        patch.setattr(trial, "wrong", lambda loaded: "layers")
         is_left_out("something else")
     with monkeypatch.context() as patch:
         patch.setattr(loading, "_open", lambda path: FakeOldCpu())
@@ -219,8 +219,8 @@ class FakeOldCpu:
 
 def test_the_trial_finds_wrong_results(library: Path) -> None:
     good = loading.load(library, "avx2")
-    assert loading.agrees(good)
-    assert not loading.agrees(Native("avx2", lambda packed, kind: 1)), "out of memory"
+    assert not trial.wrong(good)
+    assert trial.wrong(Native("avx2", lambda packed, kind: 1, good.layer, good.rows)) == "softmax", "out of memory"
 
     def forgets_the_bias(packed: bytes, kind: int) -> int:
         return good.attention(packed[:48] + bytes(8) + packed[56:], kind)
@@ -229,7 +229,24 @@ def test_the_trial_finds_wrong_results(library: Path) -> None:
         return good.attention(packed, 1)
 
     for wrong in (forgets_the_bias, takes_another_type):
-        assert not loading.agrees(Native("avx2", wrong))
+        assert trial.wrong(Native("avx2", wrong, good.layer, good.rows)) == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("norm", "norms"), ("gate", "gates"), ("rotate", "rotations"), ("pool", "sums"), ("embed", "embeddings"), ("layer", "layers")],
+)
+def test_the_trial_finds_what_does_nothing(name: str, told: str, library: Path) -> None:
+    best = loading.instruction_sets(library)[-1]
+    loaded = loading.load(library, best)
+    if name == "layer" and not loaded.has_layers(torch.float32):
+        pytest.skip("this CPU has no AVX512")
+    assert loaded.rows is not None
+    if name == "layer":
+        loaded = Native(best, loaded.attention, lambda packed, kind: 0, loaded.rows)
+    else:
+        setattr(loaded.rows, name, lambda *arguments: 0)
+    assert trial.wrong(loaded) == told
 
 
 @pytest.mark.usefixtures("asked_anew", "library")

@@ -1,4 +1,4 @@
-"""Which implementation attention takes in a test."""
+"""Which implementation a test takes on a CPU: the native library or torch's operators."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from libs.kernels import native
-from libs.kernels.native import attention, library
+from libs.kernels.native import library
 
 
 def use_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention by torch's operators."""
-    monkeypatch.setattr(native, "attend", lambda *arguments: None)
+    """Everything by torch's operators."""
+    monkeypatch.setattr(library, "choice", lambda: "none: for this test")
 
 
 def use_native(monkeypatch: pytest.MonkeyPatch, path: Path, instructions: str) -> None:
-    """Attention by one of the library's instruction sets; skips where the CPU does not have it."""
+    """By one of the library's instruction sets; skips where the CPU does not have it."""
     if instructions not in library.instruction_sets(path):
         pytest.skip(f"this CPU has no {instructions}")
     chosen = library.load(path, instructions)
-    monkeypatch.setattr(attention, "native", lambda: chosen)
+    monkeypatch.setattr(library, "choice", lambda: chosen)

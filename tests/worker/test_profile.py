@@ -13,6 +13,7 @@ import torch
 
 from libs.errors import TaskNotSupported
 from libs.kernels import native
+from libs.kernels.native.library import native as native_library
 from libs.models import PackedModel, load_model
 from services.local.settings import MINILM, packaged_minilm
 from services.worker.profile.forward import Batch, ForwardProfile, fill, profile_forward, work_of
@@ -132,10 +133,23 @@ def assert_adds_up(found: ForwardProfile) -> None:
 def test_the_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None:
     found = profiled(embedder(tmp_path, kind))
     assert_adds_up(found)
-    assert [part for part in PARTS if not found.parts[part]] in ([], ["copy"], ["other"], ["copy", "other"])
+    assert not found.parts["layer"], "a batch of many tokens"
+    assert {part for part in PARTS if not found.parts[part]} <= {"layer", "copy", "other"}
     assert (found.dtype, found.runs, found.model) == ("float32", 5, "org/small")
     assert 0 < found.tokens <= 1024
     assert min(found.prepare_seconds, found.finish_seconds, found.plain_seconds) > 0
+
+
+def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path) -> None:
+    model = embedder(tmp_path)
+    library = native_library()
+    if library is None or not library.has_layers(torch.float32):
+        pytest.skip("this CPU has no AVX512, or there is no native library")
+    found = profiled(model, tokens=32)
+    assert_adds_up(found)
+    assert found.inside["layer"]["native::layer"] > 0
+    assert "native::layer" not in found.inside["other"]
+    assert not any("_linear_pointwise" in name for inside in found.inside.values() for name in inside)
 
 
 def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:

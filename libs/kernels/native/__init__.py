@@ -4,7 +4,13 @@ The library knows neither torch nor Python, so one build serves all versions of 
 trusted (`library.py`), everything runs on torch's operators.
 """
 
+from typing import Final
+
 from libs.kernels.native.attention import attend
 from libs.kernels.native.library import name
+from libs.kernels.native.rows import embed, gate_up, norm, reduce, rotate
 
-__all__ = ["attend", "name"]
+__all__ = ["KERNELS", "attend", "embed", "gate_up", "name", "norm", "reduce", "rotate"]
+
+KERNELS: Final = ("attend", "embed", "gate_up", "norm", "reduce", "rotate")
+"""The functions that compute; callers call them as attributes of this module."""

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.layout import Layout
-from libs.kernels.native.library import Native, native
+from libs.kernels.native.library import TYPES, Native, native
 
-_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _CALL: Final = Struct("7P8q7if")
 """`struct Attention` of source/attention.h."""
-_ALL: Final = 1 << 30
+ALL: Final = 1 << 30
 """A window that takes in every key."""
 _SPARE: Final = 32
 """Columns at both ends of a table of biases, which whole vectors may be read from."""
@@ -44,15 +43,15 @@ def attend_with(
     bias: Tensor | None,
 ) -> Tensor | None:
     """`attend` with this library."""
-    kind = _TYPES.get(q.dtype)
+    kind = TYPES.get(q.dtype)
     if kind is None or not (q.dtype == k.dtype == v.dtype) or q.requires_grad:
         return None
     (q_row, q_head, q_step), (k_row, k_head, k_step), (v_row, v_head, v_step) = q.stride(), k.stride(), v.stride()
     (queries, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
     if not q_step == k_step == v_step == 1 or v.shape != k.shape or (queries, keys) != _rows(layout):
         return None
-    table, middle = (None, 0) if bias is None else _table(bias, layout)
-    left = _ALL if window is None else window
+    biases, middle = (None, 0) if bias is None else table(bias, layout)
+    left = ALL if window is None else window
     out = q.new_empty((queries, heads, dim))
     packed = _CALL.pack(
         q.data_ptr(),
@@ -61,21 +60,21 @@ def attend_with(
         out.data_ptr(),
         layout.cu_queries.data_ptr(),
         layout.cu_keys.data_ptr(),
-        0 if table is None else table.data_ptr(),
+        0 if biases is None else biases.data_ptr(),
         q_row,
         q_head,
         k_row,
         k_head,
         v_row,
         v_head,
-        0 if table is None else table.shape[1],
+        0 if biases is None else biases.shape[1],
         middle,
         layout.cu_queries.shape[0] - 1,
         heads,
         kv_heads,
         dim,
-        min(left, _ALL),
-        0 if causal else min(left, _ALL),
+        min(left, ALL),
+        0 if causal else min(left, ALL),
         torch.get_num_threads(),
         scale,
     )
@@ -91,16 +90,16 @@ def _rows(layout: Layout) -> object:
     return rows
 
 
-def _table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
+def table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
     """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the column of distance 0.
 
     Made once per batch, of the distances that it has. [heads, 2 * reach + 1] -> [heads, 2 * (shorter reach + _SPARE) + 1]
     """
-    made = layout.memo.get(_table)
+    made = layout.memo.get(table)
     if not isinstance(made, tuple) or made[0] is not bias:
         middle = bias.shape[1] // 2
         reach = min(middle, layout.max_positions)
         used = bias[:, middle - reach : middle + reach + 1].float()
-        table = F.pad(used.flip(1), (_SPARE, _SPARE)).mul_(math.log2(math.e))
-        made = layout.memo[_table] = (bias, table, reach + _SPARE)
+        biases = F.pad(used.flip(1), (_SPARE, _SPARE)).mul_(math.log2(math.e))
+        made = layout.memo[table] = (bias, biases, reach + _SPARE)
     return made[1], made[2]

@@ -28,6 +28,8 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # What is compiled with which instructions. Nothing but the kernels may have more than any x86-64 CPU.
 _UNITS = {
     "attention.cpp": ("-fopenmp",),
+    "layer.cpp": ("-fopenmp",),
+    "rows.cpp": ("-fopenmp",),
     "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,
     "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),

@@ -1,8 +1,8 @@
 """Loads the library, and decides once per process which of its instruction sets is used, if any.
 
 Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has no AVX2, where torch brings no
-libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of a
-plain softmax.
+libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of
+torch's operators (`trial.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,42 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from libs.kernels.native import build
 
 SETS: Final = ("avx2", "avx512", "avx512_bf16")
 """Instruction sets, as the library numbers them; each includes those before it."""
 
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+"""Types of elements, as the library numbers them."""
+
 _OPENMP: Final = "libgomp.so.1"
+_INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class Rows:
+    """The entry points of `rows.cpp`, called with their parameters after the instruction set. `embed` returns 1 for wrong ids."""
+
+    def __init__(self, opened: ctypes.CDLL, number: int) -> None:
+        def entry(name: str, *types: type) -> Callable[..., int]:
+            function = opened[f"shoal_{name}"]
+            function.argtypes = (_INT, _INT, _INT, *types)
+            return partial(function, number)
+
+        self.norm = entry("norm", _AT, _LONG, _AT, _LONG, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT)
+        self.gate = entry("gate", _AT, _LONG, _AT, _LONG, _LONG, _INT, _INT)
+        self.rotate = entry("rotate", _AT, _LONG, _LONG, _LONG, _LONG, _AT, _AT, _LONG)
+        self.pool = entry("pool", _AT, _LONG, _AT, _AT, _LONG, _LONG, _INT)
+        self.embed = entry("embed", _AT, _LONG, _AT, _AT, _LONG, _AT, _AT, _LONG, _LONG)
+
+
+def _no_layer(packed: bytes, kind: int) -> int:
+    return 1
 
 
 Int8Linear = Callable[[bytes, int, int], None]
@@ -37,13 +60,21 @@ class Native:
     """A loaded library and the instruction set to use.
 
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
-    `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
+    `layer`: the same of `struct LayerCall`. `rows`: None: torch's operators. `int8`: linear layers in int8, which `int8.py` calls;
+    `int8_sets`: how many of its instruction sets this CPU has.
     """
 
     instructions: str
     attention: Callable[[bytes, int], int]
+    layer: Callable[[bytes, int], int] = _no_layer
+    rows: Rows | None = None
     int8: Int8Linear | None = None
     int8_sets: int = 0
+
+    def has_layers(self, dtype: torch.dtype) -> bool:
+        """Whether `layer` computes in this type."""
+        best = {torch.float32: ("avx512", "avx512_bf16"), torch.bfloat16: ("avx512_bf16",)}
+        return self.layer is not _no_layer and self.instructions in best.get(dtype, ())
 
 
 class _Unusable(Exception):
@@ -73,9 +104,9 @@ def choice() -> Native | str:
         loaded = load(path, found[-1])
         # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
         with ThreadPoolExecutor(1) as thread:
-            is_right = thread.submit(agrees, loaded).result()
-        if not is_right:
-            raise _Unusable(f"{loaded.instructions} computes something else than softmax")
+            wrong = thread.submit(_wrong, loaded).result()
+        if wrong:
+            raise _Unusable(f"{loaded.instructions} computes something else than {wrong}")
     except (OSError, RuntimeError, _Unusable) as error:
         return f"none: {error}"
     return loaded
@@ -91,12 +122,17 @@ def instruction_sets(path: Path) -> tuple[str, ...]:
 
 def load(path: Path, instructions: str) -> Native:
     """The library with one of the instruction sets that this CPU has. Raises as `instruction_sets`."""
-    opened = _open(path)
-    function, int8 = opened.shoal_attention, opened.shoal_int8_linear
-    function.argtypes = int8.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int)
-    int8.restype = None
-    number = SETS.index(instructions)
-    return Native(instructions, lambda packed, kind: int(function(packed, number, kind)), int8, opened.shoal_int8_set() + 1)
+    opened, number = _open(path), SETS.index(instructions)
+
+    def entry(name: str) -> Callable[[bytes, int], int]:
+        function = opened[name]
+        function.argtypes = (ctypes.c_char_p, _INT, _INT)
+        return lambda packed, kind: int(function(packed, number, kind))
+
+    int8 = opened.shoal_int8_linear
+    int8.argtypes, int8.restype = (ctypes.c_char_p, _INT, _INT), None
+    int8_sets = opened.shoal_int8_set() + 1
+    return Native(instructions, entry("shoal_attention"), entry("shoal_layer"), Rows(opened, number), int8, int8_sets)
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -111,48 +147,8 @@ def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def agrees(loaded: Native) -> bool:
-    """Whether it computes what a plain softmax does, for a batch with grouped heads, a prefix, and tails of all vectors."""
+def _wrong(loaded: Native) -> str:
     # Late, because that module takes the library from this one.
-    from libs.kernels.layout import Layout
-    from libs.kernels.native.attention import attend_with
+    from libs.kernels.native import trial
 
-    queries, keys = (1, 5, 19, 70), (1, 5, 19, 75)
-    generator = torch.Generator().manual_seed(0)
-    fused = torch.randn(sum(keys), 4 + 2 + 2, 20, generator=generator)
-    bias = torch.randn(4, 2 * 75 + 1, generator=generator)
-    layout = Layout.of(queries, keys)
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
-        q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
-        q = q[: sum(queries)]
-        for causal, window, added in ((False, None, None), (True, 30, bias)):
-            got = attend_with(loaded, q, k, v, layout, 0.25, causal, window, added)
-            wanted = _plain(q.float(), k.float(), v.float(), queries, keys, causal, window, added)
-            if got is None or not torch.allclose(got.float(), wanted, rtol=bound, atol=bound):
-                return False
-    return True
-
-
-def _plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: tuple[int, ...],
-    keys: tuple[int, ...],
-    causal: bool,
-    window: int | None,
-    bias: Tensor | None,
-) -> Tensor:
-    parts = []
-    ends = (torch.tensor(lengths[:-1]).cumsum(0) for lengths in (queries, keys, keys))
-    for own, theirs, values in zip(*(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True):
-        theirs, values = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values))
-        scores = torch.einsum("ihd,jhd->hij", own, theirs) * 0.25
-        distance = torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
-        if bias is not None:
-            scores = scores + bias[:, distance + bias.shape[1] // 2]
-        unseen = (distance > 0) & causal
-        if window is not None:
-            unseen |= distance.abs() > window
-        parts.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(unseen, float("-inf")).softmax(-1), values))
-    return torch.cat(parts)
+    return trial.wrong(loaded)

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.kernels import native
 from libs.kernels.int8 import codes_of
 from libs.kernels.linear import PackedLinear
+from libs.kernels.norms import layer_norm
 from libs.models.layers.spec import EmbeddingSpec
 from libs.models.packed import Packed
 
@@ -35,6 +37,14 @@ class Table(nn.Module):
             return F.embedding(numbers, self.weight)
         rows = self.codes.index_select(0, numbers) * self.scales.index_select(0, numbers)[:, None]
         return rows.to(self.weight.dtype)
+
+
+class EmbeddingNorm(nn.LayerNorm):
+    """LayerNorm by the kernels that the layers have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, size] -> the same"""
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class InputLayer(nn.Module):
@@ -65,7 +75,7 @@ class TokenEmbedding(InputLayer):
         self.segment = Table(spec.segments, size) if spec.segments else None
         hidden = size if spec.hidden is None else spec.hidden
         width = hidden if spec.norm_last else size
-        self.norm = None if spec.norm_eps is None else nn.LayerNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
+        self.norm = None if spec.norm_eps is None else EmbeddingNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
         self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size else None
         self.max_positions, self.vocabulary, self.segments = spec.positions - spec.offset, spec.vocabulary, spec.segments
         self.row_size = hidden
@@ -91,12 +101,17 @@ class TokenEmbedding(InputLayer):
         if self.project is not None and self._norm_last:
             x = self.project.forward(x)
         if self.norm is not None:
-            x = self.norm(x)
+            x = self.norm.forward(x)
         if self.project is not None and not self._norm_last:
             x = self.project.forward(x)
         return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
 
     def _sum(self, batch: Packed) -> Tensor:
+        is_plain = self.token.codes is None and self._scale == 1.0
+        if is_plain and self.places is not None and (self.segment is None or batch.type_ids is None):
+            done = native.embed(self.token.weight, batch.ids, self.places, batch.positions)
+            if done is not None:
+                return done
         x = self.token.forward(batch.ids)
         if self.places is not None and (self.segment is None or batch.type_ids is None):
             x = x + F.embedding(batch.positions, self.places)

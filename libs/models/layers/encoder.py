@@ -18,6 +18,7 @@ from libs.kernels.attention import varlen_attention
 from libs.kernels.gated import gate_up
 from libs.kernels.layout import Layout
 from libs.kernels.linear import PackedLinear
+from libs.kernels.native import layer as small
 from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
@@ -49,19 +50,19 @@ class Norm(nn.Module):
         self.weight: Tensor = nn.Parameter(torch.empty(size), requires_grad=False)
         has_bias = spec.norm_kind == "layer" and spec.norm_bias
         self.bias: Tensor | None = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
-        self._eps, self._shift, self._rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
+        self.eps, self.shift, self.rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> the same"""
-        if self._rms:
-            return rms_norm(x, self.weight, self._eps, shift=self._shift)
-        return layer_norm(x, self.weight, self.bias, self._eps)
+        if self.rms:
+            return rms_norm(x, self.weight, self.eps, shift=self.shift)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x + residual, and the norm of that."""
-        if self._rms:
-            return add_rms_norm(x, residual, self.weight, self._eps, shift=self._shift)
-        return add_layer_norm(x, residual, self.weight, self.bias, self._eps)
+        if self.rms:
+            return add_rms_norm(x, residual, self.weight, self.eps, shift=self.shift)
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
@@ -126,7 +127,7 @@ class FeedForward(nn.Module):
         parts = [spec.ffn] * (2 if spec.gated else 1)
         self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
         self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
-        self._gated, self._gate_last, self._activation = spec.gated, spec.gate_last, spec.activation
+        self.gated, self.gate_last, self.activation = spec.gated, spec.gate_last, spec.activation
         self._function = None if fused else FUNCTIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ class FeedForward(nn.Module):
         x = self.up.forward(x)
         if self._function is None:
             return x
-        return gate_up(x, self._activation, gate_last=self._gate_last) if self._gated else self._function(x)
+        return gate_up(x, self.activation, gate_last=self.gate_last) if self.gated else self._function(x)
 
     def whole(self, x: Tensor) -> Tensor:
         """With `down`: [rows, hidden] -> [rows, hidden]"""
@@ -170,13 +171,75 @@ class Layer(nn.Module):
         self.ffn = Experts(spec, layer.experts) if layer.experts else FeedForward(spec)
         self.attn_norm = Norm(spec) if layer.attention_norm else None
         self.ffn_norm = Norm(spec)
+        self._linears: tuple[PackedLinear, ...] = ()
+        self._small: small.SmallLayer | None = None
+        self._is_asked = False
+
+    def _parts(self) -> small.LayerParts | None:
+        """What the layer consists of, if it is one of the common forms."""
+        attn, ffn, post = self.attn, self.ffn, type(self) is PostNormLayer
+        if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
+            return None
+        self._linears = attn.qkv, attn.out, ffn.up, ffn.down
+
+        def linear(one: PackedLinear) -> small.Linear:
+            return small.Linear(one.panels, one.bias, one.inputs, one.outputs)
+
+        def norm(one: Norm) -> small.Norm:
+            return small.Norm(one.weight, one.bias)
+
+        return small.LayerParts(
+            qkv=linear(attn.qkv),
+            out=linear(attn.out),
+            up=linear(ffn.up),
+            down=linear(ffn.down),
+            attention_norm=None if self.attn_norm is None else norm(self.attn_norm),
+            ffn_norm=norm(self.ffn_norm),
+            q_norm=None if attn.q_norm is None else norm(attn.q_norm),
+            k_norm=None if attn.k_norm is None else norm(attn.k_norm),
+            heads=attn.parts[0],
+            kv_heads=attn.parts[1],
+            dim=attn.head_size,
+            scale=attn.scale,
+            causal=attn.causal,
+            window=attn.window,
+            post=post,
+            rms=self.ffn_norm.rms,
+            eps=self.ffn_norm.eps,
+            shift=self.ffn_norm.shift,
+            gated=ffn.gated,
+            gate_last=ffn.gate_last,
+            activation=ffn.activation,
+        )
+
+    def at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
+        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can and that is faster; or None."""
+        if not x.is_cpu or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
+            return None
+        if not self._is_asked:
+            # Now, when all weights are loaded and packed.
+            parts, self._is_asked = self._parts(), True
+            if parts is not None and small.SmallLayer.takes(parts, x.dtype):
+                self._small = small.SmallLayer(parts, x.dtype)
+        if self._small is None:
+            return None
+        if any(linear.delta is not None for linear in self._linears):
+            return None
+        rope = self.attn.rope
+        return self._small.forward(x, layout, rows, None if rope is None else shared.rotations[rope], shared.bias)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
+        done = self.at_once(x, batch, shared, None, batch.layout)
+        if done is not None:
+            return done
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
     def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
         """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
+        done = self.at_once(x, batch, shared, rows, layout)
+        if done is not None:
+            return done
         mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
         return self.after_attention(x.index_select(0, rows), mixed)
 

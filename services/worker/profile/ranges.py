@@ -17,9 +17,10 @@ from torch.profiler import record_function
 
 from libs.kernels import native
 from libs.kernels.linear import PackedLinear
+from libs.kernels.native.layer import SmallLayer
 from libs.models import PackedModel
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import Attention, Norm
+from libs.models.layers.encoder import Attention, Layer, Norm
 from libs.models.text.heads.linear import HeadLinear
 from services.worker.profile.trace import NATIVE, PREFIX, Part
 
@@ -33,6 +34,7 @@ _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
     (Attention, "attention", ("project", "mix")),
     (Norm, "norm", ("forward", "add")),
     (nn.LayerNorm, "norm", ("forward",)),
+    (Layer, "layer", ("at_once",)),
     (TokenEmbedding, "embedding", ("forward",)),
 )
 
@@ -42,16 +44,21 @@ def named_parts(model: PackedModel) -> Iterator[None]:
     """Within this context the model's modules run in profiler ranges named `shoal.<part>`."""
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
-    attend = native.attend
+    kernels = {name: getattr(native, name) for name in native.KERNELS}
+    at_once = SmallLayer.forward
     try:
-        native.attend = _in_range(NATIVE + "attention", attend)
+        for name, kernel in kernels.items():
+            setattr(native, name, _in_range(NATIVE + ("attention" if name == "attend" else name), kernel))
+        SmallLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
         for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):
                 setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
                 wrapped.append((module, method))
         yield
     finally:
-        native.attend = attend
+        SmallLayer.forward = at_once  # type: ignore[method-assign]
+        for name, kernel in kernels.items():
+            setattr(native, name, kernel)
         for module, method in wrapped:
             delattr(module, method)
 

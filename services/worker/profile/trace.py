@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-Part = Literal["GEMM", "attention", "norm", "embedding", "pooling", "copy", "other", "gaps"]
+Part = Literal["GEMM", "attention", "norm", "layer", "embedding", "pooling", "copy", "other", "gaps"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 PREFIX: Final = "shoal."
 """The prefix of profiler range names: followed by the part, or by `forward` for the whole pass."""

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernel.h"
+#include "rows.h"
 
 namespace {
 
@@ -18,13 +19,22 @@ struct Avx2 {
     static INLINE Floats load(const float *p) { return _mm256_loadu_ps(p); }
     static INLINE void store(float *p, Floats x) { _mm256_store_ps(p, x); }
     static INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+    static INLINE Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
     static INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
     static INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
     static INLINE Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+    static INLINE Floats max_or_nan(Floats a, Floats b) { return _mm256_blendv_ps(max(a, b), a, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
     static INLINE Floats fmadd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
     static INLINE Floats fmsub(Floats a, Floats b, Floats c) { return _mm256_fmsub_ps(a, b, c); }
     static INLINE Units load_units(const Unit *p) { return _mm256_load_si256(reinterpret_cast<const __m256i *>(p)); }
     static INLINE void store_units(Unit *p, Units x) { _mm256_store_si256(reinterpret_cast<__m256i *>(p), x); }
+
+    static INLINE float total(Floats x) {
+        const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two = _mm_add_ps(half, _mm_movehl_ps(half, half));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+    static INLINE Floats select(Floats x, Floats a, Floats b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_GE_OQ)); }
 
     // All bits of the lanes [low, high).
     static INLINE Units lanes(int low, int high) {
@@ -73,6 +83,16 @@ struct Avx2 {
 
 struct Float32 : Avx2 {
     using Element = float;
+    static INLINE void get(const float *p, int64_t n, Floats &a, Floats &b) {
+        a = _mm256_castsi256_ps(read(p, n)), b = _mm256_castsi256_ps(read(p + 8, n - 8));
+    }
+    static INLINE void put(float *p, int64_t n, Floats a, Floats b) {
+        if (n >= 16) {
+            _mm256_storeu_ps(p, a), _mm256_storeu_ps(p + 8, b);
+        } else {
+            write(p, n, _mm256_castps_si256(a)), write(p + 8, n - 8, _mm256_castps_si256(b));
+        }
+    }
     static INLINE Units read(const float *p, int64_t n) {
         return n >= 8 ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)) : _mm256_castps_si256(_mm256_maskload_ps(p, lanes(0, lane(n))));
     }
@@ -83,6 +103,12 @@ struct Float32 : Avx2 {
 
 struct Bfloat16 : Avx2 {
     using Element = uint16_t;
+    static INLINE void get(const uint16_t *p, int64_t n, Floats &a, Floats &b) {
+        a = _mm256_castsi256_ps(read(p, n)), b = _mm256_castsi256_ps(read(p + 8, n - 8));
+    }
+    static INLINE void put(uint16_t *p, int64_t n, Floats a, Floats b) {
+        write(p, n, _mm256_castps_si256(a)), write(p + 8, n - 8, _mm256_castps_si256(b));
+    }
     static INLINE Units read(const uint16_t *p, int64_t n) {
         alignas(16) uint16_t some[8] = {};
         if (n < 8) memcpy(some, p, size_t(most(n, 0)) * 2), p = some;
@@ -94,9 +120,10 @@ struct Bfloat16 : Avx2 {
         const Floats nan = _mm256_cmp_ps(_mm256_castsi256_ps(x), _mm256_castsi256_ps(x), _CMP_UNORD_Q);
         high = _mm256_blendv_epi8(high, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(nan));
         const __m128i all = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+        if (n >= 8) return _mm_storeu_si128(reinterpret_cast<__m128i *>(p), all);
         alignas(16) uint16_t some[8];
         _mm_store_si128(reinterpret_cast<__m128i *>(some), all);
-        memcpy(p, some, size_t(least(most(n, 0), 8)) * 2);
+        memcpy(p, some, size_t(most(n, 0)) * 2);
     }
 };
 
@@ -104,3 +131,4 @@ struct Bfloat16 : Avx2 {
 
 const Kernel avx2_float32 = {Scratch<Float32>::room, attend<Float32>};
 const Kernel avx2_bfloat16 = {Scratch<Bfloat16>::room, attend<Bfloat16>};
+const Rows avx2_rows_float32 = rows_of<Float32>, avx2_rows_bfloat16 = rows_of<Bfloat16>;

@@ -5,12 +5,24 @@ namespace {
 
 struct Float32 : Avx512Single {
     using Element = float;
+    static INLINE void get(const float *p, int64_t n, Floats &a, Floats &b) {
+        a = _mm512_castsi512_ps(read(p, n)), b = _mm512_castsi512_ps(read(p + 16, n - 16));
+    }
+    static INLINE void put(float *p, int64_t n, Floats a, Floats b) {
+        write(p, n, _mm512_castps_si512(a)), write(p + 16, n - 16, _mm512_castps_si512(b));
+    }
     static INLINE Units read(const float *p, int64_t n) { return _mm512_castps_si512(_mm512_maskz_loadu_ps(__mmask16(first(n)), p)); }
     static INLINE void write(float *p, int64_t n, Units x) { _mm512_mask_storeu_ps(p, __mmask16(first(n)), _mm512_castsi512_ps(x)); }
 };
 
 struct Bfloat16 : Avx512Single {
     using Element = uint16_t;
+    static INLINE void get(const uint16_t *p, int64_t n, Floats &a, Floats &b) {
+        a = _mm512_castsi512_ps(read(p, n)), b = _mm512_castsi512_ps(read(p + 16, n - 16));
+    }
+    static INLINE void put(uint16_t *p, int64_t n, Floats a, Floats b) {
+        write(p, n, _mm512_castps_si512(a)), write(p + 16, n - 16, _mm512_castps_si512(b));
+    }
     static INLINE Units read(const uint16_t *p, int64_t n) {
         return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(__mmask16(first(n)), p)), 16);
     }
@@ -27,3 +39,5 @@ struct Bfloat16 : Avx512Single {
 
 const Kernel avx512_float32 = {Scratch<Float32>::room, attend<Float32>};
 const Kernel avx512_bfloat16 = {Scratch<Bfloat16>::room, attend<Bfloat16>};
+const Rows avx512_rows_float32 = rows_of<Float32>, avx512_rows_bfloat16 = rows_of<Bfloat16>;
+const LayerKernel avx512_layer_float32 = layer_of<Float32>;

@@ -3,6 +3,8 @@
 #include <immintrin.h>
 
 #include "kernel.h"
+#include "layer.h"
+#include "rows.h"
 
 namespace {
 
@@ -17,13 +19,21 @@ struct Avx512 {
     static INLINE Floats load(const float *p) { return _mm512_loadu_ps(p); }
     static INLINE void store(float *p, Floats x) { _mm512_store_ps(p, x); }
     static INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+    static INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
     static INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
     static INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+    static INLINE Floats max_or_nan(Floats a, Floats b) { return _mm512_mask_max_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a, b); }
     static INLINE Floats fmadd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
     static INLINE Floats fmsub(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
     static INLINE Units load_units(const Unit *p) { return _mm512_load_si512(p); }
     static INLINE void store_units(Unit *p, Units x) { _mm512_store_si512(p, x); }
+
+    static INLINE float total(Floats x) { return _mm512_reduce_add_ps(x); }
+    static INLINE Floats select(Floats x, Floats a, Floats b) {
+        return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_GE_OQ), b, a);
+    }
+    static INLINE void prefetch(const Unit *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 
     // The first n bits; n of any size.
     static INLINE uint32_t first(int64_t n) { return n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1; }

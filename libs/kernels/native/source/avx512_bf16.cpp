@@ -26,6 +26,12 @@ struct Pairs : Avx512 {
     }
     static INLINE Units read(const uint16_t *p, int64_t n) { return _mm512_maskz_loadu_epi16(__mmask32(first(n)), p); }
     static INLINE void write(uint16_t *p, int64_t n, Units x) { _mm512_mask_storeu_epi16(p, __mmask32(first(n)), x); }
+    static INLINE void get(const uint16_t *p, int64_t n, Floats &a, Floats &b) {
+        const Units all = read(p, n);
+        a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(all)), 16));
+        b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(all, 1)), 16));
+    }
+    static INLINE void put(uint16_t *p, int64_t n, Floats a, Floats b) { write(p, n, (Units)_mm512_cvtne2ps_pbh(b, a)); }
     static INLINE void interleave(Units a, Units b, Unit *to) {
         const Units low_half = _mm512_set1_epi32(0xffff);
         const Units even = _mm512_or_si512(_mm512_and_si512(a, low_half), _mm512_slli_epi32(b, 16));
@@ -39,3 +45,5 @@ struct Pairs : Avx512 {
 }  // namespace
 
 const Kernel avx512_bf16_bfloat16 = {Scratch<Pairs>::room, attend<Pairs>};
+const Rows avx512_bf16_rows_bfloat16 = rows_of<Pairs>;
+const LayerKernel avx512_bf16_layer_bfloat16 = layer_of<Pairs>;

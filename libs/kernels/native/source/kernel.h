@@ -12,12 +12,15 @@
 // T, a set of vector instructions for one type of elements:
 //   LANES, VECTORS, PER, KEYS(n): lanes of a vector, vectors of a tile, elements of a unit, keys at a time beside n vectors of queries
 //   Element, Floats, Units: an element in memory, LANES floats, LANES units
-//   zero set load store add mul fmadd fmsub max: of Floats; divide(a, b)
+//   zero set load store add sub mul fmadd fmsub max: of Floats; divide(a, b)
+//   max_or_nan(a, b): NaN where either is; max(a, b) is b there
+//   total(x): the sum of all lanes; select(x, a, b): in lanes where x >= 0 a, in others b
 //   between(x, low, high, other): x in the lanes [low, high), `other` in all others; any integers
 //   exp2(x): x <= 0; 0 where it is very low, NaN for NaN
 //   mac(acc, a, unit): acc + a * unit, the unit broadcast to all lanes
 //   load_units store_units: of the 32-bit numbers in scratch
 //   read(p, n) write(p, n, units): LANES units from and to elements, of which only the first n (0 or less: none) are touched
+//   get(p, n, a, b) put(p, n, a, b): the same of 2 * LANES elements, as floats
 //   unit(a, b): from one float or two of each lane, its unit
 //   interleave(a, b, to): PER 2: units of two rows of elements -> for each element of a row, a unit of both
 //   transpose(Units[LANES])
@@ -25,6 +28,7 @@
 #include "attention.h"
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
 namespace {

@@ -1,0 +1,196 @@
+"""A whole transformer layer in one call of the native library, for batches of few tokens, such as one short query.
+
+Operator by operator, such a batch spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
+two thirds of what the CPU can do. The weights are read where oneDNN has packed them (`panels.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from libs.kernels.layout import Layout
+from libs.kernels.native.attention import ALL, table
+from libs.kernels.native.library import TYPES, Native, native
+from libs.kernels.native.rows import ACTIVATIONS
+
+_MOST_ROWS: Final = 256
+_FEW_ROWS: Final = 32
+_ROWS_OF_THREADS: Final = 512
+
+_LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
+_CALL: Final = Struct("3P")
+_BATCH: Final = Struct("6P2q6i")
+"""`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
+
+
+def is_small(tokens: int) -> bool:
+    """Whether a batch of so many tokens is computed this way. With more, oneDNN's products are as fast; and each thread packs all
+    rows for itself, so that many threads take fewer."""
+    return tokens <= _FEW_ROWS or tokens <= min(_MOST_ROWS, _ROWS_OF_THREADS // torch.get_num_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`panels`: address of the prepacked weight (`panels.py`)."""
+
+    panels: int
+    bias: Tensor | None
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """A layer of one of the common forms. `post`: norms come after attention and feed-forward; else before each.
+
+    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with `gate_last`, in the other. `rms`: norms
+    are RMSNorm with weights of `weight + shift`, else LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
+    """
+
+    qkv: Linear
+    out: Linear
+    up: Linear
+    down: Linear
+    attention_norm: Norm | None
+    ffn_norm: Norm
+    q_norm: Norm | None
+    k_norm: Norm | None
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    causal: bool
+    window: int | None
+    post: bool
+    rms: bool
+    eps: float
+    shift: float
+    gated: bool
+    gate_last: bool
+    activation: str
+
+
+class SmallLayer:
+    """A layer as the library takes it. `parts` must stay as they are: their addresses are kept."""
+
+    def __init__(self, parts: LayerParts, dtype: torch.dtype) -> None:
+        self._parts, self._dtype, self._kind = parts, dtype, TYPES[dtype]
+        self._layer = ctypes.create_string_buffer(_packed(parts), _LAYER.size)
+        self._address = ctypes.addressof(self._layer)
+        self._hidden = parts.qkv.inputs
+
+    @staticmethod
+    def takes(parts: LayerParts, dtype: torch.dtype, library: Native | None = None) -> bool:
+        """Whether there is a kernel for such a layer on this CPU. `library` None: the one that this process has chosen."""
+        library = native() if library is None else library
+        if library is None or not library.has_layers(dtype):
+            return False
+        linears = (parts.qkv, parts.out, parts.up, parts.down)
+        norms = [norm for norm in (parts.attention_norm, parts.ffn_norm, parts.q_norm, parts.k_norm) if norm is not None]
+        tensors = [norm.weight for norm in norms]
+        tensors += [linear.bias for linear in linears if linear.bias is not None]
+        tensors += [norm.bias for norm in norms if norm.bias is not None]
+        return (
+            all(linear.panels for linear in linears)
+            and all(t.dtype is dtype and t.is_contiguous() for t in tensors)
+            and all(norm.bias is None for norm in (parts.q_norm, parts.k_norm) if norm is not None)
+            and (parts.q_norm is None) == (parts.k_norm is None)
+            and parts.activation in ACTIVATIONS
+            and (not parts.gated or parts.up.outputs % 64 == 0)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        chosen: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        bias: Tensor | None,
+        library: Native | None = None,
+    ) -> Tensor | None:
+        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now, or a dispatch
+        mode is active on this thread, such as one that counts a forward's memory, which would see nothing of the layer.
+
+        `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
+        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
+        """
+        library = native() if library is None else library
+        if library is None or x.dtype is not self._dtype or not x.is_contiguous() or torch._C._len_torch_dispatch_stack():
+            return None
+        batch, queries = _batch(layout, chosen, rotation, bias)
+        out = x.new_empty((queries, self._hidden))
+        return out if library.layer(_CALL.pack(self._address, x.data_ptr(), out.data_ptr()) + batch, self._kind) == 0 else None
+
+
+def _packed(parts: LayerParts) -> bytes:
+    def at(tensor: Tensor | None) -> int:
+        return 0 if tensor is None else tensor.data_ptr()
+
+    def norm(one: Norm | None) -> tuple[int, int]:
+        return (0, 0) if one is None else (at(one.weight), at(one.bias))
+
+    linears = [(one.panels, at(one.bias), one.inputs, one.outputs) for one in (parts.qkv, parts.out, parts.up, parts.down)]
+    window = ALL if parts.window is None else min(parts.window, ALL)
+    return _LAYER.pack(
+        *(number for linear in linears for number in linear),
+        *norm(parts.attention_norm),
+        *norm(parts.ffn_norm),
+        norm(parts.q_norm)[0],
+        norm(parts.k_norm)[0],
+        parts.heads,
+        parts.kv_heads,
+        parts.dim,
+        window,
+        0 if parts.causal else window,
+        parts.post,
+        parts.rms,
+        parts.gated,
+        parts.gate_last,
+        ACTIVATIONS[parts.activation],
+        parts.eps,
+        parts.shift,
+        parts.scale,
+        0,
+    )
+
+
+def _batch(layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None) -> tuple[bytes, int]:
+    """What the layers of a forward share, and the number of queries: packed once per batch, and again for another rotation."""
+    key = _batch, id(rotation)
+    made = layout.memo.get(key)
+    if not isinstance(made, tuple) or made[2] is not bias:
+        cos, sin = (None, None) if rotation is None else (t.contiguous() for t in rotation)
+        biases, middle = (None, 0) if bias is None else table(bias, layout)
+        last = layout.runs[-1]
+        keys, queries = last.key + last.count * last.keys, last.query + last.count * last.queries
+        packed = _BATCH.pack(
+            layout.cu_queries.data_ptr(),
+            layout.cu_keys.data_ptr(),
+            0 if chosen is None else chosen.data_ptr(),
+            0 if biases is None else biases.data_ptr(),
+            0 if cos is None else cos.data_ptr(),
+            0 if sin is None else sin.data_ptr(),
+            0 if biases is None else biases.shape[1],
+            middle,
+            keys,
+            queries,
+            layout.cu_queries.shape[0] - 1,
+            0 if cos is None else cos.shape[1],
+            torch.get_num_threads(),
+            0,
+        )
+        # With everything whose address is in it.
+        made = layout.memo[key] = (packed, queries, bias, rotation, cos, sin, biases, chosen)
+    return made[0], made[1]

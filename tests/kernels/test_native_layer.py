@@ -1,0 +1,181 @@
+"""Whole layers of few tokens in the native library against torch's operators, for the forms of layers that families have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from libs.kernels.linear import prepacking_works
+from libs.kernels.lora import Delta
+from libs.kernels.native import layer, library, panels
+from libs.models import PackedModel, load_model
+from libs.models.layers.encoder import Layer, PackedEncoder
+from libs.models.packed import Packed, Rows
+from tests.kernels.largest import Largest
+from tests.kernels.ways import use_dense, use_native
+from tests.parity.checkpoints import Kind, write_checkpoint
+
+# Post-norm, also with a bias by distance; windows and a first layer without a norm; heads' norms and shared heads; causal.
+KINDS: tuple[Kind, ...] = ("bert", "xlm-roberta", "mpnet", "modernbert", "nomic_bert", "qwen3", "llama", "eurobert")
+SETS = {torch.float32: "avx512", torch.bfloat16: "avx512_bf16"}
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 0.04}
+LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12, (100, 60))
+
+
+def loaded(kind: Kind, directory: Path, dtype: torch.dtype, config: Mapping[str, object] | None = None) -> PackedModel:
+    write_checkpoint(kind, directory, hidden=96, heads=3, layers=3, config=config or {})
+    return load_model(directory, "test/model", torch.device("cpu"), dtype)
+
+
+def encoder_of(model: PackedModel) -> PackedEncoder:
+    return model.trunks[0].encoder
+
+
+def batch_of(lengths: tuple[int, ...]) -> Packed:
+    rng = np.random.default_rng(sum(lengths))
+    return Packed.of([rng.integers(5, 200, length, dtype=np.int32) for length in lengths])
+
+
+@pytest.fixture(params=SETS, ids=str)
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path) -> torch.dtype:
+    """Each type, with the instruction set that its layers need."""
+    found: torch.dtype = request.param
+    use_native(monkeypatch, library, SETS[found])
+    if not prepacking_works(found):
+        pytest.skip("weights are not prepacked here")
+    return found
+
+
+class Counted:
+    """Counts the layers that the library computes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layers = 0
+        original = layer.SmallLayer.forward
+
+        def forward(self_: layer.SmallLayer, *arguments: object) -> Tensor | None:
+            done: Tensor | None = original(self_, *arguments)  # type: ignore[arg-type]
+            self.layers += done is not None
+            return done
+
+        monkeypatch.setattr(layer.SmallLayer, "forward", forward)
+
+
+def by_torch(encoder: PackedEncoder, batch: Packed, rows: Rows | None = None) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        use_dense(patch)
+        return encoder.forward(batch, rows)
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_no_larger_than_torchs(kind: Kind, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the model in float32; in float32 itself, against torch."""
+    encoder = encoder_of(loaded(kind, tmp_path, dtype))
+    exact = encoder_of(load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32))
+    counted = Counted(monkeypatch)
+    choices: tuple[Rows | None, ...] = (None, "first", "last")
+    for rows in choices:
+        ours, theirs = [], []
+        for lengths in LENGTHS:
+            counted.layers = 0
+            wanted = by_torch(exact, batch_of(lengths), rows)
+            ours.append(error(encoder.forward(batch_of(lengths), rows), wanted))
+            assert counted.layers == 3
+            theirs.append(error(by_torch(encoder, batch_of(lengths), rows), wanted))
+        assert np.mean(ours) < (1.15 * np.mean(theirs) if dtype is torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
+def test_every_activation(activation: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of(loaded("bert", tmp_path, dtype, {"hidden_act": activation}))
+    counted = Counted(monkeypatch)
+    got = encoder.forward(batch_of((3, 9)))
+    assert counted.layers == 3
+    assert error(got, by_torch(encoder, batch_of((3, 9)))) < BOUNDS[dtype]
+
+
+def test_threads_compute_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
+    encoder, before = encoder_of(loaded("modernbert", tmp_path, dtype)), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            found.append(encoder.forward(batch_of((5, 11, 30)), "last"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
+    encoder = encoder_of(loaded("bert", tmp_path, dtype))
+    encoder.token_weight[7] = float("nan")
+    batch = Packed.of([np.full(4, 5, np.int32), np.array([5, 7, 5], np.int32), np.full(4, 6, np.int32)])
+    first, second, third = encoder.forward(batch).split((4, 3, 4))
+    assert first.isfinite().all()
+    assert second.isnan().all()
+    assert third.isfinite().all()
+
+
+def test_more_tokens_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of(loaded("bert", tmp_path, dtype))
+    counted = Counted(monkeypatch)
+    encoder.forward(batch_of((100, 100, 57)))
+    assert counted.layers == 0
+    with Largest() as largest:
+        encoder.forward(batch_of((9,)))
+    assert counted.layers == 0, "what it holds is to be counted"
+    assert largest.numbers > 0
+    one = encoder.stack[1]
+    assert isinstance(one, Layer)
+    one.attn.out.delta = Delta.__new__(Delta)
+    monkeypatch.setattr(Delta, "add_to", lambda self, y, x: y)
+    encoder.forward(batch_of((9,)))
+    assert counted.layers == 2
+    one.attn.out.delta = None
+    keys = Packed.of([np.full(4, 5, np.int32)] * 2, seen=[2, 0])
+    encoder.forward(keys)
+    assert counted.layers == 2, "keys that are chosen"
+
+
+def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of(loaded("bert", tmp_path, dtype))
+    wanted, good = encoder.forward(batch_of((9,))), library.native()
+    assert good is not None
+    bad = library.Native(good.instructions, good.attention, lambda packed, kind: 1, good.rows)
+    monkeypatch.setattr(library, "choice", lambda: bad)
+    assert error(encoder.forward(batch_of((9,))), wanted) < BOUNDS[dtype]
+
+
+def test_many_threads_take_fewer_tokens() -> None:
+    """Each of them packs all rows for itself."""
+    before = torch.get_num_threads()
+    try:
+        most = {}
+        for threads in (1, 2, 4, 64):
+            torch.set_num_threads(threads)
+            most[threads] = max(tokens for tokens in range(1, 600) if layer.is_small(tokens))
+    finally:
+        torch.set_num_threads(before)
+    assert most == {1: 256, 2: 256, 4: 128, 64: 32}
+
+
+@pytest.mark.parametrize("size", [(64, 64), (2, 3), (65, 40), (200, 17), (300, 96)])
+def test_weights_are_found_where_they_lie(size: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = torch.randn(size).to(dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2048)
+    assert panels.address(packed, weight)
+    changed = weight.clone()
+    changed[-1, -1] += 1
+    assert not panels.address(packed, changed), "another weight"
+    assert not panels.address(weight, weight), "not packed"
+    if size[0] > 64:
+        assert not panels.address(packed, weight[:64]), "another size"
