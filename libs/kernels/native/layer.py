@@ -19,6 +19,10 @@ from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
 
+AT_ONCE: Final = frozenset((torch.bfloat16,))
+"""Types in which layers are computed this way. Not float32, although it is twice as fast there, too: operators give a text the same
+bits in a batch of any size, and users of float32 rely on it."""
+
 _MOST_ROWS: Final = 256
 _FEW_ROWS: Final = 32
 _ROWS_OF_THREADS: Final = 512

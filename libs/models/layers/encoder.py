@@ -216,7 +216,7 @@ class Layer(nn.Module):
         """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can and that is faster; or None."""
         if not x.is_cpu or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
             return None
-        if x.dtype is torch.float32:  # users of float32 rely on the same bits in a batch of any size, which oneDNN gives
+        if x.dtype not in small.AT_ONCE:
             return None
         if not self._is_asked:
             # Now, when all weights are loaded and packed.
