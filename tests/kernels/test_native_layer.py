@@ -82,15 +82,6 @@ def of_both_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "AT_ONCE", frozenset((torch.bfloat16, torch.float32)))
 
 
-def test_float32_is_left_to_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By which a text has the same bits in a batch of any size."""
-    monkeypatch.undo()
-    encoder = encoder_of(loaded("bert", tmp_path, torch.float32))
-    counted = Counted(monkeypatch)
-    encoder.forward(batch_of((9,)))
-    assert counted.layers == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_no_larger_than_torchs(kind: Kind, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the model in float32; in float32 itself, against torch."""
