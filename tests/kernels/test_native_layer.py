@@ -152,6 +152,16 @@ def test_more_tokens_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: 
     assert counted.layers == 2, "keys that are chosen"
 
 
+def test_a_model_that_began_without_the_library_uses_it_later(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = encoder_of(loaded("bert", tmp_path, dtype))
+    by_torch(encoder, batch_of((9,)))
+    counted = Counted(monkeypatch)
+    encoder.forward(batch_of((9,)))
+    assert counted.layers == 3
+
+
 def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     wanted, good = encoder.forward(batch_of((9,))), library.native()
@@ -161,6 +171,7 @@ def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: P
     assert error(encoder.forward(batch_of((9,))), wanted) < BOUNDS[dtype]
 
 
+@pytest.mark.usefixtures("dtype")
 def test_many_threads_take_fewer_tokens() -> None:
     """Each of them packs all rows for itself."""
     before = torch.get_num_threads()

@@ -34,8 +34,12 @@ _BATCH: Final = Struct("6P2q6i")
 
 
 def is_small(tokens: int) -> bool:
-    """Whether a batch of so many tokens is computed this way. With more, oneDNN's products are as fast; and each thread packs all
-    rows for itself, so that many threads take fewer."""
+    """Whether a batch of so many tokens is computed this way, by a library that is in use.
+
+    With more, oneDNN's products are as fast; and each thread packs all rows for itself, so that many threads take fewer.
+    """
+    if native() is None:
+        return False
     return tokens <= _FEW_ROWS or tokens <= min(_MOST_ROWS, _ROWS_OF_THREADS // torch.get_num_threads())
 
 
