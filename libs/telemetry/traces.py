@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from opentelemetry import trace
@@ -38,6 +38,7 @@ TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 NONE: Final[Span] = INVALID_SPAN
 """The span of whatever is not traced."""
+_UNTRACED: Final = nullcontext(NONE)
 
 STOP_SECONDS: Final = 2.0
 
@@ -110,6 +111,8 @@ def context_of(traceparent: str) -> Context | None:
 
 def traceparent_of(span: Span) -> str:
     """The `traceparent` header for a span; empty for one that is not sampled."""
+    if span is NONE:
+        return ""
     context = span.get_span_context()
     if not (context.is_valid and context.trace_flags.sampled):
         return ""
@@ -144,22 +147,20 @@ def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
     return _TRACER.start_span(f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes)
 
 
-@contextmanager
-def entered(span: Span) -> Iterator[None]:
+def entered(span: Span) -> AbstractContextManager[object]:
     """Makes the span the current one, without ending it or recording errors: `failed` does the latter."""
     if span is NONE:
-        yield
-        return
-    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-        yield
+        return _UNTRACED
+    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+
+
+def sending(lane: str) -> AbstractContextManager[Span]:
+    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one; NONE if that is not sampled."""
+    return _sending(lane) if traceparent_of(trace.get_current_span()) else _UNTRACED
 
 
 @contextmanager
-def sending(lane: str) -> Iterator[Span]:
-    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one; NONE if that is not sampled."""
-    if not traceparent_of(trace.get_current_span()):
-        yield NONE
-        return
+def _sending(lane: str) -> Iterator[Span]:
     known = messaging(lane, "send")
     span = _TRACER.start_span(f"send {lane}", kind=SpanKind.PRODUCER, attributes=known)
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -26,7 +25,7 @@ from services.router.flight import Flight, Held, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import Request, Response, Stamp
-from services.router.lanes.dispatch import Answered, Dispatcher, Plan
+from services.router.lanes.dispatch import Dispatcher, Plan, Running
 
 LARGE_BYTES: Final = 256 * 1024
 """From this size on a request is split, and its answer merged, in a thread, so that the event loop goes on serving others."""
@@ -79,10 +78,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = self._answers(request, validation.check_encode, context.time_remaining(), held, whole=False)
         parts = Parts()
-        async with aclosing(answers):
-            async for answer in answers:
+        with await self._begin(request, validation.check_encode, context.time_remaining(), held, whole=False) as running:
+            for index in range(running.jobs):
+                answer = await running.answer(index)
                 total_seconds = time.perf_counter() - begin if answer.is_last else None
                 messages = parts.of(codec.encode_answer(answer.response), total_seconds=total_seconds)
                 size = answer.size
@@ -120,34 +119,29 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
         """The answers to all jobs of a request, in order."""
-        return [answer.response async for answer in self._answers(request, check, client_seconds, held)]
+        with await self._begin(request, check, client_seconds, held, whole=True) as running:
+            return [(await running.answer(index)).response for index in range(running.jobs)]
 
-    async def _answers(
-        self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held, *, whole: bool = True
-    ) -> AsyncGenerator[Answered]:
-        """Yields the same answers one by one (`Dispatcher.run`). Fails over to another pool only while none has been yielded."""
-        call = current_call()
-        seconds = _deadline_seconds(client_seconds, self._default_deadline_seconds)
-        deadline = Deadline.after(seconds, asyncio.get_running_loop().time())
+    async def _begin(
+        self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held, *, whole: bool
+    ) -> Running:
+        """Admits and enqueues a request, and returns when all its jobs are answered; if not `whole`, when the first one is. Until
+        then it fails over to another of its model's pools."""
+        call, loop = current_call(), asyncio.get_running_loop()
+        deadline = Deadline.after(_deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time())
         wanted = Wanted(request.model, request.adapter, request.pool)
         failed: list[str] = []
-        has_begun = False
         while True:
-            remaining = deadline.remaining(asyncio.get_running_loop().time())
+            remaining = deadline.remaining(loop.time())
             moment = await self._admission.look(wanted, control.priority_name(request.priority), call.tenant, remaining, failed)
             price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment))
             self._admission.refuse(moment, price.tokens)
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
-                async with aclosing(self._send(request, call, moment, price, deadline, held, whole)) as answers:
-                    async for answer in answers:
-                        has_begun = True
-                        yield answer
-                        del answer  # Before the next one is waited for.
-                return
+                return await self._send(request, call, moment, price, deadline, held, whole)
             except (ModelBroken, ModelNotFound):
                 failed.append(moment.lane.pool)
-                if has_begun or not self._admission.has_other_pool(wanted, failed):
+                if not self._admission.has_other_pool(wanted, failed):
                     raise
             except QueueFull:
                 if refund is not None:
@@ -156,17 +150,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _send(
         self, request: _Request, call: Call, moment: Moment, price: _Price, deadline: Deadline, held: Held, whole: bool
-    ) -> AsyncGenerator[Answered]:
+    ) -> Running:
         lane = moment.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
             traceparent = traces.traceparent_of(span)
             plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent))
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
-            on_answer = held.answered if whole else held.kept
-            async with aclosing(self._dispatcher.run(plan, deadline, on_answer, whole=whole)) as answers:
-                async for answer in answers:
-                    yield answer
-                    del answer  # Before the next one is waited for.
+            on_answer, wanted = (held.answered, len(plan.jobs)) if whole else (held.kept, 1)
+            return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted)
 
 
 def _price(request: _Request, check: _Check[_Request], moment: Moment) -> _Price:

@@ -1,4 +1,4 @@
-"""Limits the concurrent calls of a server.
+"""Counts and limits the concurrent calls of a server.
 
 gRPC has such a limit, `maximum_concurrent_rpcs`, but it counts wrongly (1.75): each refused call raises the limit by one, and the
 first call after the limit was reached is refused even if no other is in flight. It counts health checks, too.
@@ -6,18 +6,17 @@ first call after the limit was reached is refused even if no other is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
 from typing import Final
 
-from libs.errors import NoCapacity
+from libs.errors import Draining, NoCapacity
 
 MOST_CALLS: Final = 20_000
 """Far above what a router admits, so that its own admission control, with its more specific errors, refuses first."""
 
 
 class Bound:
-    """A concurrency limit for things called `what`."""
+    """A concurrency limit for things called `what`: a context takes one place. Entering it raises NoCapacity if none is free."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
@@ -25,13 +24,36 @@ class Bound:
         # The state: how many there are.
         self._count = 0
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Takes one place within the context. Raises NoCapacity if none is free."""
+    def __enter__(self) -> None:
         if self._count >= self._most:
             raise NoCapacity(f"this server has {self._most:,} {self._what} at a time and takes no more; another one may")
         self._count += 1
-        try:
-            yield
-        finally:
-            self._count -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+
+
+class InFlight:
+    """The calls that a drain waits for: a context counts one. Entering it raises Draining once `drain` was called."""
+
+    def __init__(self) -> None:
+        self.none = asyncio.Event()
+        """Set while there are none."""
+        self.none.set()
+        # The state: how many there are, and whether new ones are refused.
+        self._count = 0
+        self._is_draining = False
+
+    def drain(self) -> None:
+        self._is_draining = True
+
+    def __enter__(self) -> None:
+        if self._is_draining:
+            raise Draining("this server is stopping; another one answers")
+        self._count += 1
+        self.none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self.none.set()

@@ -42,9 +42,12 @@ def enter_call(call: Call) -> None:
     _CURRENT.set(call)
 
 
-def header(metadata: Iterable[tuple[str, str | bytes]] | None, name: str) -> str:
-    """The first value of a metadata key, or empty."""
-    return next((str(value) for key, value in metadata or () if key == name), "")
+def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    """The first value of each metadata key."""
+    headers: dict[str, str] = {}
+    for key, value in metadata:
+        headers.setdefault(key, str(value))
+    return headers
 
 
 def new_request_id() -> str:

@@ -60,7 +60,7 @@ class _Behaviour:
     async def stream(self, _: object, context: Any) -> AsyncIterator[Any]:
         answer: Any = self._handler.stream_stream or self._handler.unary_stream
         try:
-            with self._public.streams.entered():
+            with self._public.streams:
                 request = self._many(context) if self._handler.request_streaming else await self._one(context)
                 if inspect.isasyncgenfunction(answer):
                     async for response in answer(request, context):

@@ -163,12 +163,12 @@ def check_model(model: str) -> None:
 def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     for name, field in ((model, "model"), (adapter, "adapter")):
+        if not name:
+            continue
         limits.ID.check(len(name), field)
-        wrong = bool(name) and not is_model_id(name)
-        message = (
-            f"{field} must have the form `org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
-        )
-        _refuse(wrong, message, field)
+        if not is_model_id(name):
+            form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
+            raise InvalidInput(f"{field} must have the form {form}", field=field)
 
 
 def _check_common(truncation: int, priority: int) -> None:
@@ -178,7 +178,8 @@ def _check_common(truncation: int, priority: int) -> None:
 
 def _check_enum(value: int, kind: _Enum, field: str) -> None:
     # proto3 enums are open: a number that no version of the contract knows arrives as it is.
-    if value not in kind.values():
+    # 0 is a member of each.
+    if value and value not in kind.values():
         raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -94,6 +94,9 @@ class _Request:
         if self._failure is not None:
             raise self._failure
 
+    def is_ready(self, index: int) -> bool:
+        return self._failure is None and index < self._ready
+
     def take(self, index: int) -> Answered:
         """Removes and returns the answer to an answered job."""
         answer, self._answers[index] = self._answers[index], None
@@ -142,35 +145,29 @@ class Dispatcher:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._background.finished()
 
-    async def run(
-        self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None, *, whole: bool = True
-    ) -> AsyncGenerator[Answered]:
-        """Yields the answers to the plan's jobs, in order: once all have come, or if not `whole`, each as soon as it and those
-        before it have. `on_answer` is called with the bytes of each when it comes. Raises QueueFull, NoCapacity, DeadlinePassed,
-        Draining, or the first failing job's error.
-
-        However it ends, no job is left behind: those without an answer are cancelled, unless another request waits for them too.
-        """
+    async def begin(
+        self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None, *, wanted: int
+    ) -> Running:
+        """Enqueues the plan's jobs, and returns when the first `wanted` of them are answered. `on_answer` is called with the bytes
+        of each answer when it comes. Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first failing job's error; then
+        no job is left behind, as after leaving what is returned."""
         if self._is_leaving:
             raise Draining(LEAVING)
-        jobs = len(plan.jobs)
-        request = _Request(jobs, on_answer)
+        request = _Request(len(plan.jobs), on_answer)
         self._register(plan, request)
         try:
-            await self._by(deadline, plan.lane, self._begin(plan, request, jobs if whole else 1))
-            for index in range(jobs):
-                if not whole:
-                    await self._by(deadline, plan.lane, request.answered(index + 1))
-                yield request.take(index)
-        finally:
-            self._leave(plan, request)
+            await self.by(deadline, plan.lane, self._begin(plan, request, wanted))
+        except BaseException:
+            self.leave(plan, request)
+            raise
+        return Running(self, plan, deadline, request)
 
     async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
         """Returns when the first `jobs` are answered."""
         await self._enqueue(plan)
         await request.answered(jobs)
 
-    async def _by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
+    async def by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
         """Raises DeadlinePassed if the work is not done by then."""
         try:
             async with asyncio.timeout_at(deadline.at):
@@ -241,7 +238,8 @@ class Dispatcher:
                 self._outstanding.add(plan.lane, job.tenant, job.tokens)
             pending.waiting.append((request, index))
 
-    def _leave(self, plan: Plan, request: _Request) -> None:
+    def leave(self, plan: Plan, request: _Request) -> None:
+        """The request waits no longer: its jobs without an answer are cancelled, unless another request waits for them too."""
         abandoned = []
         for index, job in enumerate(plan.jobs):
             pending = self._pending.get(job.job_id)
@@ -318,6 +316,31 @@ class Dispatcher:
         gone = [job for job in jobs if job.job_id not in self._pending]
         if gone:
             await self._lanes.cancel(lane, gone)
+
+
+class Running:
+    """A request whose jobs are enqueued. A context: leaving it cancels the jobs without an answer, unless another request waits for
+    them too."""
+
+    def __init__(self, dispatcher: Dispatcher, plan: Plan, deadline: Deadline, request: _Request) -> None:
+        self.jobs = len(plan.jobs)
+        self._dispatcher = dispatcher
+        self._plan = plan
+        self._deadline = deadline
+        self._request = request
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dispatcher.leave(self._plan, self._request)
+
+    async def answer(self, index: int) -> Answered:
+        """Removes and returns the answer to a job, when those before it are there, too. Raises DeadlinePassed, Draining, or the
+        first failing job's error."""
+        if not self._request.is_ready(index):
+            await self._dispatcher.by(self._deadline, self._plan.lane, self._request.answered(index + 1))
+        return self._request.take(index)
 
 
 def _refuse(groups: Sequence[_Group], error: ShoalError) -> None:
