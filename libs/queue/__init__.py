@@ -5,7 +5,7 @@ from libs.queue.connection.requirements import UnsuitableRedis
 from libs.queue.connection.trust import RedisTrust
 from libs.queue.fitness import Fitness
 from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import LaneKey, WorkerBell
+from libs.queue.keys import LaneKey, LeftBell, WorkerBell
 from libs.queue.lanes import Lanes
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LaneGauges",
     "LaneKey",
     "Lanes",
+    "LeftBell",
     "Priority",
     "Pulled",
     "PulledJob",

@@ -10,7 +10,7 @@ from binascii import crc_hqx
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 LAYOUT = "v1:layout"
@@ -75,8 +75,21 @@ class WorkerBell:
         return f"!{self.worker_id}"
 
 
-def parse_bell(message: str) -> LaneKey | WorkerBell:
+@dataclass(frozen=True, slots=True)
+class LeftBell:
+    """A notification that a pull has left jobs in a lane. None of them is new: each was notified of when it came."""
+
+    lane: LaneKey
+
+
+_LEFT: Final = "!\t"
+"""What such a message (pull.lua) begins with. A router of before 2026-11-24 takes it for one to a worker that it does not have."""
+
+
+def parse_bell(message: str) -> LaneKey | LeftBell | WorkerBell:
     """The lane or the worker that a message on BELL is for. ValueError if it is neither."""
+    if message.startswith(_LEFT):
+        return LeftBell(LaneKey.parse(message.removeprefix(_LEFT)))
     return WorkerBell(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 

@@ -20,7 +20,7 @@ from libs.queue.clock import RedisClock
 from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, KEYS, Keys, LaneKey, WorkerBell, parse_bell
+from libs.queue.keys import BELL, KEYS, Keys, LaneKey, LeftBell, WorkerBell, parse_bell
 
 LONGEST_WAIT_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
@@ -283,7 +283,7 @@ class Lanes:
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
-    async def bells(self) -> AsyncGenerator[LaneKey | WorkerBell | None, None]:
+    async def bells(self) -> AsyncGenerator[LaneKey | LeftBell | WorkerBell | None, None]:
         """Yields lanes that have work for waiting pulls, and workers that have orders waiting.
 
         None comes first: notifications may have been missed. Ends only by NoCapacity, when the connection is lost; call again.

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from libs.errors import NoCapacity
-from libs.queue import Lanes, WorkerBell
+from libs.queue import Lanes, LeftBell, WorkerBell
 from services.router.lanes.bells import Bells
 from services.router.lanes.dispatch import Dispatcher
 
@@ -40,6 +40,8 @@ class Inbox:
                         self._bells.ring_all()
                     elif isinstance(bell, WorkerBell):
                         self._bells.waiters.ring_worker(bell.worker_id)
+                    elif isinstance(bell, LeftBell):
+                        self._bells.ring(bell.lane, is_new=False)
                     else:
                         self._bells.ring(bell)
             except NoCapacity:

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import LaneKey, Lanes, UnsuitableRedis, WorkerBell, connect, open_all
+from libs.queue import LaneKey, Lanes, LeftBell, UnsuitableRedis, WorkerBell, connect, open_all
 from libs.queue.keys import BELL, LAYOUT
 from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
@@ -174,7 +174,7 @@ async def test_a_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> Non
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     # A pull rings for what it leaves, and a release for what it brings back.
     pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, ring=True)
-    assert [await anext(bells) for bells in heard] == [LANE, LANE]
+    assert [await anext(bells) for bells in heard] == [LeftBell(LANE), LeftBell(LANE)]
     await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     for bells in heard:

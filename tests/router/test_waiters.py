@@ -176,3 +176,46 @@ async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else(
     waiters.remove(choosy)
     waiters.remove(newer)
     assert waiters.ring(A) == 0
+
+
+async def test_a_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
+    waiters = Waiters()
+    choosy, common = Waiter("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
+
+    def look() -> None:
+        choosy.rung.clear()
+        waiters.looks(choosy, A)
+        choosy.looking_at = None
+
+    waiters.add(choosy)
+    look()
+    waiters.ring(A, is_new=False)
+    assert not choosy.rung, "nothing has come since it looked"
+    waiters.add(common)
+    waiters.ring(A)
+    assert not choosy.rung, "the other pull looks"
+    waiters.remove(common)
+    look()
+    waiters.ring(A, is_new=False)
+    assert not choosy.rung
+    waiters.ring(A)
+    waiters.looks(choosy, A)
+    choosy.rung.clear()
+    waiters.ring(A)
+    assert choosy.rung == {A: 0}, "new jobs came while it looked"
+
+
+async def test_a_choosy_pull_that_was_not_rung_for_looks_at_what_is_left() -> None:
+    waiters = Waiters()
+    choosy, common = Waiter("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
+    waiters.add(choosy)
+    choosy.rung.clear()
+    waiters.looks(choosy, A)
+    choosy.looking_at = None
+    waiters.add(common)
+    waiters.ring(A)
+    common.rung.clear()
+    waiters.looks(common, A)
+    assert not choosy.rung
+    waiters.ring(A, is_new=False)
+    assert choosy.rung == {A: 0}

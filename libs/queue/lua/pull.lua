@@ -133,5 +133,5 @@ if head then                       -- saved up to one batch, or what the next jo
 elseif credit > 0 then
   call('HDEL', meta, 'credit')
 end
-if ring and answer[2] == 1 then call('PUBLISH', bell, lane) end
+if ring and answer[2] == 1 then call('PUBLISH', bell, '!\t' .. lane) end    -- a LeftBell
 return answer

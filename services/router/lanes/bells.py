@@ -26,6 +26,9 @@ YOUNG_SECONDS: Final = 2.0
 """Work that came so lately may not be in the gauges yet."""
 EXPIRES_SOON_MS: Final = 1_500
 """A lease that expires so soon does so before the next reminder; those come once a second, later if Redis is slow."""
+DECLINED_SECONDS: Final = 0.1
+"""So long a lane that no waiting worker may load is not offered at its bell again. A pull that begins to wait is offered it at
+once, and `remind` offers it once a second."""
 LANES_AT_ONCE: Final = 64
 """So many lanes at most are offered to a pull when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
@@ -44,16 +47,21 @@ class Bells:
         self._unplaced: dict[LaneKey, float] = {}
         self._later: set[LaneKey] = set()
         self._next_expiry: dict[LaneKey, int] = {}
+        self._declined: dict[LaneKey, float] = {}  # when an offer of the lane found no worker
 
     def needs_others(self, lane: LaneKey, jobs: int) -> bool:
         """There are more jobs than free pulls here, so that pulls at other routers must be notified."""
         return self.waiters.free_count(lane) < jobs
 
-    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> None:
-        """The lane has new jobs. `early`: the pull that was woken for them while they were on their way."""
-        if self.waiters.ring(lane, jobs, early):
+    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None, *, is_new: bool = True) -> None:
+        """The lane has jobs. `early`: the pull that was woken for them while they were on their way. Not `is_new`: a pull has left
+        them there, so that they were rung for before."""
+        if self.waiters.ring(lane, jobs, early, is_new=is_new):
             return
-        self._unplaced.setdefault(lane, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._unplaced.setdefault(lane, now)
+        if now < self._declined.get(lane, 0.0) + DECLINED_SECONDS:
+            return
         if self.waiters.loaders(lane.pool) or self._with_model(lane):
             self._offer_in_time(lane)
 
@@ -100,6 +108,7 @@ class Bells:
                 self._ring_when_expired(lane, self._next_expiry.get(lane, 0) - now_ms)
         young = asyncio.get_running_loop().time() - YOUNG_SECONDS
         self._unplaced = {lane: since for lane, since in self._unplaced.items() if lane in waiting or since > young}
+        self._declined.clear()
         self._next_expiry = {lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen}
         self.waiters.forget_lanes(seen)
 
@@ -149,6 +158,7 @@ class Bells:
                 if await self._claim(lane, waiter, only_adapter=bool(lane.adapter) and has_model):
                     self._unplaced.pop(lane, None)
                 return
+        self._declined[lane] = asyncio.get_running_loop().time()
 
     async def _offer_each(self, lanes: Sequence[LaneKey], waiter: Waiter) -> None:
         """Offers the lanes in turn, until this pull is not free any more."""

@@ -213,7 +213,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         share = waiter.rung.pop(lane, 0)
         budget_jobs = min(request.budget_jobs, share or MOST_JOBS, MOST_JOBS)
         rings = self._waiters.rings(lane)
-        waiter.looking_at, waiter.own_rings = lane, 0
+        self._waiters.looks(waiter, lane)
         try:
             ring = not (waiter.excludes_tenants or self._waiters.free_count(lane))
             found = await self._pull(lane, request, budget_jobs, ring=ring)
@@ -227,7 +227,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             return None
         if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
             waiter.looking_at = lane  # this pull has its jobs: the rest is for other pulls
-            self._bells.ring(lane)
+            self._bells.ring(lane, is_new=False)
         else:  # It has seen the jobs that its own bell rang for, if that rang meanwhile.
             self._bells.found_empty(lane, rings + (waiter.own_rings if promised else 0))
         return found

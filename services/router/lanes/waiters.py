@@ -31,6 +31,8 @@ class Waiter:
     """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
     load_lane: LaneKey | None = None
     """A lane that was claimed for this worker, whose model or adapter it must load."""
+    seen: dict[LaneKey, int] = field(default_factory=dict)
+    """How often each lane had had new jobs when this pull last looked there."""
     looking_at: LaneKey | None = None
     """The lane from which it is pulling in Redis."""
     promised: str = ""
@@ -63,13 +65,15 @@ class Waiters:
     def __init__(self) -> None:
         self.is_closed = False
         # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that exclude tenants apart; lanes
-        # known to be empty; how often each lane's bell rang; workers that were rung for while none of their pulls waited.
+        # known to be empty; how often each lane's bell rang, and how often for new jobs; workers that were rung for while none of
+        # their pulls waited.
         self._all: dict[Waiter, None] = {}
         self._by_worker: dict[str, dict[Waiter, None]] = {}
         self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
         self._excluding: dict[LaneKey, dict[Waiter, int]] = {}
         self._empty: set[LaneKey] = set()
         self._rings: dict[LaneKey, int] = {}
+        self._news: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
 
     def __len__(self) -> int:
@@ -111,10 +115,13 @@ class Waiters:
     def is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all
 
-    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None) -> int:
-        """Wakes pulls for `jobs` new jobs in the lane. Returns how many look for them, with the one woken early, without those
-        that exclude tenants."""
+    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None, *, is_new: bool = True) -> int:
+        """Wakes pulls for `jobs` jobs in the lane. Not `is_new`: a pull has left them there, so that pulls that exclude tenants
+        and have looked since the last new ones would find nothing. Returns how many look for them, with the one woken early,
+        without those that exclude tenants."""
         self._empty.discard(lane)
+        if is_new:
+            self._news[lane] = self._news.get(lane, 0) + 1
         self._rings[lane] = self._rings.get(lane, 0) + 1
         is_early = False
         if early is not None and early in self._all and early.will_look_at(lane):
@@ -123,7 +130,8 @@ class Waiters:
         woken = self._free(lane)[: jobs - is_early]
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
-        excluding = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended]
+        news = self._news.get(lane, 0)
+        excluding = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended and waiter.seen.get(lane) != news]
         for waiter in excluding[: jobs - is_early - len(woken)]:
             waiter.wake(lane, jobs, 1)  # even one that is looking: it may miss what has come meanwhile
         return len(woken) + is_early
@@ -197,6 +205,11 @@ class Waiters:
         """How often the lane's bell rang: to be read before a pull from Redis, and given to `found_empty` after it."""
         return self._rings.get(lane, 0)
 
+    def looks(self, waiter: Waiter, lane: LaneKey) -> None:
+        """The pull looks into the lane now."""
+        waiter.looking_at, waiter.own_rings = lane, 0
+        waiter.seen[lane] = self._news.get(lane, 0)
+
     def found_empty(self, lane: LaneKey, rings: int) -> None:
         """A pull left nothing in the lane: it is known to be empty, unless its bell rang meanwhile."""
         if self.rings(lane) == rings:
@@ -205,6 +218,7 @@ class Waiters:
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
         """Drops what is known of lanes that neither hold jobs nor are listed by a pull: clients can make up any number of them."""
         self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
+        self._news = {lane: news for lane, news in self._news.items() if lane in self._rings}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
         self._missed.clear()  # a heartbeat comes every two seconds anyway
 
