@@ -256,7 +256,7 @@ def running(received: Received) -> Answer:
 
 
 def _named(received: Received, name: str) -> Target:
-    return target(received, name.removesuffix(_LATEST) or name)
+    return target(received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name)
 
 
 def _known(named: Target, content: dict[str, Any]) -> Question:
