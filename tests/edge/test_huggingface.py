@@ -107,6 +107,13 @@ def test_the_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
     assert [item.text for item in classifier.message.items] == ["a", "b"]  # with parameters these are two texts and no pair
 
 
+def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
+    classifier = {"tasks": [models_pb2.TASK_CLASSIFY], "representations": []}
+    received = Received(b'{"inputs": "a"}', Names({}), MODEL)
+    flat = told(chosen(huggingface.by_task(received), **classifier).answer(classes(1)))
+    assert told(chosen(huggingface.hosted(received), **classifier).answer(classes(1))) == [flat]
+
+
 def test_a_model_that_no_worker_knows_is_tried_with_each_task() -> None:
     found: Any = ask(huggingface.by_task).otherwise(Problem("MODEL_NOT_FOUND", ""))
     assert found.method == ENCODE
@@ -126,7 +133,8 @@ def test_the_paths_of_the_hosted_inference(name: str) -> None:
         route, model = table.find("POST", path)
         assert (model, route.dialect) == ("org/m", TEI)
         assert route.ask is not huggingface.by_task
-    assert table.find("POST", "/models/org/m")[0].ask is huggingface.by_task
+    assert table.find("POST", "/models/org/m")[0].ask is huggingface.hosted
+    assert table.find("POST", "/tei/org/m")[0].ask is huggingface.by_task
     assert table.find("GET", "/models/org/m/info")[1] == "org/m"
 
 

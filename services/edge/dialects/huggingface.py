@@ -191,9 +191,18 @@ def token_classification(received: Received) -> Question:
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
+def hosted(received: Received) -> Question:
+    """`POST /models/{model}`: the body says which of the others is meant, else the model's task."""
+    return _by_task(received, read(_Hosted, received), text_classification)
+
+
 def by_task(received: Received) -> Question:
-    """`POST` of a base URL: the body says which of the others is meant, else the model's task."""
+    """`POST` of TEI's base URL. Its own clients send no parameters, and there two texts are a pair."""
     found = read(_Hosted, received)
+    return _by_task(received, found, tei.predict if found.parameters is None else text_classification)
+
+
+def _by_task(received: Received, found: _Hosted, classify: Callable[[Received], Question]) -> Question:
     if found.query is not msgspec.UNSET:
         return tei.rerank(received)
     if bytes(found.inputs)[:1] == b"{":
@@ -203,8 +212,6 @@ def by_task(received: Received) -> Question:
         return zero_shot(received)
     if said & {"aggregation_strategy", "ignore_labels", "stride"}:
         return token_classification(received)
-    # TEI's own clients send no parameters: there two texts are a pair.
-    classify = tei.predict if found.parameters is None else text_classification
     named = target_here(received, "embed")
 
     def answer(reply: models_pb2.GetModelResponse) -> Question:
@@ -272,8 +279,8 @@ _PIPELINES: Final[tuple[tuple[str, Callable[[Received], Question], type, Any], .
 
 ROUTES: Final = (
     *(
-        Route("POST", f"{start}/{{model}}", TEI, by_task, "What the body says, else by the model's task")
-        for start in ("/tei", "/models")
+        Route("POST", path, TEI, ask, "What the body says, else by the model's task")
+        for path, ask in (("/tei/{model}", by_task), ("/models/{model}", hosted))
     ),
     *(
         Route("POST", path, TEI, ask, f"Hugging Face's {name}", body, answer)

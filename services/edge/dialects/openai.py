@@ -27,7 +27,18 @@ from services.edge.dialects.base import (
     retry_headers,
     single_field,
 )
-from services.edge.dialects.numbers import Rows, base64_of, dense_rows, joined, listed, per_piece, quantised, signed, token_vectors
+from services.edge.dialects.numbers import (
+    PIECE_NUMBERS,
+    Rows,
+    base64_of,
+    dense_rows,
+    joined,
+    listed,
+    per_piece,
+    quantised,
+    signed,
+    token_vectors,
+)
 from services.edge.dialects.reading import (
     count_of,
     image_item,
@@ -332,7 +343,8 @@ def _token_vectors(
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
             yield b'],"model":' + json_of(request.model) + b',"usage":' + json_of(usage) + b"}"
 
-        return Answer(pieces())
+        is_small = sum(rows.size for rows in items) <= PIECE_NUMBERS
+        return Answer(b"".join(pieces()) if is_small else pieces())
 
     asked = ((r"^representations\[\d+\]", "return_multivector"), *fields)
     return Question(ENCODE, message, answer, fields=asked)
