@@ -32,7 +32,7 @@ def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
 
 
 def test_all_clients_are_there() -> None:
-    assert {one["client"] for one in RECORDED} == {"openai", "cohere", "hub", "ollama", "sie", "node"}
+    assert {one["client"] for one in RECORDED} == {"openai", "cohere", "hub", "ollama", "sie", "node", "nodemore"}
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))

@@ -70,6 +70,12 @@ CLIENTS: Final = (
         ("sie-sdk",),
     ),
     Client("node", "use_openai.mjs", (("openai@6.49.0",),), ("openai",)),
+    Client(
+        "nodemore",
+        "use_more.mjs",
+        (("cohere-ai@8.1.0", "ollama@0.6.4", "@huggingface/inference@4.13.30"),),
+        ("cohere-ai", "ollama", "@huggingface/inference"),
+    ),
 )
 
 
@@ -123,8 +129,9 @@ def install(client: Client) -> Path:
 
 def versions(client: Client, program: Path) -> str:
     if client.script.endswith(".mjs"):
-        package = json.loads((ENVIRONMENTS / client.name / "node_modules/openai/package.json").read_text())
-        return f"openai {package['version']} (npm)"
+        packages = ENVIRONMENTS / client.name / "node_modules"
+        found = ((name, json.loads((packages / name / "package.json").read_text())["version"]) for name in client.versions)
+        return f"{', '.join(f'{name} {version}' for name, version in found)} (npm)"
     code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
     return subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -133,6 +140,7 @@ async def calls(client: Client, program: Path, variables: Mapping[str, str]) -> 
     """What its script says, a row a call."""
     script = HERE / "clients" / client.script
     if client.script.endswith(".mjs"):  # modules are found from the script's folder on
+        shutil.copy(script.with_name("checking.mjs"), ENVIRONMENTS / client.name)
         script = Path(shutil.copy(script, ENVIRONMENTS / client.name))
     process = await asyncio.create_subprocess_exec(
         str(program), str(script), env=dict(os.environ) | dict(variables), stdout=subprocess.PIPE
