@@ -1,4 +1,4 @@
-"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own form."""
+"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own form. And full queues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from libs.errors import QueueFull
 from services.edge.dialects import cohere, huggingface, jina, ollama, openai
 from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received
 from services.edge.dialects.names import Names, Target
 from services.edge.dialects.tei import TEI
-from tests.edge.parts import MODEL
+from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300
 JUNK: tuple[Any, ...] = (
@@ -93,3 +94,32 @@ def broken(random: Random, body: bytes) -> bytes:
     for _ in range(random.choice((1, 3))):
         content[random.randrange(len(content))] = random.randrange(256)
     return bytes(content[: random.randrange(len(content) + 1)] if random.random() < 0.3 else content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v2/embed", {"model": MODEL, "texts": ["a"]}, {"message": "full"}),
+        ("/v1/classify", {"model": MODEL, "inputs": ["a"]}, {"message": "full"}),
+        (f"/models/{MODEL}", {"inputs": "a"}, {"error": "full", "error_type": "Overloaded"}),
+        ("/api/embed", {"model": MODEL, "input": "a"}, {"error": "full"}),
+        (
+            "/v1/multi-vector",
+            {"model": MODEL, "input": "a"},
+            {
+                "error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"},
+                "message": "full",
+                "detail": "full",
+            },
+        ),
+    ],
+)
+async def test_a_full_queue_says_when_to_come_back(path: str, body: Any, told: Any) -> None:
+    async def act() -> None:
+        raise QueueFull("full", retry_after=1.5)
+
+    async with edge(Script(act=act, models=[card()])) as http:
+        reply = await http.post(path, body)
+    assert (reply.status, reply.json) == (429, told)
+    assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1500")
+    assert "x-should-retry" not in reply.headers

@@ -139,16 +139,13 @@ def _entry(index: int, result: pb.Extraction) -> dict[str, Any]:
 
 ROUTES: Final = (
     Route("POST", "/v1/multi-vector", OPENAI, multi_vector, "Turns texts into token vectors", EmbeddingsRequest, EmbeddingsAnswer),
-    *(
-        Route(
-            "POST",
-            path,
-            OPENAI,
-            classify,
-            "Says which labels fit texts",
-            (JinaClassifyRequest, cohere.CohereClassifyRequest),
-            (JinaClassifyAnswer, cohere.CohereClassifyAnswer),
-        )
-        for path in ("/v1/classify", "/classify")
+    Route(
+        "POST",
+        "/v1/classify",
+        OPENAI,
+        classify,
+        "Says which labels fit texts",
+        (JinaClassifyRequest, cohere.CohereClassifyRequest),
+        (JinaClassifyAnswer, cohere.CohereClassifyAnswer),
     ),
 )
