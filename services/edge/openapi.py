@@ -19,9 +19,11 @@ _ERROR: Final = {
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The document, as JSON can hold it."""
-    types: list[Any] = list(dict.fromkeys(kind for route in routes for kind in (route.body, route.answer) if kind is not None))
+    given = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
+    types: list[Any] = list(dict.fromkeys(one for kind in given for one in (kind if isinstance(kind, tuple) else (kind,))))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schema_of = dict(zip(types, schemas, strict=True))
+    schema_of: dict[Any, Any] = dict(zip(types, schemas, strict=True))
+    schema_of |= {kind: {"anyOf": [schema_of[one] for one in kind]} for kind in given if isinstance(kind, tuple)}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)

@@ -12,8 +12,8 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
+from services.edge.dialects import huggingface, tei
 from services.edge.dialects import rerank as reranking
-from services.edge.dialects import tei
 from services.edge.dialects.base import Answer, Problem, Question, Received
 from services.edge.dialects.names import Names, Target
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
@@ -122,7 +122,7 @@ def test_similarity() -> None:
 
 
 def test_the_base_url_answers_by_task() -> None:
-    question = ask(tei.by_task, {"inputs": "a"})
+    question = ask(huggingface.by_task, {"inputs": "a"})
     assert question.method == GET_MODEL
     embedder = models_pb2.GetModelResponse(model=card())
     assert question.answer(embedder).method == ENCODE  # type: ignore[union-attr]
@@ -131,8 +131,8 @@ def test_the_base_url_answers_by_task() -> None:
     unknown = question.otherwise(Problem("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
-    assert ask(tei.by_task, {"query": "a", "texts": ["b"]}).method == SCORE
-    assert ask(tei.by_task, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}).method == ENCODE
+    assert ask(huggingface.by_task, {"query": "a", "texts": ["b"]}).method == SCORE
+    assert ask(huggingface.by_task, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}).method == ENCODE
 
 
 def test_info() -> None:
@@ -174,7 +174,7 @@ def test_openais_form_below_a_prefix_has_the_model_of_the_path() -> None:
         (tei.predict, {"inputs": "a", "parameters": {"function_to_apply": "none"}}, "parameters.function_to_apply"),
         (tei.similarity, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences"),
         (tei.similarity, {"inputs": {"source_sentence": "a"}}, "inputs.sentences"),
-        (tei.by_task, [], ""),
+        (huggingface.by_task, [], ""),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:

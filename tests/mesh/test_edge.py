@@ -30,6 +30,7 @@ from tests.support.waiting import wait_until
 TEXTS = texts(40, shortest=1, longest=60)
 RANKER = f"random/{RANKED[0]}-rank"
 CLASSIFIER = f"random/{RANKED[0]}-classes"
+TAGGER = "random/bert-entities"
 LATE = "random/bert-late"
 
 
@@ -138,6 +139,95 @@ async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     assert (reply.status, reply.json["error_type"]) == (400, "Empty")
     reply = await http.post(f"/tei/{RANKER}/embed", {"inputs": "a"})
     assert (reply.status, reply.json["error_type"]) == (424, "Backend")
+
+
+async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
+    kinds = ["float", "int8", "ubinary"]
+    reply = await http.post("/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": kinds})
+    found = reply.json["embeddings"]
+    assert distance(found["float"], wanted) <= 1e-7
+    stored = {
+        "int8": client.encode(MINILM, TEXTS, data_type="int8").dense,
+        "ubinary": client.encode(MINILM, TEXTS, data_type="binary").dense,
+    }
+    for kind, rows in stored.items():
+        alone = (await http.post("/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": [kind]})).json
+        assert alone["embeddings"][kind] == found[kind] == rows.tolist()
+    first = (await http.post("/v1/embed", {"model": MINILM, "texts": TEXTS, "input_type": "search_document"})).json
+    assert distance(first["embeddings"], wanted) <= 1e-7
+    own = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS})).json["classifications"]
+    for one, labels in zip(own, client.classify(CLASSIFIER, TEXTS), strict=True):
+        assert {name: label["confidence"] for name, label in one["labels"].items()} == pytest.approx(
+            scored_labels(labels), abs=1e-6
+        )
+        assert (one["prediction"], one["classification_type"]) == (labels.labels[0].label, "single-label")
+    shown = [{"text": TEXTS[0], "label": "first"}, {"text": TEXTS[1], "label": "second"}]
+    nearest = (await http.post("/v1/classify", {"model": MINILM, "inputs": TEXTS[:2], "examples": shown})).json
+    assert [one["prediction"] for one in nearest["classifications"]] == ["first", "second"]
+    # This classifier is of natural language inference, so that it takes any labels.
+    given = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS[:2], "examples": shown})).json
+    labels = client.classify(CLASSIFIER, TEXTS[:2], ["first", "second"], multi_label=False)[0]
+    assert given["classifications"][0]["labels"]["first"]["confidence"] == pytest.approx(scored_labels(labels)["first"], abs=1e-6)
+    reply = await http.post("/v2/embed", {"model": MINILM, "texts": ["a", ""]})
+    assert (reply.status, reply.json) == (400, {"message": "texts[1] is empty"})
+    reply = await http.post("/v2/embed", {"model": RANKER, "texts": ["a"]})
+    assert reply.status == 400
+
+
+def scored_labels(result: shoal.Extraction) -> dict[str, float]:
+    return {one.label: one.score for one in result.labels}
+
+
+async def test_huggingface(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
+    assert distance((await http.post(f"/models/{MINILM}/pipeline/feature-extraction", {"inputs": TEXTS})).json, wanted) <= 1e-7
+    found = (await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[:3], "parameters": {}})).json
+    for one, labels in zip(found, client.classify(CLASSIFIER, TEXTS[:3]), strict=True):
+        assert {label["label"]: label["score"] for label in one} == pytest.approx(scored_labels(labels), abs=1e-6)
+    parameters = {"candidate_labels": ["fish", "wood"], "hypothesis_template": "About {}.", "multi_label": True}
+    found = (await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[0], "parameters": parameters})).json
+    labels = client.classify(CLASSIFIER, TEXTS[:1], ["fish", "wood"], hypothesis="About {}.", multi_label=True)[0]
+    assert {label["label"]: label["score"] for label in found} == pytest.approx(scored_labels(labels), abs=1e-6)
+    for strategy in ("simple", "none"):
+        parameters = {"aggregation_strategy": strategy}
+        found = (await http.post(f"/models/{TAGGER}", {"inputs": TEXTS, "parameters": parameters})).json
+        name = "entity" if strategy == "none" else "entity_group"
+        for one, result in zip(found, client.entities(TAGGER, TEXTS, aggregation=strategy), strict=True):
+            assert [(token[name], token["start"], token["end"], token["word"]) for token in one] == [
+                (entity.label, entity.start, entity.end, entity.text) for entity in result.entities
+            ]
+    assert isinstance((await http.post(f"/tei/{TAGGER}", {"inputs": TEXTS[0]})).json, list)
+    reply = await http.post(f"/models/{CLASSIFIER}", {"inputs": "a", "parameters": {"candidate_labels": [""]}})
+    assert (reply.status, reply.json["error"]) == (400, "parameters.candidate_labels[0] is empty")
+    reply = await http.post(f"/models/{TAGGER}/pipeline/text-classification", {"inputs": "a"})
+    assert (reply.status, reply.json["error_type"]) == (424, "Backend")
+
+
+async def test_ollama(http: Http, wanted: NDArray[np.float32]) -> None:
+    reply = await http.post("/api/embed", {"model": f"{MINILM}:latest", "input": TEXTS})
+    assert distance(reply.json["embeddings"], wanted) <= 1e-7
+    reply = await http.post("/api/embeddings", {"model": MINILM, "prompt": TEXTS[0]})
+    assert distance(reply.json["embedding"], wanted[0]) <= 1e-6
+    assert MINILM in [model["name"] for model in (await http.get("/api/tags")).json["models"]]
+    assert MINILM in [model["name"] for model in (await http.get("/api/ps")).json["models"]]
+    assert (await http.post("/api/show", {"model": MINILM})).json["model_info"]["bert.embedding_length"] == 384
+    reply = await http.post("/api/embed", {"model": MINILM, "input": "word " * 1000, "truncate": False})
+    assert (reply.status, list(reply.json)) == (400, ["error"])
+
+
+async def test_jina(http: Http, client: shoal.Client) -> None:
+    late = client.encode(LATE, TEXTS[:3], role="query").multi_vector
+    reply = await http.post("/v1/multi-vector", {"model": LATE, "input": TEXTS[:3], "input_type": "query"})
+    for entry, rows in zip(reply.json["data"], late, strict=True):
+        assert distance(entry["embeddings"], rows) <= 1e-7
+    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "return_multivector": True})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "return_multivector")
+    reply = await http.post("/v1/multi-vector", {"model": LATE, "input": "a", "dimensions": 8})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
+    reply = await http.post("/v1/classify", {"model": MINILM, "input": TEXTS, "labels": ["fish", "wood"]})
+    for one, labels in zip(reply.json["data"], client.classify(MINILM, TEXTS, ["fish", "wood"]), strict=True):
+        assert (one["prediction"], one["score"]) == (labels.labels[0].label, pytest.approx(labels.labels[0].score, abs=1e-6))
+    reply = await http.post("/v1/classify", {"model": MINILM, "input": ["a"]})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "labels")
 
 
 def test_the_process_drains(tmp_path: Path, mesh: Cluster) -> None:

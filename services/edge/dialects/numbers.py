@@ -16,7 +16,7 @@ from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.v1 import tensor_pb2
 
-from services.edge.dialects.base import Problem
+from services.edge.dialects.base import Problem, json_of
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -38,6 +38,23 @@ def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
     rows: Rows = decoded(codec.vectors, tensor).array
     if rows.dtype == np.float16:
         return rows.astype(np.float32)
+    return rows
+
+
+def signed(rows: Rows) -> Rows:
+    """`binary` of `ubinary`: the same bits as signed bytes, which are smaller by 128."""
+    return (rows.astype(np.int16) - 128).astype(np.int8)
+
+
+def quantised(rows: Rows, kind: str) -> Rows:
+    """float32 [rows, dimensions] as `float`, `base64`, `int8`, `ubinary` or `binary`: what the mesh answers if asked for
+    them. For answers that have several kinds, and for multi-vectors."""
+    if kind == "int8":
+        scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
+        return np.rint(rows / np.where(scale > 0, scale, 1)).clip(-127, 127).astype(np.int8)
+    if kind in ("binary", "ubinary"):
+        bits: Rows = np.packbits(rows > 0, axis=-1)
+        return signed(bits) if kind == "binary" else bits
     return rows
 
 
@@ -64,3 +81,20 @@ def joined(rows: int, each: int, head: bytes, piece: Callable[[int, int], bytes]
         yield tail
 
     return pieces()
+
+
+def listed(rows: Rows, *, is_base64: bool = False) -> Iterator[bytes]:
+    """A list of rows as JSON, each a list of numbers or their bytes in base64, in pieces."""
+
+    def piece(first: int, last: int) -> bytes:
+        some = rows[first:last]
+        return json_of([base64_of(row) for row in some] if is_base64 else some)[1:-1]
+
+    written = joined(len(rows), per_piece(rows.shape[1]), b"[", piece, b"]")
+    return iter((written,)) if isinstance(written, bytes) else written
+
+
+def token_vectors(message: tensor_pb2.Ragged) -> list[Rows]:
+    """Multi-vectors, float32 [tokens, dimensions] an item. Raises Problem."""
+    ragged = decoded(codec.ragged, message)
+    return [np.ascontiguousarray(ragged[index], np.float32) for index in range(len(ragged))]

@@ -6,11 +6,10 @@ clients ask for base64 without being told to; openai-node decodes it blindly, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-import numpy as np
 from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
@@ -28,7 +27,18 @@ from services.edge.dialects.base import (
     retry_headers,
     single_field,
 )
-from services.edge.dialects.numbers import Rows, base64_of, dense_rows, joined, per_piece
+from services.edge.dialects.numbers import (
+    PIECE_NUMBERS,
+    Rows,
+    base64_of,
+    dense_rows,
+    joined,
+    listed,
+    per_piece,
+    quantised,
+    signed,
+    token_vectors,
+)
 from services.edge.dialects.reading import (
     count_of,
     image_item,
@@ -98,6 +108,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     encoding_type: str | list[str] | None = None
     normalized: bool | None = None
     late_chunking: bool | None = None
+    return_multivector: bool | None = None
     truncate: bool | str | None = None
     # Voyage.
     truncation: bool | str | None = None
@@ -118,12 +129,13 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several were asked for."""
+    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several were asked for, or
+    a vector a token, for `return_multivector`."""
 
     index: int
-    object: Literal["embedding"] = "embedding"
+    object: Literal["embedding", "embeddings"] = "embedding"
     embedding: list[float] | str | msgspec.UnsetType = msgspec.UNSET
-    embeddings: dict[str, list[float] | str] | msgspec.UnsetType = msgspec.UNSET
+    embeddings: dict[str, list[float] | str] | list[list[float] | str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class EmbeddingUsage(msgspec.Struct, kw_only=True):
@@ -158,7 +170,11 @@ _UINT8: Final = (
 
 def embeddings(received: Received) -> Question:
     """`POST /v1/embeddings`. Raises Problem."""
-    request = read(EmbeddingsRequest, received)
+    return question_of(read(EmbeddingsRequest, received), received)
+
+
+def question_of(request: EmbeddingsRequest, received: Received) -> Question:
+    """The question of a body that has been read. Raises Problem."""
     _refuse_unsupported(request)
     named = target(received, request.model)
     types = _types(request)
@@ -184,6 +200,8 @@ def embeddings(received: Received) -> Question:
     if normalize is not None:
         message.normalize = normalize
     is_base64 = request.encoding_format == "base64"
+    if request.return_multivector:
+        return _token_vectors(request, message, types, fields)
     write = _writer([kind for kind, _ in types], is_base64=is_base64)
     return Question(ENCODE, message, _answer(request.model, write), fields=(*fields, ("^dimensions", dimensions_field)))
 
@@ -277,13 +295,9 @@ def _writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
 def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     if kind == "base64" or (is_base64 and kind != "binary"):
         return base64_of
-    if kind == "binary":  # signed bytes: those of ubinary - 128
-        return (lambda row: base64_of(_signed(row))) if is_base64 else _signed
+    if kind == "binary":
+        return (lambda row: base64_of(signed(row))) if is_base64 else signed
     return lambda row: row
-
-
-def _signed(row: Rows) -> Rows:
-    return (row.astype(np.int16) - 128).astype(np.int8)
 
 
 def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
@@ -302,6 +316,38 @@ def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
         return Answer(joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail))
 
     return answer
+
+
+def _token_vectors(
+    request: EmbeddingsRequest, message: pb.EncodeRequest, types: Sequence[tuple[str, str]], fields: Sequence[tuple[str, str]]
+) -> Question:
+    """Jina's `return_multivector`: a vector a token."""
+    if len(types) > 1:
+        raise invalid(f"{types[0][1]} may name one type for multi-vectors", types[0][1])
+    kind = types[0][0]
+    is_base64 = request.encoding_format == "base64" or kind == "base64"
+    message.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
+    message.data_type = tensor_pb2.DATA_TYPE_UNSPECIFIED
+    message.dimensions = count_of(request.dimensions, "dimensions")  # an alias' are those of dense vectors
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        items = [quantised(rows, kind) for rows in token_vectors(reply.multi_vector)]
+        tokens = reply.usage.input_tokens
+
+        def pieces() -> Iterator[bytes]:
+            yield b'{"object":"list","data":['
+            for index, rows in enumerate(items):
+                yield b'%s{"object":"embeddings","index":%d,"embeddings":' % (b"," if index else b"", index)
+                yield from listed(rows, is_base64=is_base64)
+                yield b"}"
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            yield b'],"model":' + json_of(request.model) + b',"usage":' + json_of(usage) + b"}"
+
+        is_small = sum(rows.size for rows in items) <= PIECE_NUMBERS
+        return Answer(b"".join(pieces()) if is_small else pieces())
+
+    asked = ((r"^representations\[\d+\]", "return_multivector"), *fields)
+    return Question(ENCODE, message, answer, fields=asked)
 
 
 ROUTES: Final = tuple(

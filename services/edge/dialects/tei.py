@@ -1,4 +1,4 @@
-"""TEI's HTTP API (text-embeddings-inference 1.9), and the paths of Hugging Face's hosted inference. Pure.
+"""TEI's HTTP API (text-embeddings-inference 1.9). Pure. Hugging Face's pipelines, on the same base URL, are in huggingface.py.
 
 No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL `…/tei/org/name`), or it is that of an
 alias, `embed`, `rerank` or `predict`, for the bare paths.
@@ -186,7 +186,7 @@ def embed(received: Received) -> Question:
     def answer(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         body = joined(len(rows), per_piece(rows.shape[1]), b"[", lambda first, last: json_of(rows[first:last])[1:-1], b"]")
-        return Answer(body, headers=_timed(reply.timings, reply.usage, message))
+        return Answer(body, headers=timed(reply.timings, reply.usage, message))
 
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
 
@@ -202,7 +202,7 @@ def embed_sparse(received: Received) -> Question:
             [{"index": column, "value": value} for column, value in zip(columns.tolist(), weights, strict=True)]
             for columns, weights in matrix
         ]
-        return Answer(json_of(rows), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(json_of(rows), headers=timed(reply.timings, reply.usage, message))
 
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
 
@@ -221,7 +221,7 @@ def embed_all(received: Received) -> Question:
                 yield (b"," if index else b"") + json_of(np.ascontiguousarray(ragged[index], np.float32))
             yield b"]"
 
-        return Answer(pieces(), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(pieces(), headers=timed(reply.timings, reply.usage, message))
 
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
 
@@ -229,13 +229,13 @@ def embed_all(received: Received) -> Question:
 def rerank(received: Received) -> Question:
     """`/rerank` with `texts`."""
     request = read(RankRequest, received)
-    named = _named(received, "rerank")
+    named = target_here(received, "rerank")
     message = pb.ScoreRequest(
         model=named.model,
         query=text_item(request.query, "query"),
         documents=[text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)],
         scale=pb.SCORE_SCALE_LOGIT if request.raw_scores else pb.SCORE_SCALE_PROBABILITY,
-        truncation=_truncation(request.truncate, request.truncation_direction),
+        truncation=truncation_said(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
 
@@ -245,7 +245,7 @@ def rerank(received: Received) -> Question:
         if request.return_text:
             for rank in ranks:
                 rank["text"] = request.texts[rank["index"]]
-        return Answer(json_of(ranks), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
     fields = (*item_fields("documents", "texts"), (r"query\.text", "query"))
     return Question(SCORE, message, answer, fields=fields, dialect=TEI)
@@ -258,9 +258,9 @@ def predict(received: Received) -> Question:
         raise invalid("raw_scores are not supported: labels have probabilities", "raw_scores")
     if request.parameters is not None and request.parameters.function_to_apply not in (None, "sigmoid", "softmax"):
         raise invalid("parameters.function_to_apply must be sigmoid or softmax, or be left out", "parameters.function_to_apply")
-    named = _named(received, "predict")
+    named = target_here(received, "predict")
     texts, is_batch, is_pair = _predicted(request.inputs)
-    truncation = _truncation(request.truncate, request.truncation_direction)
+    truncation = truncation_said(request.truncate, request.truncation_direction)
     if is_pair:
         return _pairs(named, texts, truncation, is_batch)
     message = pb.ExtractRequest(
@@ -279,7 +279,7 @@ def predict(received: Received) -> Question:
         found = [[{"score": label.score, "label": label.label} for label in result.labels[:most]] for result in reply.results]
         # huggingface_hub's client, which alone sends parameters, takes the first of a list of lists.
         content: object = found if is_batch or request.parameters is not None else found[0]
-        return Answer(json_of(content), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
@@ -288,7 +288,7 @@ def predict(received: Received) -> Question:
 def similarity(received: Received) -> Question:
     """`/similarity`: cosines of one text to others."""
     request = read(SimilarityRequest, received)
-    named = _named(received, "embed")
+    named = target_here(received, "embed")
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     parameters = request.parameters or Parameters()
     message = pb.EncodeRequest(
@@ -296,7 +296,7 @@ def similarity(received: Received) -> Question:
         items=[text_item(text, "inputs") for text in texts],
         representations=[pb.REPRESENTATION_DENSE],
         role=role_of(named, prompt_name=parameters.prompt_name),
-        truncation=_truncation(parameters.truncate, parameters.truncation_direction),
+        truncation=truncation_said(parameters.truncate, parameters.truncation_direction),
         normalize=True,
         adapter=named.adapter,
     )
@@ -306,7 +306,7 @@ def similarity(received: Received) -> Question:
     def answer(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
-        return Answer(json_of(cosines), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
 
     fields = ((r"items\[0\](?:\.text)?", "inputs.source_sentence"), (r"items\[\d+\](?:\.text)?", "inputs.sentences"))
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
@@ -314,7 +314,7 @@ def similarity(received: Received) -> Question:
 
 def info(received: Received) -> Question:
     """`/info`."""
-    named = _named(received, "embed")
+    named = target_here(received, "embed")
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
@@ -343,36 +343,6 @@ def info(received: Received) -> Question:
     return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
 
 
-def by_task(received: Received) -> Question:
-    """`POST` of the base URL itself, as huggingface_hub does: the model's task says which of the others is meant, unless the body
-    does."""
-    found = read(_Hosted, received)
-    if found.query is not msgspec.UNSET:
-        return rerank(received)
-    if bytes(found.inputs)[:1] == b"{":
-        return similarity(received)
-    named = _named(received, "embed")
-
-    def answer(reply: models_pb2.GetModelResponse) -> Question:
-        card = reply.model.card
-        if models_pb2.TASK_ENCODE in card.tasks:
-            return embed_sparse(received) if list(card.representations) == [pb.REPRESENTATION_SPARSE] else embed(received)
-        return predict(received)
-
-    return Question(
-        GET_MODEL,
-        models_pb2.GetModelRequest(model=named.model),
-        answer,
-        otherwise=lambda problem: embed(received) if problem.reason == "MODEL_NOT_FOUND" else None,
-        dialect=TEI,
-    )
-
-
-class _Hosted(msgspec.Struct, kw_only=True):
-    inputs: msgspec.Raw = msgspec.Raw(b"null")
-    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
 def embeddings(received: Received) -> Question:
     """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
     try:
@@ -389,14 +359,15 @@ def health(received: Received) -> Answer:
     return Answer(b"")
 
 
-def _named(received: Received, default: str) -> Target:
+def target_here(received: Received, default: str) -> Target:
+    """The model of the path, else what the alias `default` stands for. Raises Problem."""
     return named_or_default(received, received.model, default)
 
 
 def _encode(
     received: Received, request: EmbedRequest, form: pb.Representation
 ) -> tuple[pb.EncodeRequest, tuple[tuple[str, str], ...]]:
-    named = _named(received, "embed")
+    named = target_here(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
     items = []
@@ -410,13 +381,14 @@ def _encode(
         representations=[form],
         role=role_of(named, prompt_name=request.prompt_name),
         dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
-        truncation=_truncation(request.truncate, request.truncation_direction),
+        truncation=truncation_said(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
     return message, single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
 
 
-def _truncation(truncate: bool | None, side: str | None) -> pb.Truncation:
+def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
+    """Of `truncate` and `truncation_direction`. Raises Problem."""
     if side is not None and side.lower() not in ("left", "right"):
         raise invalid(f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction")
     return truncation_of(truncate, "truncate", side=side)
@@ -453,12 +425,12 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
     def answer(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
-        return Answer(json_of(found if is_batch else found[0]), headers=_timed(reply.timings, reply.usage, message))
+        return Answer(json_of(found if is_batch else found[0]), headers=timed(reply.timings, reply.usage, message))
 
     return Question(SCORE, message, answer, fields=((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"),), dialect=TEI)
 
 
-def _timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:
+def timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:
     """TEI's headers: milliseconds, characters and tokens."""
     items = message.documents if isinstance(message, pb.ScoreRequest) else message.items
     characters = sum(len(item.text) for item in items)
@@ -495,17 +467,5 @@ ROUTES: Final = (
     *(
         Route("POST", f"/tei/{{model}}/{name}", openai.OPENAI, embeddings, "OpenAI's form", openai.EmbeddingsRequest)
         for name in ("v1/embeddings", "embeddings")
-    ),
-    *(
-        Route("POST", f"{start}/{{model}}", TEI, by_task, "By the model's task, as Hugging Face's inference")
-        for start in ("/tei", "/models")
-    ),
-    *(
-        Route("POST", f"/models/{{model}}/pipeline/{name}", TEI, ask, "Hugging Face's hosted inference", body)
-        for name, ask, body in (
-            ("feature-extraction", embed, EmbedRequest),
-            ("sentence-similarity", similarity, SimilarityRequest),
-            ("text-classification", predict, PredictRequest),
-        )
     ),
 )

@@ -19,6 +19,8 @@ TEXTS: list[str] = EXPECTED["texts"]
 QUERY: str = EXPECTED["query"]
 VECTORS: list[list[float]] = EXPECTED["vectors"]
 SCORES: list[float] = EXPECTED["scores"]
+CLASSIFIER: str = EXPECTED["classifier"]
+TAGGER: str = EXPECTED["tagger"]
 
 
 def check(name: str, call: Callable[[], float | None]) -> None:
@@ -42,6 +44,12 @@ def ranked(results: Iterable[tuple[int, float]]) -> float:
     found = list(results)
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), "not in order"
     return max(abs(score - SCORES[index]) for index, score in found)
+
+
+def labelled(found: dict[str, float], wanted: dict[str, float]) -> float:
+    """The largest difference of labels' scores."""
+    assert set(found) == set(wanted), f"{sorted(found)}, not {sorted(wanted)}"
+    return max(abs(found[label] - wanted[label]) for label in wanted)
 
 
 def answered(answer: object) -> None:

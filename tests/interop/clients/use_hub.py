@@ -1,11 +1,13 @@
 """huggingface_hub's InferenceClient."""
 
-from checking import BASE, MODEL, TEXTS, VECTORS, check, distance, refused
+from checking import BASE, CLASSIFIER, EXPECTED, MODEL, TAGGER, TEXTS, VECTORS, check, distance, labelled, refused
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 prefix = InferenceClient(base_url=f"{BASE}/tei/{MODEL}", api_key="any")
 embed = InferenceClient(base_url=f"{BASE}/tei/{MODEL}/embed", api_key="any")
+classifier = InferenceClient(base_url=f"{BASE}/tei/{CLASSIFIER}", api_key="any")
+tagger = InferenceClient(base_url=f"{BASE}/models/{TAGGER}", api_key="any")
 hosted = InferenceClient(base_url=f"{BASE}/models/{MODEL}/pipeline/feature-extraction", api_key="any")
 
 
@@ -15,8 +17,36 @@ def similarity() -> float:
     return distance([found], [wanted])
 
 
+def classes() -> float:
+    best = classifier.text_classification(TEXTS[0], top_k=1)
+    assert len(best) == 1
+    found = {one.label: one.score for one in classifier.text_classification(TEXTS[0])}
+    assert best[0].score == max(found.values())
+    return labelled(found, EXPECTED["classes"][0])
+
+
+def zero_shot() -> float:
+    found = classifier.zero_shot_classification(TEXTS[0], ["fish", "wood"], hypothesis_template="About {}.")
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    return labelled({one.label: one.score for one in found}, EXPECTED["zero_shot"][0])
+
+
+def tokens() -> float:
+    largest = 0.0
+    for text, wanted in zip(TEXTS, EXPECTED["entities"], strict=True):
+        found = tagger.token_classification(text)
+        assert [(one.entity_group, one.start, one.end) for one in found] == [(one[0], one[2], one[3]) for one in wanted]
+        assert [one.word for one in found] == [text[one.start : one.end] for one in found]
+        largest = max([largest, *(abs(one.score - expected[1]) for one, expected in zip(found, wanted, strict=True))])
+    assert all(one.entity for one in tagger.token_classification(TEXTS[0], aggregation_strategy="none"))
+    return largest
+
+
 check("feature_extraction, prefix", lambda: distance(prefix.feature_extraction(TEXTS[0]), VECTORS[:1]))
 check("feature_extraction, /embed", lambda: distance(embed.feature_extraction(TEXTS, normalize=True, truncate=True), VECTORS))
 check("feature_extraction, hosted path", lambda: distance(hosted.feature_extraction(TEXTS[0]), VECTORS[:1]))
 check("sentence_similarity", similarity)
+check("text_classification", classes)
+check("zero_shot_classification", zero_shot)
+check("token_classification", tokens)
 check("errors", lambda: refused(HfHubHTTPError, lambda: embed.feature_extraction("")))

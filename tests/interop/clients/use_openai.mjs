@@ -1,16 +1,8 @@
 // openai of npm.
-import { readFileSync } from "node:fs";
 import OpenAI from "openai";
+import { assert, base, check, distance, expected } from "./checking.mjs";
 
-const base = process.env.INTEROP_BASE;
-const expected = JSON.parse(readFileSync(process.env.INTEROP_EXPECTED, "utf8"));
 const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "any" });
-const tell = (call, difference, error = "") => console.log(JSON.stringify({ call, difference, error }));
-const check = async (name, call) => {
-  try { tell(name, (await call()) ?? null); } catch (error) { tell(name, null, String(error).slice(0, 300)); }
-};
-const distance = (found, wanted) => Math.max(...found.map((row, i) => Math.max(...row.map((x, j) => Math.abs(x - wanted[i][j])))));
-const assert = (holds, what) => { if (!holds) throw new Error(what); };
 
 await check("embeddings (base64 unasked)", async () => {
   const { data } = await client.embeddings.create({ model: expected.model, input: expected.texts });

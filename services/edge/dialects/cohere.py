@@ -1,0 +1,412 @@
+"""Cohere's `POST /v2/embed`, `/v1/embed`, `/v1/classify` and `/v1/check-api-key`. Pure. Reranking is in rerank.py.
+
+`response_type` tells clients of v1 which of two forms an answer has. Classifying goes by examples: a model with vectors compares a
+text with the mean of each label's examples; one that classifies by itself is given the labels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, LIST_MODELS
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    retry_headers,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
+from services.edge.dialects.reading import (
+    count_of,
+    image_item,
+    named_or_default,
+    priority_of,
+    read,
+    role_of,
+    text_item,
+    truncation_of,
+)
+
+SHARPNESS: Final = 20.0
+"""By which cosines are multiplied before their softmax: the scale at which sentence-transformers trains embedding models."""
+_TEXTS_IN_A_PIECE: Final = 256
+_LIKELY: Final = 0.5
+"""From where on a label of several that may fit is predicted."""
+
+
+def error(problem: Problem) -> Answer:
+    """`{"message": text}`; Cohere's clients make an exception of the status."""
+    return Answer(json_of({"message": problem.message}), problem.status, headers=retry_headers(problem))
+
+
+COHERE: Final = Dialect("cohere", error)
+
+
+class CohereImageUrl(msgspec.Struct, kw_only=True):
+    """A `data:` URI."""
+
+    url: str
+
+
+class CohereContent(msgspec.Struct, kw_only=True):
+    """`type`: text or image_url."""
+
+    type: str
+    text: str | None = None
+    image_url: CohereImageUrl | None = None
+
+
+class CohereInput(msgspec.Struct, kw_only=True):
+    """Exactly one content."""
+
+    content: list[CohereContent]
+
+
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """Of v1 and v2. One of `texts`, `images` and `inputs`."""
+
+    model: str | None = None
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    inputs: list[CohereInput] | None = None
+    input_type: str | None = None
+    embedding_types: list[str] | None = None
+    output_dimension: int | None = None
+    max_tokens: int | None = None
+    truncate: str | None = None
+    # Ours.
+    instruction: str | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class CohereEmbedAnswer(msgspec.Struct, kw_only=True):
+    """`embeddings`: by type; of v1, where no types were asked for, the vectors themselves."""
+
+    id: str
+    embeddings: dict[str, list[list[float] | str]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+
+
+class CohereExample(msgspec.Struct, kw_only=True):
+    """A text that the label fits."""
+
+    text: str
+    label: str
+
+
+class CohereClassifyRequest(msgspec.Struct, kw_only=True):
+    """Without `examples` the labels are the model's own."""
+
+    inputs: list[str]
+    examples: list[CohereExample] | None = None
+    model: str | None = None
+    preset: str | None = None
+    truncate: str | None = None
+    # Ours.
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class CohereClassified(msgspec.Struct, kw_only=True):
+    """`prediction`, `confidence`: of single-label models. `predictions`: the best label; of multi-label models all from 0.5 on."""
+
+    id: str
+    input: str
+    predictions: list[str]
+    confidences: list[float]
+    labels: dict[str, dict[str, float]]
+    classification_type: Literal["single-label", "multi-label"]
+    prediction: str | None = None
+    confidence: float | None = None
+
+
+class CohereClassifyAnswer(msgspec.Struct, kw_only=True):
+    """`classifications` in the order of `inputs`."""
+
+    id: str
+    classifications: list[CohereClassified]
+    meta: dict[str, Any]
+
+
+class CohereKeyAnswer(msgspec.Struct, kw_only=True):
+    """A credential that is not valid has an error instead."""
+
+    valid: bool
+
+
+_STORED: Final = {
+    "float": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "base64": tensor_pb2.DATA_TYPE_UNSPECIFIED,
+    "int8": tensor_pb2.DATA_TYPE_INT8,
+    "ubinary": tensor_pb2.DATA_TYPE_BINARY,
+    "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+
+
+def embed_v2(received: Received) -> Question:
+    """`POST /v2/embed`. Raises Problem."""
+    return _embed(received, "2")
+
+
+def embed_v1(received: Received) -> Question:
+    """`POST /v1/embed`. Raises Problem."""
+    return _embed(received, "1")
+
+
+def _embed(received: Received, version: str) -> Question:
+    request = read(CohereEmbedRequest, received)
+    if request.max_tokens is not None:
+        raise invalid("max_tokens is not supported: texts are cut at the model's own limit", "max_tokens")
+    named = named_or_default(received, request.model, "embed")
+    kinds = _kinds(request.embedding_types)
+    items, fields = _items(request)
+    stored = {_STORED[kind] for kind in kinds}
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=items,
+        representations=[pb.REPRESENTATION_DENSE],
+        role=role_of(named, input_type=request.input_type),
+        # Several kinds are made of float32 here.
+        data_type=stored.pop() if len(stored) == 1 else tensor_pb2.DATA_TYPE_UNSPECIFIED,
+        dimensions=count_of(request.output_dimension, "output_dimension") or named.dimensions,
+        truncation=truncation_of(request.truncate, "truncate"),
+        instruction=request.instruction or "",
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    is_plain = version == "1" and not request.embedding_types
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        rows = dense_rows(reply.dense)
+        head = b'{"id":' + json_of(received.request_id) + b',"embeddings":'
+        tail = b'],"meta":' + json_of(_meta(version, reply.usage)) + b"}"
+        form = b"embeddings_floats" if is_plain else b"embeddings_by_type"
+
+        def pieces() -> Iterator[bytes]:
+            yield head
+            if is_plain:
+                yield from listed(rows)
+            else:
+                for number, kind in enumerate(kinds):
+                    yield b'%s"%s":' % (b"," if number else b"{", kind.encode())
+                    yield from listed(_as(rows, kind), is_base64=kind == "base64")
+                yield b"}"
+            yield b',"response_type":"' + form + b'","texts":['
+            texts = request.texts or []
+            for first in range(0, len(texts), _TEXTS_IN_A_PIECE):
+                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_IN_A_PIECE])[1:-1]
+            yield tail
+
+        return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
+
+    renamed = (*fields, ("^dimensions", "output_dimension"), (r"^representations\[\d+\]", "model"))
+    return Question(ENCODE, message, answer, fields=renamed)
+
+
+def _kinds(said: list[str] | None) -> list[str]:
+    """The types asked for, each once."""
+    for index, kind in enumerate(said or ()):
+        field = f"embedding_types[{index}]"
+        if kind == "uint8":
+            raise invalid(f"{field}: uint8 has an offset for each vector that this format cannot carry: use int8 or float", field)
+        if kind not in _STORED:
+            raise invalid(f"{field} is {kind!r}; it must be one of {', '.join(_STORED)}", field)
+    return list(dict.fromkeys(said or ("float",)))
+
+
+def _as(rows: Rows, kind: str) -> Rows:
+    """Rows as the mesh has answered them, in the kind that was asked for."""
+    if rows.dtype == np.float32:
+        return quantised(rows, kind)
+    return signed(rows) if kind == "binary" else rows
+
+
+def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+    given = [name for name in ("texts", "images", "inputs") if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise invalid("exactly one of texts, images and inputs is required", given[1] if given else "texts")
+    if request.texts is not None:
+        return [text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)], item_fields("items", "texts")
+    if request.images is not None:
+        return [image_item(uri, f"images[{index}]") for index, uri in enumerate(request.images)], item_fields("items", "images")
+    items = [_item(one, f"inputs[{index}].content") for index, one in enumerate(request.inputs or ())]
+    return items, item_fields("items", "inputs", ".content")
+
+
+def _item(given: CohereInput, field: str) -> pb.Item:
+    if len(given.content) != 1:
+        raise invalid(f"{field} must have one entry: a vector is of one text or of one picture", field)
+    (one,) = given.content
+    if one.type == "text" and one.text is not None:
+        return text_item(one.text, f"{field}[0].text")
+    if one.type == "image_url" and one.image_url is not None:
+        return image_item(one.image_url.url, f"{field}[0].image_url.url")
+    raise invalid(f"{field}[0] must have type text with text, or type image_url with image_url", f"{field}[0]")
+
+
+def _meta(version: str, usage: pb.Usage) -> dict[str, Any]:
+    tokens = usage.input_tokens
+    return {"api_version": {"version": version}, "billed_units": {"input_tokens": tokens}, "tokens": {"input_tokens": tokens}}
+
+
+def classify(received: Received) -> Question:
+    """`POST /v1/classify`. Asks for the model's card first, where there are examples. Raises Problem."""
+    request = read(CohereClassifyRequest, received)
+    if request.preset is not None:
+        raise invalid("preset is not supported: send model and examples", "preset")
+    named = named_or_default(received, request.model, "predict")
+    plan = _Classifying(request, received, named)
+    plan.texts()
+    if request.examples is None:
+        return plan.by_labels()
+    if not request.examples:
+        raise invalid("examples is empty", "examples")
+
+    def answer(reply: models_pb2.GetModelResponse) -> Question:
+        return plan.by_examples() if pb.REPRESENTATION_DENSE in reply.model.card.representations else plan.by_labels()
+
+    def otherwise(problem: Problem) -> Question | None:
+        """No worker knows the model yet: a request makes one look for it."""
+        return plan.by_examples() if problem.reason == "MODEL_NOT_FOUND" else None
+
+    card = models_pb2.GetModelRequest(model=named.model)
+    return Question(GET_MODEL, card, answer, otherwise=otherwise, dialect=COHERE)
+
+
+class _Classifying:
+    """The ways to answer one request."""
+
+    def __init__(self, request: CohereClassifyRequest, received: Received, named: Target) -> None:
+        self.request = request
+        self.request_id = received.request_id
+        self.named = named
+        self.truncation = truncation_of(request.truncate, "truncate")
+        self.priority = priority_of(request.priority)
+        self.labels = list(dict.fromkeys(example.label for example in request.examples or ()))
+
+    def texts(self) -> list[pb.Item]:
+        return [text_item(text, f"inputs[{index}]") for index, text in enumerate(self.request.inputs)]
+
+    def by_examples(self) -> Question:
+        """By vectors: first those of the examples."""
+        examples = self.request.examples or []
+        items = [text_item(example.text, f"examples[{index}].text") for index, example in enumerate(examples)]
+
+        def answer(reply: pb.EncodeResponse) -> Question:
+            rows = dense_rows(reply.dense)
+            own = np.array([self.labels.index(example.label) for example in examples])
+            means = np.stack([rows[own == number].mean(axis=0) for number in range(len(self.labels))])
+            return self._compared(_unit(means), reply.usage.input_tokens)
+
+        def otherwise(problem: Problem) -> Question | None:
+            return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
+
+        fields = item_fields("items", "examples", ".text")
+        return Question(ENCODE, self._encode(items), answer, fields=fields, otherwise=otherwise, dialect=COHERE)
+
+    def _compared(self, means: Rows, tokens: int) -> Question:
+        def answer(reply: pb.EncodeResponse) -> Answer:
+            shares = np.exp(SHARPNESS * (dense_rows(reply.dense) @ means.T - 1))
+            shares /= shares.sum(axis=1, keepdims=True)
+            found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
+            return self._answer(found, tokens + reply.usage.input_tokens)
+
+        return Question(ENCODE, self._encode(self.texts()), answer, fields=item_fields("items", "inputs"), dialect=COHERE)
+
+    def _encode(self, items: list[pb.Item]) -> pb.EncodeRequest:
+        return pb.EncodeRequest(
+            model=self.named.model,
+            items=items,
+            representations=[pb.REPRESENTATION_DENSE],
+            truncation=self.truncation,
+            normalize=True,
+            adapter=self.request.adapter or self.named.adapter,
+            pool=self.request.pool or "",
+            priority=self.priority,
+        )
+
+    def by_labels(self) -> Question:
+        """By a model that classifies: among the examples' labels, or among its own, as its configuration says."""
+        task = pb.ClassifyTask(labels=self.labels, among_labels=True)
+        if self.labels:
+            task.multi_label = False  # each example has one
+        message = pb.ExtractRequest(
+            model=self.named.model,
+            items=self.texts(),
+            classify=task,
+            truncation=self.truncation,
+            adapter=self.request.adapter or self.named.adapter,
+            pool=self.request.pool or "",
+            priority=self.priority,
+        )
+
+        def answer(reply: pb.ExtractResponse) -> Answer:
+            found = [{one.label: one.score for one in result.labels} for result in reply.results]
+            return self._answer(found, reply.usage.input_tokens)
+
+        fields = (*item_fields("items", "inputs"), (r"classify\.labels\[\d+\]", "examples"), (r"classify\.labels", "examples"))
+        return Question(EXTRACT, message, answer, fields=fields, dialect=COHERE)
+
+    def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
+        # Shares of one whole add up to 1, chances of labels each on its own do not: nothing else says which they are.
+        is_single = bool(self.labels) or all(abs(sum(one.values()) - 1) < 1e-3 for one in found)
+        entries = [
+            _entry(f"{self.request_id}-{index}", text, confidences, is_single=is_single)
+            for index, (text, confidences) in enumerate(zip(self.request.inputs, found, strict=True))
+        ]
+        meta = _meta("1", pb.Usage(input_tokens=tokens))
+        return Answer(json_of({"id": self.request_id, "classifications": entries, "meta": meta}))
+
+
+def _entry(identity: str, text: str, confidences: dict[str, float], *, is_single: bool) -> dict[str, Any]:
+    ranked = sorted(confidences, key=lambda label: -confidences[label])
+    chosen = ranked[:1] if is_single else [label for label in ranked if confidences[label] >= _LIKELY]
+    entry: dict[str, Any] = {
+        "id": identity,
+        "input": text,
+        "predictions": chosen,
+        "confidences": [confidences[label] for label in chosen],
+        "labels": {label: {"confidence": confidence} for label, confidence in confidences.items()},
+        "classification_type": "single-label" if is_single else "multi-label",
+    }
+    if is_single and chosen:
+        entry |= {"prediction": chosen[0], "confidence": confidences[chosen[0]]}
+    return entry
+
+
+def _unit(rows: Rows) -> Rows:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    scaled: Rows = rows / np.where(lengths > 0, lengths, 1)
+    return scaled
+
+
+def check_api_key(received: Received) -> Question:
+    """`POST /v1/check-api-key`: whether a router takes the credential."""
+    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), lambda reply: Answer(json_of({"valid": True})))
+
+
+ROUTES: Final = (
+    Route("POST", "/v2/embed", COHERE, embed_v2, "Turns texts into vectors", CohereEmbedRequest, CohereEmbedAnswer),
+    Route("POST", "/v1/embed", COHERE, embed_v1, "Turns texts into vectors", CohereEmbedRequest, CohereEmbedAnswer),
+    # /v1/classify is shared with Jina (jina.py).
+    Route("POST", "/v1/check-api-key", COHERE, check_api_key, "Whether the credential is valid", answer=CohereKeyAnswer),
+)

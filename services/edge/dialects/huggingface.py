@@ -1,0 +1,292 @@
+"""Hugging Face's pipelines, as huggingface_hub's and npm's InferenceClient call them: `POST` of a base URL whose body says what is
+wanted, and the paths of the hosted inference, `/models/{model}` and `/models/{model}/pipeline/{task}`. Pure.
+
+Bodies are `{inputs, parameters}`. A list of inputs is a batch, whose answer has a list more. Errors are those of TEI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+from shoal.transport.methods import EXTRACT, GET_MODEL
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import tei
+from services.edge.dialects.base import (
+    Answer,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    single_field,
+)
+from services.edge.dialects.reading import count_of, read, text_item
+from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
+
+Texts = str | list[str]
+
+
+class TextClassificationParameters(msgspec.Struct, kw_only=True):
+    """`top_k`: how many labels; all if it is left out."""
+
+    top_k: int | None = None
+    function_to_apply: str | None = None
+    truncation: bool | None = None
+
+
+class TextClassificationRequest(msgspec.Struct, kw_only=True):
+    """Which of a classifier's own labels fit."""
+
+    inputs: Texts
+    parameters: TextClassificationParameters | None = None
+
+
+class ZeroShotParameters(msgspec.Struct, kw_only=True):
+    """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the label goes."""
+
+    candidate_labels: str | list[str]
+    multi_label: bool | None = None
+    hypothesis_template: str | None = None
+
+
+class ZeroShotRequest(msgspec.Struct, kw_only=True):
+    """Which of the labels that are given fit."""
+
+    inputs: Texts
+    parameters: ZeroShotParameters
+
+
+class ZeroShotAnswer(msgspec.Struct, kw_only=True):
+    """Of each text of a batch, best first, as transformers' pipeline; one text alone has a list of labels with scores."""
+
+    sequence: str
+    labels: list[str]
+    scores: list[float]
+
+
+class TokenClassificationParameters(msgspec.Struct, kw_only=True):
+    """`labels`, ours: what a zero-shot model looks for."""
+
+    aggregation_strategy: str | None = None
+    ignore_labels: list[str] | None = None
+    stride: int | None = None
+    labels: list[str] | None = None
+
+
+class TokenClassificationRequest(msgspec.Struct, kw_only=True):
+    """Named things in texts."""
+
+    inputs: Texts
+    parameters: TokenClassificationParameters | None = None
+
+
+class Token(msgspec.Struct, kw_only=True):
+    """Characters `start` … `end` of the text. `entity_group`, or `entity` where `aggregation_strategy` is none."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity_group: str | msgspec.UnsetType = msgspec.UNSET
+    entity: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_AGGREGATIONS: Final = {
+    "none": pb.AGGREGATION_NONE,
+    "simple": pb.AGGREGATION_SIMPLE,
+    "first": pb.AGGREGATION_FIRST,
+    "average": pb.AGGREGATION_AVERAGE,
+    "max": pb.AGGREGATION_MAX,
+}
+
+
+def text_classification(received: Received) -> Question:
+    """Raises Problem."""
+    request = read(TextClassificationRequest, received)
+    parameters = request.parameters or TextClassificationParameters()
+    most = count_of(parameters.top_k, "parameters.top_k") or None
+    if parameters.function_to_apply not in (None, "sigmoid", "softmax"):
+        raise invalid("parameters.function_to_apply must be sigmoid or softmax, or be left out", "parameters.function_to_apply")
+    message = _extract(received, request.inputs, "predict")
+    message.truncation = truncation_said(parameters.truncation, None)
+    message.classify.SetInParent()
+    if parameters.function_to_apply is not None:
+        message.classify.multi_label = parameters.function_to_apply == "sigmoid"
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        # One text has a list of lists, too: huggingface_hub takes its first.
+        return _told([_scored(result.labels[:most]) for result in reply.results], reply, message)
+
+    return Question(EXTRACT, message, answer, fields=_renamed(request.inputs), dialect=TEI)
+
+
+def zero_shot(received: Received) -> Question:
+    """Raises Problem."""
+    request = read(ZeroShotRequest, received)
+    given = request.parameters.candidate_labels
+    labels = [label.strip() for label in given.split(",") if label.strip()] if isinstance(given, str) else given
+    message = _extract(received, request.inputs, "predict")
+    task = pb.ClassifyTask(
+        labels=labels,
+        multi_label=bool(request.parameters.multi_label),
+        hypothesis=request.parameters.hypothesis_template or "",
+        among_labels=True,
+    )
+    message.classify.CopyFrom(task)
+    if not labels:
+        raise invalid("parameters.candidate_labels is empty", "parameters.candidate_labels")
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        if isinstance(request.inputs, str):
+            return _told(_scored(reply.results[0].labels), reply, message)
+        content = [
+            {"sequence": text, "labels": [one.label for one in result.labels], "scores": [one.score for one in result.labels]}
+            for text, result in zip(request.inputs, reply.results, strict=True)
+        ]
+        return _told(content, reply, message)
+
+    fields = (
+        *_renamed(request.inputs),
+        (r"classify\.labels", "parameters.candidate_labels"),
+        (r"classify\.hypothesis", "parameters.hypothesis_template"),
+    )
+    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+
+
+def token_classification(received: Received) -> Question:
+    """Tokens outside of all entities, label "O", are never in the answer. Raises Problem."""
+    request = read(TokenClassificationRequest, received)
+    parameters = request.parameters or TokenClassificationParameters()
+    if parameters.stride:
+        raise invalid("parameters.stride is not supported: send long texts in parts", "parameters.stride")
+    strategy = (parameters.aggregation_strategy or "simple").lower()
+    if strategy not in _AGGREGATIONS:
+        raise invalid(
+            f"parameters.aggregation_strategy must be one of {', '.join(_AGGREGATIONS)}", "parameters.aggregation_strategy"
+        )
+    message = _extract(received, request.inputs, "predict")
+    message.entities.CopyFrom(pb.EntitiesTask(labels=parameters.labels or (), aggregation=_AGGREGATIONS[strategy]))
+    ignored = frozenset(parameters.ignore_labels or ())
+    name = "entity" if strategy == "none" else "entity_group"
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        found = [
+            [
+                {name: one.label, "score": one.score, "word": one.text, "start": one.start, "end": one.end}
+                for one in result.entities
+                if one.label not in ignored
+            ]
+            for result in reply.results
+        ]
+        return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
+
+    fields = (*_renamed(request.inputs), (r"entities\.labels", "parameters.labels"))
+    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+
+
+def hosted(received: Received) -> Question:
+    """`POST /models/{model}`: the body says which of the others is meant, else the model's task."""
+    return _by_task(received, read(_Hosted, received), text_classification)
+
+
+def by_task(received: Received) -> Question:
+    """`POST` of TEI's base URL. Its own clients send no parameters, and there two texts are a pair."""
+    found = read(_Hosted, received)
+    return _by_task(received, found, tei.predict if found.parameters is None else text_classification)
+
+
+def _by_task(received: Received, found: _Hosted, classify: Callable[[Received], Question]) -> Question:
+    if found.query is not msgspec.UNSET:
+        return tei.rerank(received)
+    if bytes(found.inputs)[:1] == b"{":
+        return tei.similarity(received)
+    said = frozenset(found.parameters or ())
+    if "candidate_labels" in said:
+        return zero_shot(received)
+    if said & {"aggregation_strategy", "ignore_labels", "stride"}:
+        return token_classification(received)
+    named = target_here(received, "embed")
+
+    def answer(reply: models_pb2.GetModelResponse) -> Question:
+        card = reply.model.card
+        if models_pb2.TASK_ENCODE in card.tasks:
+            is_sparse = list(card.representations) == [pb.REPRESENTATION_SPARSE]
+            return tei.embed_sparse(received) if is_sparse else tei.embed(received)
+        if models_pb2.TASK_ENTITIES in card.tasks and models_pb2.TASK_CLASSIFY not in card.tasks:
+            return token_classification(received)
+        return classify(received)
+
+    def otherwise(problem: Problem) -> Question | None:
+        """No worker knows the model yet: a request makes one look for it."""
+        return _first_served((tei.embed, classify, token_classification), received) if problem.reason == "MODEL_NOT_FOUND" else None
+
+    question = models_pb2.GetModelRequest(model=named.model)
+    return Question(GET_MODEL, question, answer, otherwise=otherwise, dialect=TEI)
+
+
+class _Hosted(msgspec.Struct, kw_only=True):
+    inputs: msgspec.Raw = msgspec.Raw(b"null")
+    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, Any] | None = None
+
+
+def _first_served(asks: tuple[Callable[[Received], Question], ...], received: Received) -> Question:
+    """The first question, and instead of one whose task the model does not have the next."""
+    question = asks[0](received)
+    if len(asks) == 1:
+        return question
+
+    def otherwise(problem: Problem) -> Question | None:
+        return _first_served(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
+
+    return replace(question, otherwise=otherwise)
+
+
+def _extract(received: Received, given: Texts, default: str) -> pb.ExtractRequest:
+    """Without its task."""
+    named = target_here(received, default)
+    texts = [given] if isinstance(given, str) else given
+    items = [text_item(text, f"inputs[{index}]") for index, text in enumerate(texts)]
+    return pb.ExtractRequest(model=named.model, items=items, truncation=pb.TRUNCATION_END, adapter=named.adapter)
+
+
+def _renamed(given: Texts) -> tuple[tuple[str, str], ...]:
+    return single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
+
+
+def _scored(labels: Any) -> list[dict[str, Any]]:
+    return [{"label": one.label, "score": one.score} for one in labels]
+
+
+def _told(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
+    return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
+
+
+_PIPELINES: Final[tuple[tuple[str, Callable[[Received], Question], type, Any], ...]] = (
+    ("feature-extraction", tei.embed, tei.EmbedRequest, list[list[float]]),
+    ("sentence-similarity", tei.similarity, tei.SimilarityRequest, list[float]),
+    ("text-classification", text_classification, TextClassificationRequest, list[list[Prediction]]),
+    ("zero-shot-classification", zero_shot, ZeroShotRequest, (list[Prediction], list[ZeroShotAnswer])),
+    ("token-classification", token_classification, TokenClassificationRequest, (list[Token], list[list[Token]])),
+)
+
+ROUTES: Final = (
+    *(
+        Route("POST", path, TEI, ask, "What the body says, else by the model's task")
+        for path, ask in (("/tei/{model}", by_task), ("/models/{model}", hosted))
+    ),
+    *(
+        Route("POST", path, TEI, ask, f"Hugging Face's {name}", body, answer)
+        for name, ask, body, answer in _PIPELINES
+        for path in (f"/models/{{model}}/pipeline/{name}", f"/pipeline/{name}/{{model}}", f"/tei/{{model}}/pipeline/{name}")
+    ),
+    Route("GET", "/models/{model}/info", TEI, tei.info, "Describes the model", answer=tei.Info),
+    Route("GET", "/models/{model}/health", TEI, tei.health, "This process answers"),
+)

@@ -1,0 +1,151 @@
+"""Jina's `POST /v1/multi-vector` and `/v1/classify`. Pure. `/v1/embeddings` (openai.py) and `/v1/rerank` (rerank.py) have Jina's
+fields, too.
+
+`/v1/classify` is Cohere's as well: a body with `inputs` is theirs (cohere.py), one with `input` Jina's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from shoal.transport.methods import EXTRACT
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects import cohere, openai
+from services.edge.dialects.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, Part
+from services.edge.dialects.reading import image_item, named_or_default, priority_of, read, text_item
+
+
+class JinaClassifyRequest(msgspec.Struct, kw_only=True):
+    """`labels`: what to choose from; left out, the model's own. `classifier_id` is refused: no classifiers are kept here."""
+
+    input: list[str | Part]
+    model: str | None = None
+    labels: list[str] | None = None
+    classifier_id: str | None = None
+    # Ours.
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class JinaPrediction(msgspec.Struct, kw_only=True):
+    """`score`: 0…1; of embedding models the cosine to the label."""
+
+    label: str
+    score: float
+
+
+class JinaClassified(msgspec.Struct, kw_only=True):
+    """`prediction` is the first of `predictions`, which are best first."""
+
+    index: int
+    prediction: str
+    score: float
+    predictions: list[JinaPrediction]
+    object: Literal["classification"] = "classification"
+
+
+class JinaClassifyAnswer(msgspec.Struct, kw_only=True):
+    """`data` in the order of `input`."""
+
+    data: list[JinaClassified]
+    usage: dict[str, int]
+    model: str
+    object: Literal["list"] = "list"
+
+
+def multi_vector(received: Received) -> Question:
+    """A vector a token. Raises Problem."""
+    request = read(EmbeddingsRequest, received)
+    request.return_multivector = True
+    return openai.question_of(request, received)
+
+
+def classify(received: Received) -> Question:
+    """Cohere's or Jina's form, by the body. Raises Problem."""
+    if not received.is_msgpack and _has_inputs(received.body):
+        try:
+            return cohere.classify(received)
+        except Problem as problem:
+            problem.dialect = cohere.COHERE
+            raise
+    return _classify(received)
+
+
+class _Peek(msgspec.Struct):
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _has_inputs(body: bytes) -> bool:
+    if b'"inputs"' not in body:
+        return False
+    try:
+        found = msgspec.json.decode(body, type=_Peek)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.inputs is not msgspec.UNSET and found.input is msgspec.UNSET
+
+
+def _classify(received: Received) -> Question:
+    request = read(JinaClassifyRequest, received)
+    if request.classifier_id is not None:
+        raise invalid("classifier_id is not supported: no classifiers are kept here, send labels", "classifier_id")
+    named = named_or_default(received, request.model, "predict")
+    message = pb.ExtractRequest(
+        model=named.model,
+        items=[_item(one, f"input[{index}]") for index, one in enumerate(request.input)],
+        # The shares are among the labels that were named.
+        classify=pb.ClassifyTask(labels=request.labels or (), among_labels=True),
+        truncation=pb.TRUNCATION_END,
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    name = request.model or "predict"
+
+    def answer(reply: pb.ExtractResponse) -> Answer:
+        tokens = reply.usage.input_tokens
+        data = [_entry(index, result) for index, result in enumerate(reply.results)]
+        usage = {"total_tokens": tokens, "prompt_tokens": tokens}
+        return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
+
+    fields = (*item_fields("items", "input"), (r"classify\.labels", "labels"))
+    return Question(EXTRACT, message, answer, fields=fields)
+
+
+def _item(given: str | Part, field: str) -> pb.Item:
+    if isinstance(given, str):
+        return text_item(given, field)
+    if (given.text is None) == (given.image is None):
+        raise invalid(f"{field} must have either text or image", field)
+    return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
+
+
+def _entry(index: int, result: pb.Extraction) -> dict[str, Any]:
+    predictions = [{"label": one.label, "score": one.score} for one in result.labels]
+    best = predictions[0] if predictions else {"label": "", "score": 0.0}
+    return {
+        "object": "classification",
+        "index": index,
+        "prediction": best["label"],
+        "score": best["score"],
+        "predictions": predictions,
+    }
+
+
+ROUTES: Final = (
+    Route("POST", "/v1/multi-vector", OPENAI, multi_vector, "Turns texts into token vectors", EmbeddingsRequest, EmbeddingsAnswer),
+    Route(
+        "POST",
+        "/v1/classify",
+        OPENAI,
+        classify,
+        "Says which labels fit texts",
+        (JinaClassifyRequest, cohere.CohereClassifyRequest),
+        (JinaClassifyAnswer, cohere.CohereClassifyAnswer),
+    ),
+)

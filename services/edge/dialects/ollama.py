@@ -1,0 +1,298 @@
+"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models. Pure.
+
+Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a text stands: the name does,
+`org/model:query`, or an alias. `options` and `keep_alive` are about Ollama's runner and are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Problem,
+    Question,
+    Received,
+    Route,
+    item_fields,
+    json_of,
+    retry_headers,
+    single_field,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import dense_rows, joined, per_piece
+from services.edge.dialects.reading import count_of, read, role_of, target, text_item, truncation_of
+
+VERSION: Final = "0.12.0"
+"""The version of Ollama whose API this is."""
+_LATEST: Final = ":latest"
+_LONG_AGO: Final = "1970-01-01T00:00:00Z"
+"""Clients parse the times of models, which nobody here knows."""
+_NEVER: Final = "2318-01-01T00:00:00Z"
+_RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
+
+
+def error(problem: Problem) -> Answer:
+    """`{"error": text}`."""
+    return Answer(json_of({"error": problem.message}), problem.status, headers=retry_headers(problem))
+
+
+OLLAMA: Final = Dialect("ollama", error)
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """`input` empty: nothing is encoded, and the answer says whether the model is known."""
+
+    model: str
+    input: str | list[str] = ""
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+
+class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
+    """Vectors of length 1. Durations in nanoseconds; `load_duration`: in the queue, a model's load included."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The older form: one text."""
+
+    model: str
+    prompt: str = ""
+
+
+class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
+    """As long as the model's configuration makes it."""
+
+    embedding: list[float]
+
+
+class OllamaShowRequest(msgspec.Struct, kw_only=True):
+    """`name`: the older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class OllamaDetails(msgspec.Struct, kw_only=True):
+    """`quantization_level`: the number format of the forward pass; empty until the model was loaded."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(msgspec.Struct, kw_only=True):
+    """`size`: bytes of weights; 0 until the model was loaded. `expires_at` and `size_vram` in `/api/ps` only."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str | msgspec.UnsetType = msgspec.UNSET
+    size_vram: int | msgspec.UnsetType = msgspec.UNSET
+    context_length: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class OllamaModels(msgspec.Struct, kw_only=True):
+    """Sorted by name."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShown(msgspec.Struct, kw_only=True):
+    """`capabilities`: embedding, for models with dense vectors. `model_info` has names such as `bert.embedding_length`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    modified_at: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+
+
+class OllamaVersion(msgspec.Struct, kw_only=True):
+    """Of Ollama's API."""
+
+    version: str
+
+
+def embed(received: Received) -> Question:
+    """`POST /api/embed`. Raises Problem."""
+    request = read(OllamaEmbedRequest, received)
+    named = _named(received, request.model)
+    if not request.input:
+        nothing = {"model": request.model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+        return _known(named, nothing)
+    is_one = isinstance(request.input, str)
+    texts = [request.input] if isinstance(request.input, str) else request.input
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=[text_item(text, "input" if is_one else f"input[{index}]") for index, text in enumerate(texts)],
+        representations=[pb.REPRESENTATION_DENSE],
+        role=role_of(named),
+        dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
+        truncation=truncation_of(request.truncate, "truncate"),
+        normalize=True,
+        adapter=named.adapter,
+    )
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        rows = dense_rows(reply.dense)
+        timings = reply.timings
+        rest = {
+            "total_duration": round(timings.total_seconds * 1e9),
+            "load_duration": round(timings.queue_seconds * 1e9),
+            "prompt_eval_count": reply.usage.input_tokens,
+        }
+        head = b'{"model":' + json_of(request.model) + b',"embeddings":['
+        tail = b"]," + json_of(rest)[1:]
+        return Answer(joined(len(rows), per_piece(rows.shape[1]), head, lambda first, last: json_of(rows[first:last])[1:-1], tail))
+
+    fields = single_field("items", "input") if is_one else item_fields("items", "input")
+    return Question(ENCODE, message, answer, fields=fields)
+
+
+def embeddings(received: Received) -> Question:
+    """`POST /api/embeddings`. Raises Problem."""
+    request = read(OllamaEmbeddingsRequest, received)
+    named = _named(received, request.model)
+    if not request.prompt:
+        return _known(named, {"embedding": []})
+    message = pb.EncodeRequest(
+        model=named.model,
+        items=[text_item(request.prompt, "prompt")],
+        representations=[pb.REPRESENTATION_DENSE],
+        role=role_of(named),
+        dimensions=named.dimensions,
+        truncation=pb.TRUNCATION_END,
+        adapter=named.adapter,
+    )
+
+    def answer(reply: pb.EncodeResponse) -> Answer:
+        return Answer(json_of({"embedding": dense_rows(reply.dense)[0]}))
+
+    return Question(ENCODE, message, answer, fields=single_field("items", "prompt"))
+
+
+def tags(received: Received) -> Question:
+    """`GET /api/tags`: models that a worker has, and aliases."""
+
+    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+        known = {model.model: model for model in reply.models}
+        found = known | {
+            name: known.get(alias.model, models_pb2.Model(model=alias.model)) for name, alias in received.names.aliases.items()
+        }
+        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items())]}))
+
+    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+
+
+def resident(received: Received) -> Question:
+    """`GET /api/ps`: models that are on a device now."""
+
+    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+        entries = [
+            _entry(model.model, model)
+            | {"expires_at": _NEVER, "size_vram": model.card.bytes, "context_length": model.card.max_tokens}
+            for model in reply.models
+            if model.state == _RESIDENT
+        ]
+        return Answer(json_of({"models": entries}))
+
+    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+
+
+def show(received: Received) -> Question:
+    """`POST /api/show`. Raises Problem."""
+    request = read(OllamaShowRequest, received)
+    named = _named(received, request.model or request.name or "")
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        card = reply.model.card
+        family = card.family or "unknown"
+        info: dict[str, str | int] = {"general.architecture": family, f"{family}.context_length": card.max_tokens}
+        if card.dimensions:
+            info[f"{family}.embedding_length"] = named.dimensions or card.dimensions
+        content = {
+            "modelfile": f"FROM {named.model}",
+            "parameters": "",
+            "template": "",
+            "modified_at": _LONG_AGO,
+            "details": _details(card),
+            "model_info": info,
+            "capabilities": ["embedding"] if card.dimensions else [],
+        }
+        return Answer(json_of(content))
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+
+
+def version(received: Received) -> Answer:
+    """`GET /api/version`."""
+    return Answer(json_of({"version": VERSION}))
+
+
+def running(received: Received) -> Answer:
+    """`GET /`, by which clients see that there is a server."""
+    return Answer(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
+
+
+def _named(received: Received, name: str) -> Target:
+    return target(received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name)
+
+
+def _known(named: Target, content: dict[str, Any]) -> Question:
+    """Answers with `content` if the model is known."""
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), lambda reply: Answer(json_of(content)))
+
+
+def _entry(name: str, model: models_pb2.Model) -> dict[str, Any]:
+    card = model.card
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _LONG_AGO,
+        "size": card.bytes,
+        "digest": card.revision,
+        "details": _details(card),
+    }
+
+
+def _details(card: models_pb2.ModelCard) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": card.family,
+        "families": [card.family] if card.family else [],
+        "parameter_size": "",
+        "quantization_level": card.data_type,
+    }
+
+
+ROUTES: Final = (
+    Route("POST", "/api/embed", OLLAMA, embed, "Turns texts into vectors", OllamaEmbedRequest, OllamaEmbedAnswer),
+    Route("POST", "/api/embeddings", OLLAMA, embeddings, "Encodes one text", OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer),
+    Route("GET", "/api/tags", OLLAMA, tags, "Lists models and aliases", answer=OllamaModels),
+    Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
+    Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
+    Route("GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion),
+    Route("GET", "/", OLLAMA, running, "This process answers"),
+)

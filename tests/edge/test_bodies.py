@@ -1,0 +1,125 @@
+"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own form. And full queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from libs.errors import QueueFull
+from services.edge.dialects import cohere, huggingface, jina, ollama, openai
+from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received
+from services.edge.dialects.names import Names, Target
+from services.edge.dialects.tei import TEI
+from tests.edge.parts import MODEL, Script, card, edge
+
+BODIES = 300
+JUNK: tuple[Any, ...] = (
+    None, True, 0, -1, 1 << 31, 1 << 70, 0.5, 1e300, "", "a", "\x00", "é" * 300, "data:,", "http://a/b", [], [None], ["a", 3],
+    [[1, 2]], [["a"]], {}, {"text": "a"}, {"a": [{}]}, [{}], "NONE", "float", ["float", "int8"], "search_query",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    ask: Callable[[Received], Question | Answer]
+    dialect: Dialect
+    body: Mapping[str, Any]
+
+
+CASES = (
+    Case(
+        cohere.embed_v2,
+        cohere.COHERE,
+        {"model": MODEL, "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"], "truncate": "END"},
+    ),
+    Case(cohere.embed_v1, cohere.COHERE, {"model": MODEL, "inputs": [{"content": [{"type": "text", "text": "a"}]}]}),
+    Case(jina.classify, cohere.COHERE, {"model": MODEL, "inputs": ["a"], "examples": [{"text": "b", "label": "c"}]}),
+    Case(jina.classify, openai.OPENAI, {"model": MODEL, "input": ["a", {"text": "b"}], "labels": ["c"]}),
+    Case(jina.multi_vector, openai.OPENAI, {"model": MODEL, "input": ["a"], "embedding_type": "float", "task": "retrieval.query"}),
+    Case(huggingface.by_task, TEI, {"inputs": "a", "parameters": {"candidate_labels": ["b"], "multi_label": True}}),
+    Case(huggingface.text_classification, TEI, {"inputs": ["a"], "parameters": {"top_k": 1, "function_to_apply": "softmax"}}),
+    Case(huggingface.zero_shot, TEI, {"inputs": ["a"], "parameters": {"candidate_labels": "b,c", "hypothesis_template": "{}"}}),
+    Case(huggingface.token_classification, TEI, {"inputs": ["a"], "parameters": {"aggregation_strategy": "max", "stride": 0}}),
+    Case(ollama.embed, ollama.OLLAMA, {"model": MODEL, "input": ["a"], "truncate": True, "dimensions": 8, "options": {"a": 1}}),
+    Case(ollama.embeddings, ollama.OLLAMA, {"model": MODEL, "prompt": "a"}),
+    Case(ollama.show, ollama.OLLAMA, {"model": MODEL, "name": "a"}),
+)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_body_from_chance(number: int) -> None:
+    case, random = CASES[number], Random(number)
+    names = Names({"embed": Target(MODEL), "predict": Target(MODEL)})
+    outcomes: set[type] = set()
+    for _ in range(BODIES):
+        body = json.dumps(changed(random, case.body)).encode()
+        if random.random() < 0.2:
+            body = broken(random, body)
+        try:
+            asked = case.ask(Received(body, names, MODEL))
+        except Problem as problem:
+            told = (problem.dialect or case.dialect).error(problem)
+            assert 400 <= told.status < 500
+            assert isinstance(told.body, bytes)
+            assert isinstance(json.loads(told.body), dict)
+            outcomes.add(Problem)
+        else:
+            assert isinstance(asked, Question)
+            asked.message.SerializeToString()
+            outcomes.add(Question)
+    assert outcomes == {Problem, Question}
+
+
+def changed(random: Random, value: Any) -> Any:
+    """With junk in one or two places."""
+    if not isinstance(value, Mapping | list) or not value or random.random() < 0.1:
+        return random.choice(JUNK)
+    content = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
+    for key in random.sample(list(content), min(len(content), random.choice((1, 1, 2)))):
+        if random.random() < 0.15:
+            del content[key]
+        else:
+            content[key] = changed(random, content[key])
+    return content if isinstance(value, Mapping) else list(content.values())
+
+
+def broken(random: Random, body: bytes) -> bytes:
+    """With some bytes that are others, or missing."""
+    content = bytearray(body)
+    for _ in range(random.choice((1, 3))):
+        content[random.randrange(len(content))] = random.randrange(256)
+    return bytes(content[: random.randrange(len(content) + 1)] if random.random() < 0.3 else content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v2/embed", {"model": MODEL, "texts": ["a"]}, {"message": "full"}),
+        ("/v1/classify", {"model": MODEL, "inputs": ["a"]}, {"message": "full"}),
+        (f"/models/{MODEL}", {"inputs": "a"}, {"error": "full", "error_type": "Overloaded"}),
+        ("/api/embed", {"model": MODEL, "input": "a"}, {"error": "full"}),
+        (
+            "/v1/multi-vector",
+            {"model": MODEL, "input": "a"},
+            {
+                "error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"},
+                "message": "full",
+                "detail": "full",
+            },
+        ),
+    ],
+)
+async def test_a_full_queue_says_when_to_come_back(path: str, body: Any, told: Any) -> None:
+    async def act() -> None:
+        raise QueueFull("full", retry_after=1.5)
+
+    async with edge(Script(act=act, models=[card()])) as http:
+        reply = await http.post(path, body)
+    assert (reply.status, reply.json) == (429, told)
+    assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1500")
+    assert "x-should-retry" not in reply.headers

@@ -1,0 +1,153 @@
+"""Ollama's API: bytes in, a question out, its answer as bytes. No sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import ollama
+from services.edge.dialects.base import Answer, Problem, Question, Received
+from services.edge.dialects.names import Names, Target
+from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
+
+NAMES = Names({"nomic-embed-text": Target(MODEL, "document", 4), "e5:latest": Target("org/e5")})
+
+
+def ask(what: Callable[[Received], Question], body: Any = None) -> Question:
+    return what(Received(json.dumps(body).encode() if body is not None else b"", NAMES))
+
+
+def told(answer: Answer | Question) -> Any:
+    assert isinstance(answer, Answer)
+    return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
+
+
+def test_embed() -> None:
+    rows = vectors(2)
+    question = ask(ollama.embed, {"model": MODEL, "input": ["a", "b"], "keep_alive": "5m", "options": {"num_ctx": 8}})
+    assert question.message == pb.EncodeRequest(
+        model=MODEL,
+        items=[pb.Item(text="a"), pb.Item(text="b")],
+        representations=[pb.REPRESENTATION_DENSE],
+        truncation=pb.TRUNCATION_END,
+        normalize=True,
+    )
+    timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125)
+    found = told(question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7), timings=timings)))
+    assert np.array_equal(np.array(found["embeddings"], np.float32), rows)
+    assert (found["model"], found["prompt_eval_count"]) == (MODEL, 7)
+    assert (found["total_duration"], found["load_duration"]) == (250_000_000, 125_000_000)
+    msgspec.convert(found, ollama.OllamaEmbedAnswer)
+    large = question.answer(pb.EncodeResponse(dense=dense(vectors(300, 1024))))
+    assert isinstance(large, Answer)
+    assert not isinstance(large.body, bytes)
+    assert len(told(large)["embeddings"]) == 300
+
+
+def test_options_and_names() -> None:
+    message: Any = ask(ollama.embed, {"model": f"{MODEL}:latest", "input": "a", "truncate": False, "dimensions": 8}).message
+    assert (message.model, message.truncation, message.dimensions) == (MODEL, pb.TRUNCATION_NONE, 8)
+    message = ask(ollama.embed, {"model": "nomic-embed-text:latest", "input": "a"}).message
+    assert (message.model, message.role, message.dimensions) == (MODEL, pb.ROLE_DOCUMENT, 4)
+    assert ask(ollama.embed, {"model": "e5:latest", "input": "a"}).message.model == "org/e5"  # type: ignore[attr-defined]
+    assert ask(ollama.embed, {"model": f"{MODEL}:query", "input": "a"}).message.role == pb.ROLE_QUERY  # type: ignore[attr-defined]
+
+
+def test_embeddings_has_one_text() -> None:
+    question = ask(ollama.embeddings, {"model": MODEL, "prompt": "a"})
+    assert (question.method, [item.text for item in question.message.items]) == (ENCODE, ["a"])  # type: ignore[attr-defined]
+    assert not question.message.HasField("normalize")
+    rows = vectors(1)
+    found = told(question.answer(pb.EncodeResponse(dense=dense(rows))))
+    assert np.array_equal(np.array(found["embedding"], np.float32), rows[0])
+    assert question.renamed("items[0].text is empty") == "prompt is empty"
+
+
+@pytest.mark.parametrize("given", ["", [], None])
+def test_an_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
+    body = {"model": MODEL, "input": given} if given is not None else {"model": MODEL}
+    question = ask(ollama.embed, body)
+    assert question.method == GET_MODEL
+    assert told(question.answer(models_pb2.GetModelResponse()))["embeddings"] == []
+    assert told(ask(ollama.embeddings, {"model": MODEL}).answer(models_pb2.GetModelResponse())) == {"embedding": []}
+
+
+def test_tags_and_ps() -> None:
+    cold = models_pb2.Model(model="org/cold", state=models_pb2.MODEL_STATE_COLD)
+    reply = models_pb2.ListModelsResponse(models=[card(family="bert", data_type="float32", bytes=90, revision="r"), cold])
+    question = ask(ollama.tags)
+    assert question.method == LIST_MODELS
+    found = told(question.answer(reply))
+    msgspec.convert(found, ollama.OllamaModels)
+    assert [one["model"] for one in found["models"]] == ["e5:latest", "nomic-embed-text", "org/cold", MODEL]
+    one = found["models"][3]
+    assert (one["size"], one["digest"], one["details"]["family"], one["details"]["quantization_level"]) == (
+        90,
+        "r",
+        "bert",
+        "float32",
+    )
+    loaded = told(ask(ollama.resident).answer(reply))
+    msgspec.convert(loaded, ollama.OllamaModels)
+    assert [(one["name"], one["size_vram"], one["context_length"]) for one in loaded["models"]] == [(MODEL, 90, 256)]
+
+
+@pytest.mark.parametrize("key", ["model", "name"])
+def test_show(key: str) -> None:
+    question = ask(ollama.show, {key: f"{MODEL}:latest"})
+    assert (question.method, question.message.model) == (GET_MODEL, MODEL)  # type: ignore[attr-defined]
+    found = told(question.answer(models_pb2.GetModelResponse(model=card(family="bert"))))
+    msgspec.convert(found, ollama.OllamaShown)
+    assert found["capabilities"] == ["embedding"]
+    assert (found["model_info"]["bert.context_length"], found["model_info"]["bert.embedding_length"]) == (256, 8)
+    ranker = card(tasks=[models_pb2.TASK_SCORE], representations=[], dimensions=0)
+    assert told(question.answer(models_pb2.GetModelResponse(model=ranker)))["capabilities"] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "status", "field"),
+    [
+        (ollama.embed, {}, 400, "model"),
+        (ollama.embed, {"model": MODEL, "input": 3}, 400, "input"),
+        (ollama.embed, {"model": MODEL, "input": ["a", 3]}, 400, "input[1]"),
+        (ollama.embed, {"model": MODEL, "input": "a", "dimensions": 0}, 400, "dimensions"),
+        (ollama.embed, {"model": MODEL, "input": "a", "truncate": "END"}, 400, "truncate"),
+        (ollama.embed, {"model": "all-minilm", "input": "a"}, 404, "model"),
+        (ollama.embed, {"model": ":latest", "input": "a"}, 404, "model"),
+        (ollama.embeddings, {"model": MODEL, "prompt": ["a"]}, 400, "prompt"),
+        (ollama.show, {}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], Question], body: Any, status: int, field: str
+) -> None:
+    with pytest.raises(Problem) as caught:
+        ask(what, body)
+    assert (caught.value.status, caught.value.field) == (status, field)
+
+
+@pytest.mark.parametrize(("reason", "status"), [("INVALID_INPUT", 400), ("MODEL_NOT_FOUND", 404), ("QUEUE_FULL", 429)])
+def test_errors_are_a_text(reason: str, status: int) -> None:
+    answer = ollama.error(Problem(reason, "why"))
+    assert (answer.status, told(answer)) == (status, {"error": "why"})
+    assert (b"retry-after" in dict(answer.headers)) == (status == 429)
+
+
+async def test_over_http() -> None:
+    async with edge(Script(models=[card()])) as http:
+        assert (await http.get("/")).body == b"Ollama is running"
+        assert (await http.send("HEAD", "/", b"", {})).status == 200
+        assert (await http.get("/api/version")).json == {"version": ollama.VERSION}
+        assert (await http.get("/api/tags")).json["models"][0]["name"] == MODEL
+        reply = await http.post("/api/show", {"model": "org/unknown"})
+        assert (reply.status, reply.json) == (404, {"error": "no worker knows org/unknown"})
+        reply = await http.send("GET", "/api/embed", b"", {})
+        assert (reply.status, reply.headers["allow"]) == (405, "POST")
