@@ -64,8 +64,11 @@ class Edge:
                 "/healthz": _alive,
                 "/ping": _alive,
                 "/readyz": self._ready,
+                "/v2/health/live": lambda: Answer(json_of({"live": True})),
+                "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
                 "/openapi.json": lambda: Answer(described),
             },
+            vocabulary=settings.vocabulary,
         )
 
     async def look(self) -> None:

@@ -23,6 +23,7 @@ from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.base import Answer, Dialect, Headers, Problem, Question, Received, Route
 from services.edge.dialects.names import Names
+from services.edge.dialects.vocabulary import Vocabulary
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 
@@ -100,6 +101,7 @@ class Application:
         bounds: Bounds | None = None,
         trust: Trust | None = None,
         extra: MutableMapping[str, Callable[[], Answer]] | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._routers = routers
         self._names = names
@@ -108,6 +110,7 @@ class Application:
         self._bounds = bounds or Bounds()
         self._trust = trust or Trust()
         self._extra = dict(extra or {})
+        self._vocabulary = vocabulary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -159,7 +162,8 @@ class Application:
             deadline = time.monotonic() + seconds
             body = await self._body(exchange, receive)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
-            received = Received(body, self._names(), model, *kinds, exchange.request_id)
+            length = headers.get("inference-header-content-length", "")
+            received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
             return await self._asked(exchange, route, received, metadata, deadline)
 
     async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:

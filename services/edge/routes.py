@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from services.edge.dialects import models, openai, rerank, sie, tei
+from services.edge.dialects import kserve, models, openai, rerank, sie, tei, vllm
 from services.edge.dialects.base import Dialect, Problem, Route
 
 MODEL: Final = "{model}"
-ROUTES: Final[tuple[Route, ...]] = (*openai.ROUTES, *rerank.ROUTES, *sie.ROUTES, *tei.ROUTES, *models.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *openai.ROUTES,
+    *rerank.ROUTES,
+    *sie.ROUTES,
+    *tei.ROUTES,
+    *vllm.ROUTES,
+    *kserve.ROUTES,
+    *models.ROUTES,
+)
 DEFAULT: Final[Dialect] = openai.OPENAI
 """Whose errors are told where no route is."""
 

@@ -17,6 +17,7 @@ from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
 from services.edge.dialects.names import Names
+from services.edge.dialects.vocabulary import Vocabulary, read_vocabulary
 
 _ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
 
@@ -34,6 +35,8 @@ class Settings:
     routers_tls: Tls | None = None
     """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME."""
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
+    vocabulary: Vocabulary | None = None
+    """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K), by which `input` of token ids is read. None: it is refused."""
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     body_bytes: int = 64 << 20
@@ -115,6 +118,7 @@ class Settings:
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
+            vocabulary=_vocabulary(environ.get("SHOAL_CL100K", "")),
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             body_bytes=integer(environ, "SHOAL_HTTP_BODY_BYTES", 64 << 20),
             in_flight_bytes=integer(environ, "SHOAL_HTTP_IN_FLIGHT_BYTES", 512 << 20),
@@ -140,6 +144,7 @@ class Settings:
             "routers": ", ".join(self.routers),
             "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
             "aliases": len(self.aliases.content.aliases),
+            "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
@@ -168,6 +173,17 @@ def _security(environ: Mapping[str, str]) -> Security:
     )
     security.check_files()
     return security
+
+
+def _vocabulary(path: str) -> Vocabulary | None:
+    if not path:
+        return None
+    try:
+        return read_vocabulary(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"SHOAL_CL100K: {path} cannot be read: {error.strerror}", field="SHOAL_CL100K") from error
+    except ValueError as error:
+        raise InvalidInput(f"SHOAL_CL100K: {path} is no file of tiktoken's: {error}", field="SHOAL_CL100K") from error
 
 
 def _check_address(address: str) -> None:

@@ -380,8 +380,7 @@ def embeddings(received: Received) -> Question:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return openai.embeddings(received)  # it says what is wrong
     body["model"] = msgspec.Raw(json_of(received.model))
-    again = Received(msgspec.json.encode(body), received.names, "", received.content_type, received.accept, received.request_id)
-    return openai.embeddings(again)
+    return openai.embeddings(received.with_body(msgspec.json.encode(body)))
 
 
 def health(received: Received) -> Answer:
