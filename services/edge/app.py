@@ -69,6 +69,7 @@ class Edge:
                 "/openapi.json": lambda: Answer(described),
             },
             vocabulary=settings.vocabulary,
+            compression=settings.compression,
         )
 
     async def look(self) -> None:

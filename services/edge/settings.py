@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from shoal.transport.addresses import is_local
 from shoal.transport.trust import Tls, tls_from
@@ -16,6 +17,7 @@ from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
+from services.edge.compression import Compression
 from services.edge.dialects.names import Names
 from services.edge.dialects.vocabulary import Vocabulary, read_vocabulary
 
@@ -43,6 +45,8 @@ class Settings:
     """The most bytes of a request's body."""
     in_flight_bytes: int = 512 << 20
     """Memory that the bodies of requests in flight may take; beyond it, new ones are refused with QUEUE_FULL."""
+    compression: Compression = "auto"
+    """Whether answers are compressed for clients that accept it. auto: for callers beyond this machine."""
     connections: int = 10_000
     header_seconds: float = 10.0
     """How long a request's head may take to arrive."""
@@ -122,6 +126,7 @@ class Settings:
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             body_bytes=integer(environ, "SHOAL_HTTP_BODY_BYTES", 64 << 20),
             in_flight_bytes=integer(environ, "SHOAL_HTTP_IN_FLIGHT_BYTES", 512 << 20),
+            compression=choice(environ, "SHOAL_HTTP_COMPRESSION", "auto", get_args(Compression)),
             connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
             header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
             body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
@@ -148,6 +153,7 @@ class Settings:
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
+            "compression": self.compression,
             "connections": self.connections,
             "header_seconds": self.header_seconds,
             "body_seconds": self.body_seconds,
