@@ -187,7 +187,7 @@ bench-infinity: ## Install Infinity into an environment of its own, so that `mak
 bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
 	VENV=$(VENV) benchmarks/setup_openvino.sh
 
-interop: $(VENV)/.dev native ## Run unmodified clients (openai, cohere, voyageai, huggingface_hub, sie-sdk, npm's openai) against the edge of a mesh
+interop: $(VENV)/.dev native ## Run unmodified clients (openai, cohere, voyageai, huggingface_hub, sie-sdk, tritonclient, Haystack, npm's openai) against the edge of a mesh
 	$(BIN)/python -m tests.interop $(ARGS)
 
 gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)

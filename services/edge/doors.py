@@ -21,5 +21,6 @@ class Door:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": self._prefix + scope["path"].rstrip("/")}
+            raw = self._prefix.encode() + scope["raw_path"].rstrip(b"/")
+            scope = {**scope, "path": self._prefix + scope["path"].rstrip("/"), "raw_path": raw}
         await self._application(scope, receive, send)
