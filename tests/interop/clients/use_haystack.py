@@ -1,6 +1,7 @@
 """Haystack's components for TEI: over gRPC, found by server reflection, and over HTTP at a port that is one model's."""
 
 import os
+from typing import Any
 
 from checking import QUERY, TEXTS, VECTORS, check, distance, ranked, refused
 from haystack import Document
@@ -15,24 +16,24 @@ KIND = "text_embeddings_inference"
 documents = [Document(content=text, id=str(index)) for index, text in enumerate(TEXTS)]
 
 
-def embedder(kind, url, **more):
+def embedder(kind: Any, url: str, **more: Any) -> Any:
     found = kind(KIND, {"url": url}, token=TOKEN, normalize=True, **more)
     found.warm_up()
     return found
 
 
-def many(url, **more) -> float:
+def many(url: str, **more: Any) -> float:
     found = embedder(HuggingFaceAPIDocumentEmbedder, url, progress_bar=False, **more).run(documents)["documents"]
     return distance((one.embedding for one in found), VECTORS)
 
 
-def rank(url, **more) -> float:
+def rank(url: str, **more: Any) -> float:
     ranker = HuggingFaceTEIRanker(url=url, token=TOKEN, top_k=len(TEXTS), **more)
     ranker.warm_up()
     return ranked((int(one.id), one.score) for one in ranker.run(QUERY, documents)["documents"])
 
 
-def one(url, **more) -> float:
+def one(url: str, **more: Any) -> float:
     return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], VECTORS[:1])
 
 

@@ -1,5 +1,8 @@
 """Triton's client of KServe v2 over HTTP."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import tritonclient.http as http
 from checking import BASE, MODEL, QUERY, SCORES, TEXTS, VECTORS, check, distance, refused
@@ -8,13 +11,13 @@ from tritonclient.utils import InferenceServerException
 client = http.InferenceServerClient(BASE.removeprefix("http://"), network_timeout=120, connection_timeout=120)
 
 
-def texts(name, values, **more):
+def texts(name: str, values: Sequence[str], **more: Any) -> Any:
     tensor = http.InferInput(name, [len(values)], "BYTES")
     tensor.set_data_from_numpy(np.array([value.encode() for value in values], object), **more)
     return tensor
 
 
-def dense(*, is_binary, **more):
+def dense(*, is_binary: bool, **more: Any) -> Any:
     outputs = [http.InferRequestedOutput("dense", binary_data=is_binary)]
     return client.infer(MODEL, [texts("text", TEXTS, binary_data=is_binary)], outputs=outputs, **more).as_numpy("dense")
 
