@@ -17,7 +17,9 @@ ACTIONLINT_VERSION := 1.7.12.25
 ACTIONLINT_VENV := .cache/actionlint-$(ACTIONLINT_VERSION)
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
-PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
+# TEI's messages likewise; its services are served without stubs.
+TEI := services/edge/teiv1
+PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler -I $(TEI)=protos/tei/v1 --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
 STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
@@ -62,8 +64,10 @@ check-protos:
 	@rm -rf .cache/protos && mkdir -p .cache/protos
 	@$(PROTOC) $(call STUBS,.cache/protos) $(PROTOS)
 	@$(PROTOC) $(call STUBS,.cache/protos) $(KEDA)/externalscaler.proto
+	@$(PROTOC) --python_out=.cache/protos --pyi_out=.cache/protos $(TEI)/tei.proto
 	@for made in .cache/protos/shoal/v1/*; do cmp $$made libs/api/shoal/v1/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
 	@for made in .cache/protos/$(KEDA)/*; do cmp $$made $(KEDA)/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
+	@for made in .cache/protos/$(TEI)/*; do cmp $$made $(TEI)/$$(basename $$made) || { echo "generated code is stale: run make protos"; exit 1; }; done
 	@echo "generated code is current"
 
 check-dependencies:
@@ -112,9 +116,10 @@ terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and te
 	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
 	$(CHECKOV_VENV)/bin/checkov --directory terraform --framework terraform --skip-download --quiet --compact
 
-protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1 and services/scheduler/externalscaler from protos/
+protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1, services/scheduler/externalscaler and services/edge/teiv1 from protos/
 	$(PROTOC) $(call STUBS,libs/api) $(PROTOS)
 	$(PROTOC) $(call STUBS,.) $(KEDA)/externalscaler.proto
+	$(PROTOC) --python_out=. --pyi_out=. $(TEI)/tei.proto
 
 telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Let a real Prometheus scrape a mesh in trouble: every panel and every alert
 	$(BIN)/python -m pytest tests/telemetry $(ARGS)
@@ -182,7 +187,7 @@ bench-infinity: ## Install Infinity into an environment of its own, so that `mak
 bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
 	VENV=$(VENV) benchmarks/setup_openvino.sh
 
-interop: $(VENV)/.dev native ## Run unmodified clients (openai, cohere, voyageai, huggingface_hub, ollama, sie-sdk, and npm's openai, cohere-ai, ollama, inference) against the edge of a mesh
+interop: $(VENV)/.dev native ## Run unmodified clients of OpenAI, Cohere, Voyage, Hugging Face, Ollama, SIE, Triton, Haystack (Python and Node) against the edge of a mesh
 	$(BIN)/python -m tests.interop $(ARGS)
 
 gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)

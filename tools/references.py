@@ -30,6 +30,7 @@ _MADE: Final = (
     "tests/support/texts.txt",  # texts to embed, as they were once
     "CHANGELOG.md",  # of what was, too
     "services/scheduler/externalscaler/externalscaler_pb2.py",  # made by protoc
+    "services/edge/teiv1/tei_pb2.py",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -18,11 +18,13 @@ from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
 from services.edge.credentials import Trust
 from services.edge.dialects.base import Answer, json_of
+from services.edge.doors import Door
 from services.edge.openapi import document
 from services.edge.routers import Routers
 from services.edge.routes import Table
 from services.edge.server import Limits, Server, serving_http
 from services.edge.settings import Settings
+from services.edge.tei_grpc import TeiServer, serving_tei
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Edge:
         self.routers = routers
         self.aliases = settings.aliases
         # Beyond this machine the edge serves only for routers that know who calls.
+        self._trust = Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches)
         self._needs_authentication = not (settings.is_local or settings.security.allow_insecure or settings.security.client_ca)
         self.state.is_open = self._needs_authentication
         table = Table()
@@ -57,15 +60,19 @@ class Edge:
                 settings.deadline_seconds,
                 settings.longest_deadline_seconds,
             ),
-            trust=Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches),
+            trust=self._trust,
             extra={
                 "/livez": _alive,
                 "/health": _alive,
                 "/healthz": _alive,
                 "/ping": _alive,
                 "/readyz": self._ready,
+                "/v2/health/live": lambda: Answer(json_of({"live": True})),
+                "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
                 "/openapi.json": lambda: Answer(described),
             },
+            vocabulary=settings.vocabulary,
+            compression=settings.compression,
         )
 
     async def look(self) -> None:
@@ -97,6 +104,19 @@ class Edge:
             )
         return not self.state.is_open
 
+    def tei_server(self, settings: Settings, model: str) -> TeiServer:
+        """TEI's gRPC API for one address."""
+        return TeiServer(
+            self.routers,
+            lambda: self.aliases.content,
+            self.state,
+            model=model,
+            trust=self._trust,
+            in_flight_bytes=settings.in_flight_bytes,
+            default_seconds=settings.deadline_seconds,
+            longest_seconds=settings.longest_deadline_seconds,
+        )
+
     def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
         """Called on the thread of a scrape."""
         serving_now = server()
@@ -119,7 +139,8 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await stack.enter_async_context(
             serving_metrics(settings.metrics_address, lambda: edge.read_metrics(lambda: servers[0] if servers else None))
         )
-        publish = await _health(stack, settings.security.health_address)
+        tei = {address: edge.tei_server(settings, model) for address, model in settings.tei_grpc}
+        publish = _to_all(await _health(stack, settings.security.health_address), tei.values())
         try:
             await asyncio.wait_for(edge.look(), START_SECONDS)
         except TimeoutError:
@@ -132,6 +153,13 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             serving_http(settings.address, edge.application, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
         )
         servers.append(server)
+        for address, model in settings.tei_http:
+            door = Door(edge.application, model)
+            await stack.enter_async_context(
+                serving_http(address, door, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
+            )
+        await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=settings.grace_seconds))
+        await publish(edge.state.is_ready)
         try:
             yield server.address
         finally:
@@ -153,6 +181,17 @@ async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Await
         await health.set_health(is_ready, HEALTH_NAME)
 
     return publish
+
+
+def _to_all(publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]) -> Callable[[bool], Awaitable[None]]:
+    """Sets the health of TEI's servers, too."""
+
+    async def to_all(is_ready: bool) -> None:
+        await publish(is_ready)
+        for server in servers:
+            await server.set_health(is_ready)
+
+    return to_all
 
 
 def _alive() -> Answer:

@@ -17,12 +17,15 @@ from opentelemetry.trace import Span
 from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 
+from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
+from services.edge.compression import ENCODINGS, Compression, Inflating, compressed, wanted
 from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.base import Answer, Dialect, Headers, Problem, Question, Received, Route
 from services.edge.dialects.names import Names
+from services.edge.dialects.vocabulary import Vocabulary
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 
@@ -100,6 +103,8 @@ class Application:
         bounds: Bounds | None = None,
         trust: Trust | None = None,
         extra: MutableMapping[str, Callable[[], Answer]] | None = None,
+        vocabulary: Vocabulary | None = None,
+        compression: Compression = "auto",
     ) -> None:
         self._routers = routers
         self._names = names
@@ -108,6 +113,8 @@ class Application:
         self._bounds = bounds or Bounds()
         self._trust = trust or Trust()
         self._extra = dict(extra or {})
+        self._vocabulary = vocabulary
+        self._compression = compression
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,6 +138,7 @@ class Application:
     ) -> None:
         try:
             answer = await self._answered(exchange, scope, receive, connection)
+            answer = compressed(answer, self._encoding(exchange, scope))
         except Problem as problem:
             answer = _told(exchange, problem)
         except Exception:
@@ -159,7 +167,8 @@ class Application:
             deadline = time.monotonic() + seconds
             body = await self._body(exchange, receive)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
-            received = Received(body, self._names(), model, *kinds, exchange.request_id)
+            length = headers.get("inference-header-content-length", "")
+            received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
             return await self._asked(exchange, route, received, metadata, deadline)
 
     async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:
@@ -185,12 +194,17 @@ class Application:
                 step, message = _serialised(step.answer(reply))
         return step
 
+    def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
+        """How the answer is to be compressed; empty: not at all."""
+        if self._compression == "off" or (self._compression == "auto" and _is_near(scope)):
+            return ""
+        return wanted(exchange.headers.get("accept-encoding", ""))
+
     async def _body(self, exchange: _Exchange, receive: Receive) -> bytes:
-        """The whole body, counted while it is read. Raises Problem."""
+        """The whole body, counted while it is read, and inflated where it is compressed. Raises Problem."""
         headers, most = exchange.headers, self._bounds.body_bytes
         encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise Problem("UNSUPPORTED_MEDIA", f"content-encoding {encoding[:40]} is not supported: send the body as it is")
+        inflating = Inflating(encoding) if encoding not in ("", "identity") else None
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > most:
             raise _too_large(most)
@@ -202,11 +216,16 @@ class Application:
                     if event["type"] == "http.disconnect":
                         raise asyncio.CancelledError
                     part = event.get("body", b"")
-                    self._hold(exchange, len(part))
-                    if exchange.held > most:
-                        raise _too_large(most)
-                    parts.append(part)
+                    for piece in inflating.feed(part) if inflating is not None else (part,):
+                        self._hold(exchange, len(piece))
+                        if exchange.held > most:
+                            raise _too_large(most)
+                        parts.append(piece)
+                        if inflating is not None:
+                            await asyncio.sleep(0)
                     if not event.get("more_body"):
+                        if inflating is not None:
+                            inflating.end()
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError:
             text = f"the request's body did not arrive within {self._bounds.body_seconds:g} s"
@@ -225,6 +244,12 @@ def _serialised(step: Question | Answer) -> tuple[Question | Answer, bytes]:
     return step, step.message.SerializeToString() if isinstance(step, Question) else b""
 
 
+def _is_near(scope: Scope) -> bool:
+    """Whether the caller is on this machine, where bytes cost less than compressing them."""
+    client = scope.get("client")
+    return client is None or is_loopback_host(client[0])
+
+
 def _too_large(most: int) -> Problem:
     return Problem("TOO_LARGE", f"the body is larger than the {most:,} bytes that are allowed: send fewer items at a time")
 
@@ -236,6 +261,9 @@ def _told(exchange: _Exchange, problem: Problem) -> Answer:
     answer = (problem.dialect or exchange.dialect).error(problem)
     if problem.status == 405:
         return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"allow", problem.field.encode())))
+    if problem.status == 415:
+        accepted = (b"accept-encoding", ", ".join(ENCODINGS).encode())
+        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, accepted))
     if problem.status == 408:
         return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"connection", b"close")))
     return answer

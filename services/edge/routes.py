@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from services.edge.dialects import cohere, huggingface, jina, models, ollama, openai, rerank, sie, tei
+from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, vllm
 from services.edge.dialects.base import Dialect, Problem, Route
 
 MODEL: Final = "{model}"
@@ -22,6 +22,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *cohere.ROUTES,
     *jina.ROUTES,
     *ollama.ROUTES,
+    *vllm.ROUTES,
+    *kserve.ROUTES,
     *models.ROUTES,
 )
 DEFAULT: Final[Dialect] = openai.OPENAI

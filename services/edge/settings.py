@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from shoal.transport.addresses import is_local
 from shoal.transport.trust import Tls, tls_from
@@ -16,7 +17,9 @@ from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
+from services.edge.compression import Compression
 from services.edge.dialects.names import Names
+from services.edge.dialects.vocabulary import Vocabulary, read_vocabulary
 
 _ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
 
@@ -30,16 +33,24 @@ class Settings:
     security: Security = field(default_factory=Security)
     """TLS towards callers: SHOAL_TLS_CERT, SHOAL_TLS_KEY, and SHOAL_TLS_CLIENT_CA where they must present certificates. Tokens are
     passed on: routers check them."""
+    tei_http: tuple[tuple[str, str], ...] = ()
+    """Addresses at which TEI's paths are one model's, each with the model."""
+    tei_grpc: tuple[tuple[str, str], ...] = ()
+    """Addresses of TEI's gRPC API, each with its model; an empty one: those of the aliases embed, rerank and predict."""
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
     routers_tls: Tls | None = None
     """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME."""
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
+    vocabulary: Vocabulary | None = None
+    """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K), by which `input` of token ids is read. None: it is refused."""
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     body_bytes: int = 64 << 20
     """The most bytes of a request's body."""
     in_flight_bytes: int = 512 << 20
     """Memory that the bodies of requests in flight may take; beyond it, new ones are refused with QUEUE_FULL."""
+    compression: Compression = "auto"
+    """Whether answers are compressed for clients that accept it. auto: for callers beyond this machine."""
     connections: int = 10_000
     header_seconds: float = 10.0
     """How long a request's head may take to arrive."""
@@ -58,6 +69,10 @@ class Settings:
     def __post_init__(self) -> None:
         check_name(self.edge_id, "SHOAL_EDGE_ID")
         _check_address(self.address)
+        for name, doors in (("SHOAL_TEI_HTTP_ADDRESSES", self.tei_http), ("SHOAL_TEI_GRPC_ADDRESSES", self.tei_grpc)):
+            for address, _ in doors:
+                _check_address(address, name)
+        check(all(model for _, model in self.tei_http), "SHOAL_TEI_HTTP_ADDRESSES", "host:port=model, or several with commas")
         check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "host:port, or several of them with commas")
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
@@ -78,8 +93,9 @@ class Settings:
         if self.security.allow_insecure:
             return
         if not self.is_local and self.security.cert is None:
+            address = next(address for address in self.addresses if not is_loopback(address))
             raise InvalidInput(
-                f"refusing to listen on {self.address}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
+                f"refusing to listen on {address}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
                 "SHOAL_ALLOW_INSECURE=1 if something else protects it",
                 field="SHOAL_ALLOW_INSECURE",
             )
@@ -93,7 +109,12 @@ class Settings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
-        return is_loopback(self.address)
+        return all(map(is_loopback, self.addresses))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All at which it takes requests."""
+        return self.address, *(address for address, _ in (*self.tei_http, *self.tei_grpc))
 
     @property
     def vouches(self) -> bool:
@@ -112,12 +133,16 @@ class Settings:
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
             address=environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
             security=_security(environ),
+            tei_http=_doors(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
+            tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
+            vocabulary=_vocabulary(environ.get("SHOAL_CL100K", "")),
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             body_bytes=integer(environ, "SHOAL_HTTP_BODY_BYTES", 64 << 20),
             in_flight_bytes=integer(environ, "SHOAL_HTTP_IN_FLIGHT_BYTES", 512 << 20),
+            compression=choice(environ, "SHOAL_HTTP_COMPRESSION", "auto", get_args(Compression)),
             connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
             header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
             body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
@@ -134,15 +159,19 @@ class Settings:
         return {
             "edge_id": self.edge_id,
             "address": self.address,
+            "tei_http": _shown(self.tei_http),
+            "tei_grpc": _shown(self.tei_grpc),
             "tls": "none" if security.cert is None else "callers present certificates" if security.client_ca else "on",
             "allow_insecure": security.allow_insecure,
             "health_address": security.health_address,
             "routers": ", ".join(self.routers),
             "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
             "aliases": len(self.aliases.content.aliases),
+            "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
+            "compression": self.compression,
             "connections": self.connections,
             "header_seconds": self.header_seconds,
             "body_seconds": self.body_seconds,
@@ -170,11 +199,32 @@ def _security(environ: Mapping[str, str]) -> Security:
     return security
 
 
-def _check_address(address: str) -> None:
+def _vocabulary(path: str) -> Vocabulary | None:
+    if not path:
+        return None
+    try:
+        return read_vocabulary(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"SHOAL_CL100K: {path} cannot be read: {error.strerror}", field="SHOAL_CL100K") from error
+    except ValueError as error:
+        raise InvalidInput(f"SHOAL_CL100K: {path} is no file of tiktoken's: {error}", field="SHOAL_CL100K") from error
+
+
+def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:
     try:
         parse_address(address)
     except InvalidInput:
-        raise InvalidInput(f"SHOAL_HTTP_ADDRESS must be host:port, not {address!r}", field="SHOAL_HTTP_ADDRESS") from None
+        raise InvalidInput(f"{name} must be host:port, not {address!r}", field=name) from None
+
+
+def _doors(text: str) -> tuple[tuple[str, str], ...]:
+    """host:port=model, with commas between them."""
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    return tuple((address.strip(), model.strip()) for address, _, model in parts)
+
+
+def _shown(doors: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{address}={model}" if model else address for address, model in doors)
 
 
 def _routers_tls(environ: Mapping[str, str]) -> Tls | None:

@@ -35,6 +35,9 @@ def up(
         int | None, typer.Option(help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one.")
     ] = None,
     http: Annotated[bool, typer.Option(help="Answer HTTP, too: OpenAI's, Cohere's and other clients (docs/http.md).")] = True,
+    tei_grpc_port: Annotated[
+        int | None, typer.Option(help="Port of TEI's gRPC API on 127.0.0.1 (docs/http.md); 0 takes a free one. Default: off.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Number of workers. Default: one per accelerator, or one per core without any.")
     ] = None,
@@ -63,6 +66,7 @@ def up(
         settings = Settings(
             port=port,
             http_port=_http_port(http_port, port) if http else None,
+            tei_grpc_port=tei_grpc_port,
             workers=count,
             threads=each,
             models=models,
@@ -125,6 +129,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
+    if mesh.tei_grpc_address:
+        console.print(f"tei     {mesh.tei_grpc_address} (tei.v1 over gRPC, with reflection)", highlight=False)
     if settings.accelerators:
         console.print(
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False

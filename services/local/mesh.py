@@ -34,7 +34,7 @@ STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
     """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler),
-    `http_address` where clients of HTTP do (empty: no edge).
+    `http_address` where clients of HTTP do (empty: no edge), `tei_grpc_address` those of TEI's gRPC (empty: none).
 
     `logs`: the folder with a file for each process. `certificates`: where its certificates are, if it uses TLS.
     """
@@ -45,6 +45,7 @@ class LocalMesh:
     logs: Path
     certificates: Path | None
     supervisor: Supervisor
+    tei_grpc_address: str = ""
 
 
 def to_stderr(message: str) -> None:
@@ -63,18 +64,22 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
     address = f"127.0.0.1:{port}"
     scheduler_address = f"127.0.0.1:{free_port()}" if settings.has_scheduler else ""
     http_address = _http_address(settings)
+    tei_address = _free_address(settings.tei_grpc_port, "tei-grpc-port")
     async with AsyncExitStack() as stack:
         place = stack.enter_context(workplace(settings.keep_logs))
         certificates = place.certificates if settings.tls else None
         if certificates is not None:
             issue_all(certificates, [Party("client", "*")])
-        children = _children(settings, _common_variables(settings, address, scheduler_address, place, http_address), place)
+        common = _common_variables(settings, address, scheduler_address, place, http_address)
+        if tei_address:
+            common["SHOAL_TEI_GRPC_ADDRESSES"] = tei_address
+        children = _children(settings, common, place)
         stack.push_async_callback(_stop, children)
         for _, child in children:
             await child.start()
         await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers, http_address))
         supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
-        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor)
+        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor, tei_address)
 
 
 def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
@@ -97,10 +102,15 @@ async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
 
 
 def _http_address(settings: Settings) -> str:
-    if settings.http_port is None:
+    return _free_address(settings.http_port, "http-port")
+
+
+def _free_address(port: int | None, option: str) -> str:
+    """An address with this port, or with a free one for 0; empty for None. Raises InvalidInput if something listens there."""
+    if port is None:
         return ""
-    port = settings.http_port or free_port()
-    check_port_is_free(port, "http-port")
+    port = port or free_port()
+    check_port_is_free(port, option)
     return f"127.0.0.1:{port}"
 
 

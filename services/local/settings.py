@@ -23,6 +23,8 @@ class Settings:
     port: int = 50051
     http_port: int | None = None
     """Port of the edge, which answers HTTP; 0: a free one. None: no edge is started."""
+    tei_grpc_port: int | None = None
+    """Port of the edge's TEI API over gRPC; 0: a free one. None: it is not served."""
     workers: int = 1
     threads: int = 1
     """Threads of each worker. More threads in all than cores are refused: the forward passes would compete for cores."""
@@ -50,6 +52,13 @@ class Settings:
             raise InvalidInput(f"port {self.http_port} is not valid: it must be 0 to 65535", field="http-port")
         if self.http_port and self.http_port == self.port:
             raise InvalidInput(f"port {self.port} cannot be both that of the router and that of HTTP", field="http-port")
+        if self.tei_grpc_port is not None:
+            if not 0 <= self.tei_grpc_port <= 65535:
+                raise InvalidInput(f"port {self.tei_grpc_port} is not valid: it must be 0 to 65535", field="tei-grpc-port")
+            if self.http_port is None:
+                raise InvalidInput("TEI's API over gRPC is the edge's: it cannot be served without HTTP", field="tei-grpc-port")
+            if self.tei_grpc_port and self.tei_grpc_port in (self.port, self.http_port):
+                raise InvalidInput(f"port {self.tei_grpc_port} cannot be that of two services", field="tei-grpc-port")
         if self.workers < 1 or self.threads < 1:
             raise InvalidInput("the numbers of workers and of threads must be at least 1", field="workers")
         if self.accelerators and len(self.accelerators) < self.workers:

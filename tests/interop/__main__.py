@@ -1,7 +1,8 @@
 """`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout, and records what they send.
 
 Each client has an environment of its own below .cache/interop, because their pins collide. The table in docs/http.md and the bodies
-in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew.
+in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names of clients as arguments only
+theirs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from typing import Any, Final
 import shoal
 
 from services.edge.app import Edge
+from services.edge.doors import Door
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http
 from services.edge.settings import Settings as EdgeSettings
+from services.edge.tei_grpc import serving_tei
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
 from tests.mesh.conftest import CLASSES, LABELS
@@ -37,7 +40,15 @@ HERE: Final = Path(__file__).parent
 ENVIRONMENTS: Final = ROOT / ".cache/interop"
 RECORDED: Final = HERE / "recorded.json"
 PAGE: Final = ROOT / "docs/http.md"
-KEPT_HEADERS: Final = ("content-type", "accept", "user-agent", "x-sie-sdk-version", "x-stainless-read-timeout")
+KEPT_HEADERS: Final = (
+    "content-type",
+    "content-encoding",
+    "accept",
+    "user-agent",
+    "x-sie-sdk-version",
+    "x-stainless-read-timeout",
+    "inference-header-content-length",
+)
 HEAD_LINES: Final = 4
 """Of the table, before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
@@ -68,6 +79,10 @@ CLIENTS: Final = (
             ("aiohttp", "httpx<1", "msgpack", "msgpack-numpy", "numpy<2.5", "pillow", "pyyaml", "websockets<15"),
         ),
         ("sie-sdk",),
+    ),
+    Client("kserve", "use_kserve.py", (("tritonclient[http]",),), ("tritonclient",)),
+    Client(
+        "haystack", "use_haystack.py", (("huggingface-api-haystack[grpc]", "numpy"),), ("huggingface-api-haystack", "haystack-ai")
     ),
     Client("node", "use_openai.mjs", (("openai@6.49.0",),), ("openai",)),
     Client(
@@ -159,15 +174,26 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
     folders = [str(await asyncio.to_thread(write_checkpoints, ENVIRONMENTS / "checkpoints"))]
     models = known_models(folders, os.environ)
     async with running(Settings(port=0, models=models, dtype="float32")) as mesh, Routers((mesh.address,), None) as routers:
-        settings = EdgeSettings(edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,))
+        settings = EdgeSettings(edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,), compression="on")
         edge = Edge(settings, routers)
         await edge.look()
         recorder = Recorder(edge.application)
         with tempfile.TemporaryDirectory() as folder:
             expected = Path(folder) / "expected.json"
             expected.write_text(json.dumps(await asyncio.to_thread(wanted_numbers, mesh.address)))
-            async with serving_http(settings.address, recorder, Limits(), None, grace_seconds=1.0) as server:
-                variables = {"INTEROP_BASE": f"http://{server.address}", "INTEROP_EXPECTED": str(expected)}
+            tei = edge.tei_server(settings, MINILM)
+            async with (
+                serving_http(settings.address, recorder, Limits(), None, grace_seconds=1.0) as server,
+                serving_http(settings.address, Door(recorder, MINILM), Limits(), None, grace_seconds=1.0) as door,
+                serving_tei({"127.0.0.1:0": tei}, settings.security, grace_seconds=1.0),
+            ):
+                variables = {
+                    "INTEROP_BASE": f"http://{server.address}",
+                    "INTEROP_DOOR": f"http://{door.address}",
+                    "INTEROP_TEI_GRPC": tei.address,
+                    "INTEROP_EXPECTED": str(expected),
+                    "HAYSTACK_TELEMETRY_ENABLED": "False",
+                }
                 for client in clients:
                     recorder.client = client.name
                     found = await calls(client, programs[client.name], variables)

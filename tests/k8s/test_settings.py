@@ -49,11 +49,13 @@ _BOTH = frozenset(
 GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     "edge": frozenset(
         {
+            "SHOAL_CL100K",
             "SHOAL_DEADLINE_SECONDS",
             "SHOAL_EDGE_ID",
             "SHOAL_GRACE_SECONDS",
             "SHOAL_HTTP_BODY_BYTES",
             "SHOAL_HTTP_BODY_SECONDS",
+            "SHOAL_HTTP_COMPRESSION",
             "SHOAL_HTTP_CONNECTIONS",
             "SHOAL_HTTP_HEADER_SECONDS",
             "SHOAL_HTTP_IDLE_SECONDS",
@@ -61,6 +63,8 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "SHOAL_ROUTERS_NAME",
             "SHOAL_ROUTERS_TLS",
+            "SHOAL_TEI_GRPC_ADDRESSES",
+            "SHOAL_TEI_HTTP_ADDRESSES",
             "SHOAL_TLS_CLIENT_CA",  # tokens say who calls
             "SHOAL_TRUST_DOMAIN",
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from shoal.errors import ShoalError
 from shoal.transport.methods import Method
 
 from services.edge.dialects.names import Names
+from services.edge.dialects.vocabulary import Vocabulary
 
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Final = b"application/json"
@@ -87,7 +88,8 @@ def invalid(message: str, field: str) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and two of its headers."""
+    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and three of its headers.
+    `vocabulary`: the text of ids of OpenAI's tokenizer, where the edge has it."""
 
     body: bytes
     names: Names
@@ -95,6 +97,12 @@ class Received:
     content_type: str = ""
     accept: str = ""
     request_id: str = ""
+    json_length: str = ""
+    vocabulary: Vocabulary | None = None
+
+    def with_body(self, body: bytes) -> Received:
+        """The same request with another body."""
+        return replace(self, body=body)
 
     @property
     def is_msgpack(self) -> bool:

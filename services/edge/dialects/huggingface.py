@@ -283,6 +283,10 @@ ROUTES: Final = (
         for path, ask in (("/tei/{model}", by_task), ("/models/{model}", hosted))
     ),
     *(
+        Route("POST", f"{start}/invocations", TEI, by_task, "By the model's task, as SageMaker asks")
+        for start in ("/tei/{model}", "")
+    ),
+    *(
         Route("POST", path, TEI, ask, f"Hugging Face's {name}", body, answer)
         for name, ask, body, answer in _PIPELINES
         for path in (f"/models/{{model}}/pipeline/{name}", f"/pipeline/{name}/{{model}}", f"/tei/{{model}}/pipeline/{name}")

@@ -7,7 +7,7 @@ clients ask for base64 without being told to; openai-node decodes it blindly, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from shoal.transport.methods import ENCODE
@@ -49,6 +49,7 @@ from services.edge.dialects.reading import (
     text_item,
     truncation_of,
 )
+from services.edge.dialects.vocabulary import Vocabulary
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -183,7 +184,7 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
         raise invalid(f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart", types[0][1])
     dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
     dimensions_field = "output_dimension" if request.output_dimension is not None and request.dimensions is None else "dimensions"
-    items, fields = _items(request.input)
+    items, fields = _items(request.input, received.vocabulary)
     message = pb.EncodeRequest(
         model=named.model,
         items=items,
@@ -259,23 +260,32 @@ def _stored(kind: str, field: str) -> tensor_pb2.DataType:
     return _STORED[kind]
 
 
-def _items(given: Input) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
     """The items, and what the caller calls their fields."""
     if isinstance(given, str):
         return [text_item(given, "input")], single_field("items", "input")
-    return [_item(one, f"input[{index}]") for index, one in enumerate(given)], item_fields("items", "input")
+    if vocabulary is not None and given and all(isinstance(one, int) for one in given):
+        return [_item(cast("list[int]", given), "input", vocabulary)], single_field("items", "input")
+    return [_item(one, f"input[{index}]", vocabulary) for index, one in enumerate(given)], item_fields("items", "input")
 
 
-def _item(given: str | int | list[int] | Part, field: str) -> pb.Item:
+def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabulary | None) -> pb.Item:
     if isinstance(given, str):
         return text_item(given, field)
+    if isinstance(given, list) and vocabulary is not None:
+        try:
+            return pb.Item(text=vocabulary.text(given))
+        except KeyError as error:
+            raise invalid(
+                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of SHOAL_CL100K", field
+            ) from None
     if isinstance(given, Part):
         if (given.text is None) == (given.image is None):
             raise invalid(f"{field} must have either text or image", field)
         return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
     raise invalid(
         f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
-        "OpenAIEmbeddings(check_embedding_ctx_length=False))",
+        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (SHOAL_CL100K)",
         "input",
     )
 

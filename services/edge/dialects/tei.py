@@ -35,6 +35,8 @@ from services.edge.dialects.names import Target
 from services.edge.dialects.numbers import decoded, dense_rows, joined, per_piece
 from services.edge.dialects.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
 
+VERSION: Final = "1.9.3"
+"""TEI's version that is spoken."""
 _TYPES: Final = {
     400: "Empty",
     401: "Unauthenticated",
@@ -334,7 +336,7 @@ def info(received: Received) -> Question:
             "max_client_batch_size": 10_000,
             "auto_truncate": True,
             "tokenization_workers": 1,
-            "version": "1.9.3",
+            "version": VERSION,
             "sha": None,
             "docker_label": None,
         }
@@ -350,8 +352,19 @@ def embeddings(received: Received) -> Question:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return openai.embeddings(received)  # it says what is wrong
     body["model"] = msgspec.Raw(json_of(received.model))
-    again = Received(msgspec.json.encode(body), received.names, "", received.content_type, received.accept, received.request_id)
-    return openai.embeddings(again)
+    return openai.embeddings(received.with_body(msgspec.json.encode(body)))
+
+
+def tokens(received: Received) -> Question:
+    """`/tokenize` and `/decode`, also vLLM's `/detokenize`: only workers have tokenizers. Raises Problem."""
+    problem = Problem(
+        "TASK_NOT_SUPPORTED",
+        "tokens are not served: only workers have tokenizers, and no call of the mesh gives their tokens. Texts that are too long "
+        "are cut; `truncate: false` makes that an error, and answers count their tokens (usage, x-compute-tokens)",
+    )
+    if b'"prompt"' in received.body or b'"tokens"' in received.body:  # vLLM's
+        problem.dialect = openai.OPENAI
+    raise problem
 
 
 def health(received: Received) -> Answer:
@@ -463,7 +476,12 @@ ROUTES: Final = (
     # The bare /rerank is shared with others (rerank.py).
     Route("POST", "/tei/{model}/rerank", TEI, rerank, "Orders texts by how well they answer a query", RankRequest, list[Rank]),
     *(Route("GET", f"{start}/info", TEI, info, "Describes the model", answer=Info) for start in ("/tei/{model}", "")),
-    *(Route("GET", f"/tei/{{model}}/{name}", TEI, health, "This process answers") for name in ("health", "ping")),
+    *(Route("GET", f"/tei/{{model}}{path}", TEI, health, "This process answers") for path in ("/health", "/ping", "")),
+    *(
+        Route("POST", f"{start}/{name}", TEI, tokens, "Refused: the mesh gives no tokens")
+        for name in ("tokenize", "decode", "detokenize")
+        for start in ("/tei/{model}", "")
+    ),
     *(
         Route("POST", f"/tei/{{model}}/{name}", openai.OPENAI, embeddings, "OpenAI's form", openai.EmbeddingsRequest)
         for name in ("v1/embeddings", "embeddings")

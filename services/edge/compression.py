@@ -1,0 +1,149 @@
+"""Compressed bodies: requests are inflated as they come, within bounds; answers are compressed where that is worth it. Pure.
+
+gzip and deflate (zlib's form; of requests the bare one, too). All work is done in steps of about a millisecond, so that the event
+loop can serve others between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from services.edge.dialects.base import Answer, Problem, invalid
+
+Compression = Literal["auto", "on", "off"]
+"""Whether answers are compressed where clients accept it. auto: for callers beyond this machine."""
+ENCODINGS: Final = ("gzip", "deflate")
+STEP_BYTES: Final = 256 << 10
+"""Bytes that are inflated in one go: about a millisecond."""
+MOST_RATIO: Final = 100
+"""A body may grow to so many times its size. JSON of texts grows to 3 … 20 times; deflate can do 1,032."""
+FREE_BYTES: Final = 1 << 20
+"""Up to here any ratio is good: many equal short texts."""
+LEAST_BYTES: Final = 1 << 10
+"""A smaller answer is sent as it is."""
+SLICE_BYTES: Final = 32 << 10
+"""Bytes of an answer that are compressed in one go."""
+SAMPLE_BYTES: Final = 8 << 10
+WORTH_RATIO: Final = 0.7
+"""An answer whose beginning does not shrink to this is sent as it is: base64 of float32 shrinks to 0.76, JSON to 0.45."""
+_LEVEL: Final = 1
+"""Level 6 takes four to eight times as long and saves another twentieth."""
+_GZIP, _ZLIB, _BARE = 31, 15, -15
+_HEAD_BYTES: Final = 2
+
+
+class Inflating:
+    """One body on its way. Raises Problem UNSUPPORTED_MEDIA for an encoding that is not among ENCODINGS."""
+
+    def __init__(self, encoding: str) -> None:
+        self._is_gzip = encoding in ("gzip", "x-gzip")
+        if not self._is_gzip and encoding != "deflate":
+            text = f"content-encoding {encoding[:40]!r} is not supported: send gzip, deflate, or the body as it is"
+            raise Problem("UNSUPPORTED_MEDIA", text)
+        # The state: zlib's (None: not begun), bytes that wait for its beginning, and bytes in and out.
+        self._zlib = zlib.decompressobj(_GZIP) if self._is_gzip else None
+        self._waiting = b""
+        self._taken = 0
+        self._given = 0
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """What the next bytes of the body hold, in pieces of at most STEP_BYTES. Raises Problem INVALID_INPUT, TOO_LARGE."""
+        if self._zlib is None:
+            self._waiting += part
+            if len(self._waiting) < _HEAD_BYTES:
+                return
+            part, self._waiting = self._waiting, b""
+            self._zlib = zlib.decompressobj(_ZLIB if _is_zlib(part) else _BARE)
+        piece = b""
+        while part or len(piece) == STEP_BYTES:  # a whole step: zlib may hold more
+            if self._zlib.eof:
+                if part:
+                    raise invalid("the compressed body goes on behind its end", "")
+                return
+            try:
+                piece = self._zlib.decompress(part, STEP_BYTES)
+            except zlib.error as error:
+                raise invalid(f"the body cannot be decompressed: {error}", "") from None
+            rest = self._zlib.unconsumed_tail or self._zlib.unused_data
+            self._taken += len(part) - len(rest)
+            self._given += len(piece)
+            if self._given > max(FREE_BYTES, MOST_RATIO * self._taken):
+                text = f"the body grows to more than {MOST_RATIO} times its size when it is decompressed: send it as it is"
+                raise Problem("TOO_LARGE", text)
+            part = rest
+            yield piece
+
+    def end(self) -> None:
+        """Raises Problem INVALID_INPUT where the body has ended and what is compressed has not."""
+        if self._zlib is None or not self._zlib.eof:
+            raise invalid("the compressed body is cut off", "")
+
+
+def _is_zlib(begin: bytes) -> bool:
+    """Whether deflate has zlib's head (RFC 1950), as HTTP wants it; some clients leave it out."""
+    return begin[0] & 0x0F == zlib.DEFLATED and int.from_bytes(begin[:_HEAD_BYTES], "big") % 31 == 0
+
+
+def wanted(accepted: str) -> str:
+    """The encoding of ENCODINGS that an Accept-Encoding header asks for; empty: none."""
+    found = {}
+    for part in accepted.lower().split(","):
+        name, _, parameters = part.partition(";")
+        found[name.strip()] = _quality(parameters)
+    best = max(ENCODINGS, key=lambda name: found.get(name, 0.0))
+    return best if found.get(best, 0.0) > 0 else ""
+
+
+def _quality(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def compressed(answer: Answer, encoding: str) -> Answer:
+    """The answer in that encoding where it is worth it, else as it is."""
+    if not encoding:
+        return answer
+    rest: Iterator[bytes] = iter(())
+    begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _begun(answer.body)
+    headers = (*answer.headers, (b"vary", b"accept-encoding"))
+    if len(begin) < LEAST_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
+        body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
+        return Answer(body, answer.status, answer.media_type, headers)
+    headers = (*headers, (b"content-encoding", encoding.encode()))
+    pieces = _pieces(itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB)
+    if isinstance(answer.body, bytes) and len(begin) <= SLICE_BYTES:
+        return Answer(b"".join(pieces), answer.status, answer.media_type, headers)
+    return Answer(pieces, answer.status, answer.media_type, headers)
+
+
+def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """At least SAMPLE_BYTES of the pieces, if they have them, and the others."""
+    begin = b""
+    for piece in pieces:
+        begin += piece
+        if len(begin) >= SAMPLE_BYTES:
+            break
+    return begin, pieces
+
+
+def _is_worth_it(sample: bytes) -> bool:
+    return len(zlib.compress(sample, _LEVEL)) <= WORTH_RATIO * len(sample)
+
+
+def _pieces(parts: Iterator[bytes], window: int) -> Iterator[bytes]:
+    """One a slice, perhaps empty, so that others have their turn after each."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
+    for part in parts:
+        view = memoryview(part)
+        for first in range(0, len(view), SLICE_BYTES):
+            yield packer.compress(view[first : first + SLICE_BYTES])
+    yield packer.flush()

@@ -1,0 +1,584 @@
+"""KServe v2, the Open Inference Protocol over HTTP, with Triton's extension for binary tensors, which its clients use unasked.
+Pure.
+
+A tensor's name says what it is: `text` (or any name, if it is the only one) goes in, and `dense`, `sparse_*`, `multi_vector*`, or
+`labels` and `scores`, `entities` or `relations` come out; `query` and `documents` go in, and `scores` come out. Ragged answers are
+two tensors: values and `_offsets`, row i being values offsets[i] … offsets[i + 1]. Options of ours stand in `parameters`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from shoal.requests import codec
+from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+from shoal.version import VERSION
+
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    retry_headers,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
+from services.edge.dialects.reading import count_of, priority_of, read, role_of, target, text_item, truncation_of
+
+NAME: Final = "shoal"
+JSON_LENGTH: Final = b"inference-header-content-length"
+OCTETS: Final = b"application/octet-stream"
+_VERSIONS: Final = "/versions/"
+_LATEST: Final = "1"
+
+
+def error(problem: Problem) -> Answer:
+    """`{"error": text}`."""
+    message = problem.message
+    if problem.field and problem.field not in message:
+        message = f"{problem.field}: {message}"
+    return Answer(json_of({"error": message}), problem.status, headers=retry_headers(problem))
+
+
+KSERVE: Final = Dialect("kserve", error)
+
+
+class InParameters(msgspec.Struct, kw_only=True):
+    """Of a request; others are ignored. `binary_data_output` is Triton's, the others are ours."""
+
+    binary_data_output: bool = False
+    role: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    instruction: str | None = None
+    truncation: bool | str | None = None
+    scale: str | None = None
+    threshold: float | None = None
+    multi_label: bool | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class TensorParameters(msgspec.Struct, kw_only=True):
+    """Triton's: bytes of this input behind the JSON; whether this output shall be there; its `classification` is not supported."""
+
+    binary_data_size: int | None = None
+    binary_data: bool | None = None
+    classification: int | None = None
+
+
+class InTensor(msgspec.Struct, kw_only=True):
+    """Texts: BYTES, flat or nested, in row-major order."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: TensorParameters | None = None
+
+
+class OutWanted(msgspec.Struct, kw_only=True):
+    """A tensor that is to be in the answer."""
+
+    name: str
+    parameters: TensorParameters | None = None
+
+
+class InferIn(msgspec.Struct, kw_only=True):
+    """`POST /v2/models/{model}/infer`."""
+
+    inputs: list[InTensor]
+    id: str | None = None
+    parameters: InParameters | None = None
+    outputs: list[OutWanted] | None = None
+
+
+class OutTensor(msgspec.Struct, kw_only=True):
+    """`data` flat, in row-major order; absent where it follows the JSON as bytes."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[float | str] | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class InferOut(msgspec.Struct, kw_only=True):
+    """The answer of infer."""
+
+    model_name: str
+    outputs: list[OutTensor]
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    model_version: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ServerOut(msgspec.Struct, kw_only=True):
+    """`GET /v2`."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelOut(msgspec.Struct, kw_only=True):
+    """`GET /v2/models/{model}`."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[OutTensor]
+    outputs: list[OutTensor]
+
+
+class ReadyOut(msgspec.Struct, kw_only=True):
+    """`GET /v2/models/{model}/ready`."""
+
+    name: str
+    ready: bool
+
+
+Texts = list[str]
+Tensor = tuple[str, Rows | list[str], list[int]]
+"""A name, the numbers (float32, uint32 or int64) or texts, and the shape."""
+_TYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.uint32): "UINT32", np.dtype(np.int64): "INT64"}
+_FORMS: Final = {
+    "dense": pb.REPRESENTATION_DENSE,
+    "sparse_indices": pb.REPRESENTATION_SPARSE,
+    "sparse_values": pb.REPRESENTATION_SPARSE,
+    "sparse_offsets": pb.REPRESENTATION_SPARSE,
+    "multi_vector": pb.REPRESENTATION_MULTI_VECTOR,
+    "multi_vector_offsets": pb.REPRESENTATION_MULTI_VECTOR,
+}
+_SCALES: Final = {
+    None: pb.SCORE_SCALE_UNSPECIFIED,
+    "logit": pb.SCORE_SCALE_LOGIT,
+    "probability": pb.SCORE_SCALE_PROBABILITY,
+}
+_TASK_OF: Final = {
+    "labels": models_pb2.TASK_CLASSIFY,
+    "scores": models_pb2.TASK_CLASSIFY,
+    "entities": models_pb2.TASK_ENTITIES,
+    "relations": models_pb2.TASK_RELATIONS,
+    **dict.fromkeys(_FORMS, models_pb2.TASK_ENCODE),
+}
+"""The task of which a tensor is an answer."""
+
+
+def server(received: Received) -> Answer:
+    """`GET /v2`."""
+    return Answer(json_of({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]}))
+
+
+def described(received: Received) -> Question:
+    """`GET /v2/models/{model}`: its tensors."""
+    name, named = _named(received)
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        inputs, outputs = _signature(reply.model.card)
+        content = {"name": name, "versions": [_LATEST], "platform": NAME}
+        return Answer(json_of({**content, "inputs": inputs, "outputs": outputs}))
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+
+
+def ready(received: Received) -> Question:
+    """`GET /v2/models/{model}/ready`: whether the mesh knows the model and its last load did not fail. A model is loaded when
+    it is first asked for."""
+    name, named = _named(received)
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        is_ready = reply.model.state != models_pb2.MODEL_STATE_FAILED
+        return Answer(json_of({"name": name, "ready": is_ready}), 200 if is_ready else 503)
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+
+
+def infer(received: Received) -> Question:
+    """`POST /v2/models/{model}/infer`. Where neither inputs nor outputs say what is meant, the model's card does. Raises
+    Problem."""
+    request, tensors = _inputs(received)
+    name, named = _named(received)
+    ask = _Asking(name, named, request, tensors)
+    for index, one in enumerate(request.outputs or ()):
+        if one.parameters is not None and one.parameters.classification:
+            raise invalid(
+                "classification is not supported: ask for the whole tensor", f"outputs[{index}].parameters.classification"
+            )
+    if "query" in tensors and "documents" in tensors:
+        return ask.score()
+    ask.texts()
+    tasks = {_TASK_OF[one.name] for one in request.outputs or () if one.name in _TASK_OF}
+    if tasks:
+        return ask.of(tasks)
+
+    def answer(reply: models_pb2.GetModelResponse) -> Question:
+        return ask.of(set(reply.model.card.tasks))
+
+    def otherwise(problem: Problem) -> Question | None:
+        """No worker knows the model yet: a request makes one look for it."""
+        return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise)
+
+
+class _Asking:
+    """The questions that one request may become."""
+
+    def __init__(self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]) -> None:
+        self._name = name
+        self._named = named
+        self._request = request
+        self._tensors = tensors
+        self._options = request.parameters or InParameters()
+
+    def texts(self) -> tuple[str, Texts]:
+        """The tensor of what is read, and what the caller calls it. Raises Problem."""
+        others = [name for name in self._tensors if name not in ("labels", "entity_labels")]
+        if len(others) != 1:
+            given = ", ".join(self._tensors) or "nothing"
+            raise invalid(
+                f"inputs must be text, with labels where the model needs them, or query and documents; not {given}", "inputs"
+            )
+        return others[0], self._tensors[others[0]]
+
+    def of(self, tasks: set[Any]) -> Question:
+        """The question for a model that can do these tasks; none: for one that nobody knows yet."""
+        if models_pb2.TASK_ENCODE in tasks or not tasks:
+            return self._encode()
+        if tasks & {models_pb2.TASK_RELATIONS, models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY}:
+            return self._extract(tasks)
+        raise invalid("inputs of this model must be query and documents", "inputs")
+
+    def score(self) -> Question:
+        options, named = self._options, self._named
+        query, documents = self._tensors["query"], self._tensors["documents"]
+        if len(query) != 1:
+            raise invalid(f"the tensor query has {len(query)} texts: it must have one", "query")
+        if options.scale not in _SCALES:
+            raise invalid(
+                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be left out", "parameters.scale"
+            )
+        message = pb.ScoreRequest(
+            model=named.model,
+            query=text_item(query[0], "query"),
+            documents=[text_item(text, f"documents[{index}]") for index, text in enumerate(documents)],
+            scale=_SCALES[options.scale],
+            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            instruction=options.instruction or "",
+            adapter=options.adapter or named.adapter,
+            pool=options.pool or "",
+            priority=priority_of(options.priority),
+        )
+
+        def answer(reply: pb.ScoreResponse) -> Answer:
+            scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
+            return self._told([("scores", scores, [len(scores)])], reply.model_revision)
+
+        return Question(SCORE, message, answer, fields=(*item_fields("documents", "documents"), (r"query\.text", "query")))
+
+    def _encode(self) -> Question:
+        options, named = self._options, self._named
+        field, texts = self.texts()
+        forms = dict.fromkeys(_FORMS[one.name] for one in self._request.outputs or () if one.name in _FORMS)
+        message = pb.EncodeRequest(
+            model=named.model,
+            items=[text_item(text, f"{field}[{index}]") for index, text in enumerate(texts)],
+            representations=list(forms),
+            role=role_of(named, role=options.role),
+            dimensions=count_of(options.dimensions, "parameters.dimensions") or named.dimensions,
+            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            instruction=options.instruction or "",
+            adapter=options.adapter or named.adapter,
+            pool=options.pool or "",
+            priority=priority_of(options.priority),
+        )
+        if options.normalize is not None:
+            message.normalize = options.normalize
+
+        def answer(reply: pb.EncodeResponse) -> Answer:
+            return self._told(list(_encoded(reply)), reply.model_revision)
+
+        return Question(ENCODE, message, answer, fields=(*item_fields("items", field), ("^dimensions", "parameters.dimensions")))
+
+    def _extract(self, tasks: set[Any]) -> Question:
+        options, named = self._options, self._named
+        field, texts = self.texts()
+        labels = self._tensors.get("labels", [])
+        message = pb.ExtractRequest(
+            model=named.model,
+            items=[text_item(text, f"{field}[{index}]") for index, text in enumerate(texts)],
+            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            adapter=options.adapter or named.adapter,
+            pool=options.pool or "",
+            priority=priority_of(options.priority),
+        )
+        if models_pb2.TASK_RELATIONS in tasks:
+            kinds = self._tensors.get("entity_labels", [])
+            message.relations.CopyFrom(pb.RelationsTask(labels=labels, entity_labels=kinds, threshold=options.threshold))
+        elif models_pb2.TASK_ENTITIES in tasks:
+            message.entities.CopyFrom(pb.EntitiesTask(labels=labels, threshold=options.threshold))
+        else:
+            message.classify.CopyFrom(pb.ClassifyTask(labels=labels, threshold=options.threshold))
+            if options.multi_label is not None:
+                message.classify.multi_label = options.multi_label
+        kind = message.WhichOneof("task")
+
+        def answer(reply: pb.ExtractResponse) -> Answer:
+            return self._told(list(_found(kind or "", reply)), reply.model_revision)
+
+        fields = (*item_fields("items", field), (r"^(?:entities|classify|relations)\.labels", "labels"))
+        return Question(EXTRACT, message, answer, fields=(*fields, (r"^relations\.entity_labels", "entity_labels")))
+
+    def _told(self, tensors: list[Tensor], revision: str) -> Answer:
+        """Those that were asked for, in the order of the question."""
+        request = self._request
+        known = {name: (name, content, shape) for name, content, shape in tensors}
+        wanted = request.outputs or [OutWanted(name=name) for name in known]
+        chosen = []
+        for index, one in enumerate(wanted):
+            if one.name not in known:
+                raise invalid(f"{one.name[:100]!r} is no output here; there are {', '.join(known)}", f"outputs[{index}].name")
+            said = one.parameters.binary_data if one.parameters is not None else None
+            chosen.append(_Chosen(*known[one.name], is_binary=self._options.binary_data_output if said is None else said))
+        head: dict[str, Any] = {"model_name": self._name, "model_version": _LATEST}
+        if request.id is not None:
+            head["id"] = request.id
+        if revision:
+            head["parameters"] = {"revision": revision}
+        return _written(head, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A tensor of the answer."""
+
+    name: str
+    content: Rows | list[str]
+    shape: list[int]
+    is_binary: bool
+
+    @property
+    def head(self) -> dict[str, Any]:
+        kind = "BYTES" if isinstance(self.content, list) else _TYPES[self.content.dtype]
+        return {"name": self.name, "shape": self.shape, "datatype": kind}
+
+    def octets(self) -> bytes:
+        """Numbers as little-endian; texts each behind its length in four bytes."""
+        if not isinstance(self.content, list):
+            return self.content.astype(self.content.dtype.newbyteorder("<"), copy=False).tobytes()
+        texts = [text.encode() for text in self.content]
+        return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
+
+    def pieces(self) -> Iterator[bytes]:
+        """The tensor as JSON."""
+        yield json_of(self.head)[:-1] + b',"data":['
+        flat = self.content if isinstance(self.content, list) else self.content.reshape(-1)
+        for first in range(0, len(flat), PIECE_NUMBERS):
+            yield (b"," if first else b"") + json_of(flat[first : first + PIECE_NUMBERS])[1:-1]
+        yield b"]}"
+
+
+def _written(head: dict[str, Any], chosen: Sequence[_Chosen]) -> Answer:
+    behind = {index: one.octets() for index, one in enumerate(chosen) if one.is_binary}
+
+    def pieces() -> Iterator[bytes]:
+        yield json_of(head)[:-1] + b',"outputs":['
+        for index, one in enumerate(chosen):
+            yield b"," if index else b""
+            if index in behind:
+                yield json_of({**one.head, "parameters": {"binary_data_size": len(behind[index])}})
+            else:
+                yield from one.pieces()
+        yield b"]}"
+
+    if behind:
+        told = b"".join(pieces())
+        headers = ((JSON_LENGTH, b"%d" % len(told)),)
+        return Answer(b"".join((told, *behind.values())), media_type=OCTETS, headers=headers)
+    is_small = sum(math.prod(one.shape) for one in chosen) <= PIECE_NUMBERS
+    return Answer(b"".join(pieces()) if is_small else pieces())
+
+
+def _encoded(reply: pb.EncodeResponse) -> Iterator[Tensor]:
+    """All forms of the answer."""
+    if reply.HasField("dense"):
+        rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
+        yield "dense", rows, list(rows.shape)
+    if reply.HasField("sparse"):
+        matrix = decoded(codec.sparse, reply.sparse)
+        parts = [matrix[index] for index in range(len(matrix))]
+        columns = np.concatenate([np.asarray(part[0], np.uint32) for part in parts])
+        values = np.concatenate([np.asarray(part[1], np.float32) for part in parts])
+        yield "sparse_indices", columns, [len(columns)]
+        yield "sparse_values", values, [len(values)]
+        yield "sparse_offsets", *_offsets([len(part[0]) for part in parts])
+    if reply.HasField("multi_vector"):
+        ragged = decoded(codec.ragged, reply.multi_vector)
+        vectors = [np.asarray(ragged[index], np.float32) for index in range(len(ragged))]
+        every = np.concatenate(vectors)
+        yield "multi_vector", every, list(every.shape)
+        yield "multi_vector_offsets", *_offsets([len(one) for one in vectors])
+
+
+def _offsets(lengths: Sequence[int]) -> tuple[Rows, list[int]]:
+    found = np.cumsum([0, *lengths], dtype=np.int64)
+    return found, [len(found)]
+
+
+def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
+    """Labels as two tensors [texts, labels], best first, short rows filled up with "" and 0; else a list in JSON a text."""
+    results = reply.results
+    if kind == "classify":
+        width = max((len(result.labels) for result in results), default=0)
+        names = [one.label for result in results for one in _filled(result, width)]
+        scores = np.array([one.score for result in results for one in _filled(result, width)], np.float32)
+        shape = [len(results), width]
+        yield "labels", names, shape
+        yield "scores", scores, shape
+        return
+    entities = [[_entity(one) for one in result.entities] for result in results]
+    relations = [
+        [{"head": _entity(one.head), "tail": _entity(one.tail), "label": one.label, "score": one.score} for one in result.relations]
+        for result in results
+    ]
+    for name, rows in (("entities", entities), ("relations", relations)):
+        if name == kind or any(rows):
+            yield name, [json_of(row).decode() for row in rows], [len(rows)]
+
+
+def _filled(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
+    return [*result.labels, *([pb.LabelScore()] * (width - len(result.labels)))]
+
+
+def _entity(one: pb.Entity) -> dict[str, Any]:
+    return {"text": one.text, "label": one.label, "score": one.score, "start": one.start, "end": one.end}
+
+
+def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tensors of a model, by what it can be asked to do."""
+
+    def tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
+        return {"name": name, "datatype": kind, "shape": list(shape)}
+
+    text = tensor("text", "BYTES", -1)
+    labels = tensor("labels", "BYTES", -1)
+    if models_pb2.TASK_ENCODE in card.tasks:
+        outputs = []
+        for form in card.representations:
+            if form == pb.REPRESENTATION_DENSE:
+                outputs.append(tensor("dense", "FP32", -1, card.dimensions or -1))
+            elif form == pb.REPRESENTATION_SPARSE:
+                outputs += [tensor("sparse_indices", "UINT32", -1), tensor("sparse_values", "FP32", -1)]
+                outputs.append(tensor("sparse_offsets", "INT64", -1))
+            elif form == pb.REPRESENTATION_MULTI_VECTOR:
+                outputs.append(tensor("multi_vector", "FP32", -1, card.multi_vector_dimensions or -1))
+                outputs.append(tensor("multi_vector_offsets", "INT64", -1))
+        return [text], outputs
+    if models_pb2.TASK_RELATIONS in card.tasks:
+        return [text, labels, tensor("entity_labels", "BYTES", -1)], [tensor("relations", "BYTES", -1)]
+    if models_pb2.TASK_ENTITIES in card.tasks:
+        return [text, *([] if card.labels else [labels])], [tensor("entities", "BYTES", -1)]
+    if models_pb2.TASK_CLASSIFY in card.tasks:
+        many = len(card.labels) or -1
+        return [text, *([] if card.labels else [labels])], [tensor("labels", "BYTES", -1, many), tensor("scores", "FP32", -1, many)]
+    return [tensor("query", "BYTES", 1), tensor("documents", "BYTES", -1)], [tensor("scores", "FP32", -1)]
+
+
+def _named(received: Received) -> tuple[str, Target]:
+    """The name of the path, and the model; a version is a revision, and 1 is whichever there is. Raises Problem."""
+    name, _, version = received.model.rpartition(_VERSIONS) if _VERSIONS in received.model else (received.model, "", "")
+    wanted = name if version in ("", _LATEST) or "@" in name else f"{name}@{version}"
+    return name, target(received, wanted)
+
+
+def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
+    """The request, and its texts by the names of their tensors. Raises Problem."""
+    raw = b""
+    if received.json_length:
+        length = received.json_length
+        if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
+            raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
+        raw = received.body[int(length) :]
+        received = received.with_body(received.body[: int(length)])
+    request = read(InferIn, received)
+    tensors: dict[str, Texts] = {}
+    at = 0
+    for index, tensor in enumerate(request.inputs):
+        field = f"inputs[{index}]"
+        if tensor.name in tensors:
+            raise invalid(f"{field}.name is {tensor.name[:100]!r}, as that of another input", f"{field}.name")
+        if tensor.datatype != "BYTES":
+            raise invalid(f"{field}.datatype is {tensor.datatype[:20]!r}; it must be BYTES: texts", f"{field}.datatype")
+        size = tensor.parameters.binary_data_size if tensor.parameters is not None else None
+        if size is not None:
+            if not 0 <= size <= len(raw) - at:
+                raise invalid(f"{field} is longer than what follows the JSON", f"{field}.parameters.binary_data_size")
+            texts = _unpacked(raw[at : at + size], field)
+            at += size
+        elif tensor.data is not None:
+            texts = _flat(tensor.data, field)
+        else:
+            raise invalid(f"{field}.data is required", f"{field}.data")
+        if len(tensor.shape) > 8 or any(not 0 <= side < 1 << 31 for side in tensor.shape) or math.prod(tensor.shape) != len(texts):
+            raise invalid(f"{field}.shape is {tensor.shape[:8]}, which is not that of {len(texts)} texts", f"{field}.shape")
+        tensors[tensor.name] = texts
+    return request, tensors
+
+
+def _unpacked(raw: bytes, field: str) -> Texts:
+    """Texts each behind its length in four bytes. Raises Problem."""
+    texts = []
+    at = 0
+    while at < len(raw):
+        end = at + 4
+        size = int.from_bytes(raw[at:end], "little")
+        if end + size > len(raw):
+            raise invalid(f"{field}: a text ends behind the tensor", field)
+        try:
+            texts.append(raw[end : end + size].decode())
+        except UnicodeDecodeError:
+            raise invalid(f"{field}[{len(texts)}] is not UTF-8", field) from None
+        at = end + size
+    return texts
+
+
+def _flat(data: list[Any], field: str) -> Texts:
+    """The texts of nested lists, in row-major order. Raises Problem."""
+    texts: Texts = []
+    waiting: list[Any] = [iter(data)]
+    while waiting:
+        for one in waiting[-1]:
+            if isinstance(one, list):
+                waiting.append(iter(one))
+                break
+            if not isinstance(one, str):
+                raise invalid(f"{field}.data must be texts", f"{field}.data")
+            texts.append(one)
+        else:
+            waiting.pop()
+    return texts
+
+
+_GETS: Final[tuple[tuple[str, Callable[[Received], Question | Answer], str, type], ...]] = (
+    ("/v2", server, "Describes the server", ServerOut),
+    ("/v2/models/{model}", described, "Describes a model's tensors", ModelOut),
+    ("/v2/models/{model}/ready", ready, "Says whether a model can be asked", ReadyOut),
+)
+ROUTES: Final = (
+    *(Route("GET", path, KSERVE, ask, summary, answer=answer) for path, ask, summary, answer in _GETS),
+    Route("POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut),
+)

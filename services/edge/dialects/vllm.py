@@ -1,0 +1,415 @@
+"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure.
+
+Errors have OpenAI's form. Scores are on the model's own scale, as vLLM's are: cosines of embedding models, and of a cross-encoder
+the activation that its files name, a sigmoid where they name none. `created` is 0: nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from shoal.requests import codec
+from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from services.edge.dialects import openai
+from services.edge.dialects.base import (
+    Answer,
+    Dialect,
+    Problem,
+    Question,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+    single_field,
+)
+from services.edge.dialects.names import Target
+from services.edge.dialects.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
+from services.edge.dialects.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
+
+VLLM: Final = Dialect("vllm", openai.error)
+MOST_QUERIES: Final = 64
+"""Different first texts of one request: each is a call of its own, one after the other."""
+
+Fields = Sequence[tuple[str, str]]
+Texts = str | list[str]
+_PAIRS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+"""How versions of vLLM call the two sides."""
+
+
+class PairsIn(msgspec.Struct, kw_only=True):
+    """One text against one or several, or two lists of one length. Other fields are ignored."""
+
+    model: str | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    truncate_prompt_tokens: int | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    chat_template: str | None = None
+    # Ours.
+    instruction: str | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class LabelsIn(msgspec.Struct, kw_only=True):
+    """`labels`, for models without labels of their own, is ours."""
+
+    input: Texts
+    model: str | None = None
+    messages: msgspec.Raw | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    labels: list[str] | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class PoolingIn(msgspec.Struct, kw_only=True):
+    """`task`: embed, token_embed or classify; left out: what the model is for."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    task: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    messages: msgspec.Raw | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    softmax: bool | None = None
+    # Ours.
+    role: str | None = None
+    instruction: str | None = None
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class PairScore(msgspec.Struct, kw_only=True):
+    """`index` of the pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ClassifiedText(msgspec.Struct, kw_only=True):
+    """`probs` in the order of the model's labels; `label` the best."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class PooledText(msgspec.Struct, kw_only=True):
+    """`data`: a vector, a vector a token, probabilities, or any of them as base64 of little-endian float32."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float | list[float]] | str
+
+
+class PairScores(msgspec.Struct, kw_only=True):
+    """`data` in the order of the request."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: dict[str, int]
+
+
+class Classified(PairScores, kw_only=True):
+    """The same with labels."""
+
+    data: list[ClassifiedText]  # type: ignore[assignment]
+
+
+class Pooled(PairScores, kw_only=True):
+    """The same with vectors."""
+
+    data: list[PooledText]  # type: ignore[assignment]
+
+
+def score(received: Received) -> Question:
+    """`/score`. Raises Problem."""
+    request = read(PairsIn, received)
+    named = named_or_default(received, request.model, "rerank")
+    _refuse(request, ("chat_template",))
+    first, second, (left, right) = _sides(request)
+    groups = _groups(first, second, left, right)
+    is_logit = request.use_activation is False or request.activation is False
+    scores = np.zeros(len(second), np.float32)
+
+    def ask(at: int, tokens: int) -> Question:
+        query, places = groups[at]
+        message = pb.ScoreRequest(
+            model=named.model,
+            query=text_item(query, left),
+            documents=[text_item(second[place], f"{right}[{place}]") for place in places],
+            scale=pb.SCORE_SCALE_LOGIT if is_logit else pb.SCORE_SCALE_UNSPECIFIED,
+            truncation=truncation_of(None, "truncate"),
+            instruction=request.instruction or "",
+            adapter=request.adapter or named.adapter,
+            pool=request.pool or "",
+            priority=priority_of(request.priority),
+        )
+
+        def answer(reply: pb.ScoreResponse) -> Answer | Question:
+            scores[places] = decoded(codec.score_result, reply).scores
+            used = tokens + reply.usage.input_tokens
+            if at + 1 < len(groups):
+                return ask(at + 1, used)
+            data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+            return Answer(json_of(_told(received, "score", request.model, named, data, used)))
+
+        # With several queries the router's indices are those of a part of the caller's list.
+        fields: Fields = item_fields("documents", right) if len(groups) == 1 else ((r"documents\[\d+\](?:\.text)?", right),)
+        return Question(SCORE, message, answer, fields=(*fields, (r"query(?:\.text)?", left)))
+
+    return ask(0, 0)
+
+
+def classify(received: Received) -> Question:
+    """`/classify`. The model's card says in which order its labels stand. Raises Problem."""
+    request = read(LabelsIn, received)
+    _refuse(request, ("messages",))
+    named = named_or_default(received, request.model, "predict")
+    items, fields = _items(request.input)
+    message = _classification(named, items, request)
+
+    def answer(reply: pb.ExtractResponse) -> Answer | Question:
+        if request.labels:
+            return tell(request.labels, reply)
+        known = models_pb2.GetModelRequest(model=named.model)
+        return Question(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+
+    def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+        data = []
+        for index, result in enumerate(reply.results):
+            probs = _probabilities(result, labels)
+            best = result.labels[0].label if result.labels else None
+            data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
+        return Answer(json_of(_told(received, "classify", request.model, named, data, reply.usage.input_tokens)))
+
+    return Question(EXTRACT, message, answer, fields=(*fields, (r"classify\.labels", "labels")))
+
+
+def pooling(received: Received) -> Question:
+    """`/pooling`: vectors, vectors of tokens, or probabilities, whichever the model makes. Raises Problem."""
+    request = read(PoolingIn, received)
+    _refuse(request, ("messages",))
+    if request.encoding_format not in (None, "float", "base64"):
+        raise invalid(f"encoding_format is {request.encoding_format!r}; it must be float or base64", "encoding_format")
+    if request.embed_dtype not in (None, "float32"):
+        raise invalid("embed_dtype must be float32, or be left out", "embed_dtype")
+    if request.endianness == "big":
+        raise invalid("endianness must be little, or be left out", "endianness")
+    if request.task not in (None, *_FORMS, *_LABELS):
+        known = ", ".join((*_FORMS, *_LABELS))
+        raise invalid(f"task is {request.task!r}; it must be one of {known}, or be left out", "task")
+    default = "predict" if request.task in _LABELS else "embed"
+    named = named_or_default(received, request.model, default)
+    items, fields = _items(request.input)
+    pooled = _Pooling(received, request, named, items, fields)
+    return pooled.labels() if request.task in _LABELS else pooled.vectors()
+
+
+_FORMS: Final = {
+    "embed": pb.REPRESENTATION_DENSE,
+    "encode": pb.REPRESENTATION_DENSE,
+    "token_embed": pb.REPRESENTATION_MULTI_VECTOR,
+}
+_LABELS: Final = ("classify",)
+
+
+class _Pooling:
+    """The two ways in which `/pooling` may be answered."""
+
+    def __init__(self, received: Received, request: PoolingIn, named: Target, items: list[pb.Item], fields: Fields) -> None:
+        self._received = received
+        self._request = request
+        self._named = named
+        self._items = items
+        self._fields = fields
+
+    def vectors(self) -> Question:
+        request, named = self._request, self._named
+        message = pb.EncodeRequest(
+            model=named.model,
+            items=self._items,
+            representations=[_FORMS[request.task]] if request.task is not None else [],
+            role=role_of(named, role=request.role),
+            dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
+            truncation=truncation_of(None, "truncate"),
+            instruction=request.instruction or "",
+            adapter=request.adapter or named.adapter,
+            pool=request.pool or "",
+            priority=priority_of(request.priority),
+        )
+        normalize = request.normalize if request.normalize is not None else request.use_activation
+        if normalize is not None:
+            message.normalize = normalize
+
+        def otherwise(problem: Problem) -> Question | None:
+            """A classifier has no vectors."""
+            return self.labels() if problem.reason == "TASK_NOT_SUPPORTED" and request.task is None else None
+
+        return Question(ENCODE, message, self._encoded, fields=self._fields, otherwise=otherwise)
+
+    def labels(self) -> Question:
+        request, named = self._request, self._named
+        message = _classification(named, self._items, request)
+
+        def answer(reply: pb.ExtractResponse) -> Question:
+            known = models_pb2.GetModelRequest(model=named.model)
+            return Question(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+
+        def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+            rows = [np.array(_probabilities(result, labels), np.float32) for result in reply.results]
+            return self._told(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
+
+        return Question(EXTRACT, message, answer, fields=self._fields)
+
+    def _encoded(self, reply: pb.EncodeResponse) -> Answer:
+        if reply.HasField("dense"):
+            rows = dense_rows(reply.dense)
+            return self._told(rows, rows.shape[1], reply.usage.input_tokens)
+        if reply.HasField("multi_vector"):
+            ragged = decoded(codec.ragged, reply.multi_vector)
+            most = max((ragged[index].size for index in range(len(ragged))), default=1)
+            return self._told(ragged, most, reply.usage.input_tokens)
+        raise Problem(
+            "TASK_NOT_SUPPORTED", f"the model {self._named.model} has sparse vectors only: /v1/encode answers them", field="model"
+        )
+
+    def _told(self, rows: Any, width: int, tokens: int) -> Answer:
+        is_base64 = self._request.encoding_format == "base64"
+
+        def one(index: int) -> dict[str, Any]:
+            row: Rows = np.ascontiguousarray(rows[index], np.float32)
+            return {"index": index, "object": "pooling", "data": base64_of(row) if is_base64 else row}
+
+        def piece(first: int, last: int) -> bytes:
+            return json_of([one(index) for index in range(first, last)])[1:-1]
+
+        told = json_of(_told(self._received, "pool", self._request.model, self._named, [], tokens))
+        head, _, tail = told.partition(b'"data":[]')
+        return Answer(joined(len(rows), per_piece(width), head + b'"data":[', piece, b"]" + tail))
+
+
+def _told(received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int) -> dict[str, Any]:
+    """What all three answers have, in vLLM's order."""
+    return {
+        "id": f"{kind}-{received.request_id}",
+        "object": "list",
+        "created": 0,
+        "model": model if model is not None else named.model,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    }
+
+
+def _classification(named: Target, items: list[pb.Item], request: LabelsIn | PoolingIn) -> pb.ExtractRequest:
+    if request.use_activation is False or request.activation is False:
+        field = "use_activation" if request.use_activation is False else "activation"
+        raise invalid(f"{field} must be true, or be left out: labels have probabilities", field)
+    if isinstance(request, PoolingIn) and request.softmax is False:
+        raise invalid("softmax must be true, or be left out: labels have probabilities", "softmax")
+    return pb.ExtractRequest(
+        model=named.model,
+        items=items,
+        classify=pb.ClassifyTask(labels=(request.labels or []) if isinstance(request, LabelsIn) else []),
+        truncation=truncation_of(None, "truncate"),
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+
+
+def _probabilities(result: pb.Extraction, labels: list[str]) -> list[float]:
+    """In the order of `labels`; those that the card does not name follow, best first."""
+    found = {one.label: one.score for one in result.labels}
+    return [found.pop(label) for label in labels if label in found] + list(found.values())
+
+
+def _refuse(request: PairsIn | LabelsIn | PoolingIn, absent: Sequence[str]) -> None:
+    """What would change the numbers is refused, not ignored."""
+    if request.truncate_prompt_tokens not in (None, -1):
+        raise invalid("truncate_prompt_tokens must be -1, the model's own limit, or be left out", "truncate_prompt_tokens")
+    if getattr(request, "add_special_tokens", None) is False:
+        raise invalid("add_special_tokens must be true: models are used as trained", "add_special_tokens")
+    for name in absent:
+        if getattr(request, name) not in (None, msgspec.Raw(b"null")):
+            raise invalid(f"{name} is not supported: send texts", name)
+
+
+def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
+    """The texts of both sides and what the caller calls them: one length, or one text on the left. Raises Problem."""
+    for left, right in _PAIRS:
+        one, other = getattr(request, left), getattr(request, right)
+        if one is None or other is None:
+            continue
+        first = [one] if isinstance(one, str) else list(one)
+        second = [other] if isinstance(other, str) else list(other)
+        if not first or not second:
+            raise invalid(f"{left if not first else right} is empty", left if not first else right)
+        if len(first) not in (1, len(second)):
+            raise invalid(f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, or as many", left)
+        return first, second, (left, right)
+    raise invalid("text_1 and text_2 are required", "text_1" if request.text_1 is None else "text_2")
+
+
+def _groups(first: list[str], second: list[str], left: str, right: str) -> list[tuple[str, list[int]]]:
+    """The different texts of the left side, each with the places of what it is paired with."""
+    if len(first) == 1:
+        return [(first[0], list(range(len(second))))]
+    groups: dict[str, list[int]] = {}
+    for place, text in enumerate(first):
+        groups.setdefault(text, []).append(place)
+    if len(groups) > MOST_QUERIES:
+        raise invalid(f"{left} has {len(groups)} different texts, of which one request may have {MOST_QUERIES}", left)
+    return list(groups.items())
+
+
+def _items(given: str | list[str] | list[str | int | list[int]]) -> tuple[list[pb.Item], Fields]:
+    if isinstance(given, str):
+        return [text_item(given, "input")], single_field("items", "input")
+    items = []
+    for index, text in enumerate(given):
+        if not isinstance(text, str):
+            raise invalid("input is token ids, which mean something only with the model's own tokenizer: send texts", "input")
+        items.append(text_item(text, f"input[{index}]"))
+    return items, item_fields("items", "input")
+
+
+_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, type], ...]] = (
+    ("/score", score, "Scores pairs of texts", PairsIn, PairScores),
+    ("/v1/score", score, "Scores pairs of texts", PairsIn, PairScores),
+    ("/classify", classify, "Says which labels fit texts", LabelsIn, Classified),
+    ("/pooling", pooling, "What a model makes of texts: vectors, vectors of tokens, probabilities", PoolingIn, Pooled),
+)
+ROUTES: Final = tuple(Route("POST", path, VLLM, ask, summary, body, answer) for path, ask, summary, body, answer in _POSTS)

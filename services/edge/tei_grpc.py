@@ -1,0 +1,322 @@
+"""TEI's gRPC API at addresses of its own: server reflection, health, and all methods of `tei.v1` as questions for the mesh.
+
+As over HTTP credentials go on to the router. Messages of a stream that arrive while the last ones are answered are then asked for
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from shoal.errors import ShoalError
+
+from libs.errors import InvalidInput, NoCapacity
+from libs.serving import Security
+from libs.serving.calls.call import new_request_id
+from libs.serving.calls.decode import parse
+from libs.serving.reflection import add_reflection
+from libs.serving.security.authentication import uris_of
+from libs.serving.server import OPTIONS
+from libs.telemetry import metrics, traces
+from libs.telemetry.logs import REQUEST_ID, fields
+from services.edge.asgi import State
+from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
+from services.edge.dialects.base import Problem, Question, Received
+from services.edge.dialects.names import Names
+from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
+from services.edge.routers import Routers
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+MOST_TOGETHER: Final = 256
+"""Messages of a stream that are asked for at once."""
+MOST_WAITING: Final = 1024
+"""Messages of a stream that are read ahead; then its client has to wait."""
+AHEAD_BYTES: Final = 4 << 20
+"""Bytes of a stream that are read ahead."""
+MESSAGE_BYTES: Final = 16 << 20
+"""The most bytes of a message, and of all messages of RerankStream."""
+MOST_CALLS: Final = 1000
+MOST_MESSAGE: Final = 1000
+"""Characters of an error's text: statuses travel in headers of 8 KiB."""
+_COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
+_CERTIFICATE: Final = "x509_pem_cert"
+
+
+class TeiServer:
+    """One listening address. `model`: what its callers ask; empty: what the aliases name. `default_seconds`: for calls without a
+    deadline."""
+
+    def __init__(
+        self,
+        routers: Routers,
+        names: Callable[[], Names],
+        state: State,
+        *,
+        model: str = "",
+        trust: Trust | None = None,
+        in_flight_bytes: int = 512 << 20,
+        default_seconds: float = 60.0,
+        longest_seconds: float = 600.0,
+    ) -> None:
+        self.address = ""
+        self._routers = routers
+        self._names = names
+        self._state = state
+        self._model = model
+        self._trust = trust or Trust()
+        self._in_flight_bytes = in_flight_bytes
+        self._default_seconds = default_seconds
+        self._longest_seconds = longest_seconds
+        self._health = health.aio.HealthServicer()
+        options = [*OPTIONS, ("grpc.max_receive_message_length", MESSAGE_BYTES)]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_CALLS)
+
+    async def start(self, address: str, security: Security) -> None:
+        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for service, methods in SERVICES.items():
+            handlers = {name: self._handler(f"/{service}/{name}", batch) for name, batch in methods.items()}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        add_reflection([*SERVICES, "grpc.health.v1.Health"], self._server)
+        credentials = security.tls.credentials() if security.tls is not None else None
+        try:
+            add = self._server.add_insecure_port
+            port = add(address) if credentials is None else self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        await self._server.start()
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        log.info("listening", extra=fields({"address": self.address, "tls": credentials is not None, "protocol": "tei.v1"}))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Takes no more calls, and waits for those in flight, at most `grace_seconds`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+    async def set_health(self, is_serving: bool) -> None:
+        """For the whole server and each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *SERVICES):
+            await self._health.set(name, status)
+
+    def _handler(self, path: str, batch: Batch) -> grpc.RpcMethodHandler[Any, Any]:
+        async def unary(body: bytes, context: Context) -> bytes:
+            call = _Call(path, context, self._state, self._in_flight_bytes)
+            return await self._answered(call, lambda: self._one(call, batch, body))
+
+        async def collected(_: object, context: Context) -> bytes:
+            call = _Call(path, context, self._state, self._in_flight_bytes)
+            return await self._answered(call, lambda: self._all(call, batch))
+
+        async def streamed(_: object, context: Context) -> None:
+            call = _Call(path, context, self._state, self._in_flight_bytes)
+            await self._answered(call, lambda: self._stream(call, batch))
+
+        if path == _COLLECTED:
+            return grpc.stream_unary_rpc_method_handler(collected, None, None)
+        if path.endswith("Stream"):
+            return grpc.stream_stream_rpc_method_handler(streamed, None, None)
+        return grpc.unary_unary_rpc_method_handler(unary, None, None)
+
+    async def _one(self, call: _Call, batch: Batch, body: bytes) -> bytes:
+        call.hold(len(body))
+        return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
+
+    async def _all(self, call: _Call, batch: Batch) -> bytes:
+        """The one answer to all messages of a stream. Raises Problem, InvalidInput."""
+        requests = []
+        async for body in _bodies(call.context):
+            call.hold(len(body))
+            if call.held > MESSAGE_BYTES:
+                raise Problem("TOO_LARGE", f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed")
+            requests.append(_parsed(batch, body))
+        return (await self._ask(call, batch, requests))[0]
+
+    async def _stream(self, call: _Call, batch: Batch) -> None:
+        """Answers a stream: what has arrived meanwhile is asked for together, in order. Raises Problem, InvalidInput."""
+        waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        has_room = asyncio.Event()
+
+        async def read() -> None:
+            async for body in _bodies(call.context):
+                call.hold(len(body))
+                await waiting.put(body)
+                while call.held > AHEAD_BYTES:
+                    has_room.clear()
+                    await has_room.wait()
+            await waiting.put(None)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            held: list[tuple[Message, int]] = []
+            is_done = False
+            while held or not is_done:
+                while not is_done and len(held) < MOST_TOGETHER and not (held and waiting.empty()):
+                    body = await waiting.get()
+                    is_done = body is None
+                    if body is not None:
+                        held.append((_parsed(batch, body), len(body)))
+                if not held:
+                    break
+                together = _together(batch, [message for message, _ in held])
+                for reply in await self._ask(call, batch, [message for message, _ in held[:together]]):
+                    await call.context.write(reply)
+                call.release(sum(size for _, size in held[:together]))
+                has_room.set()
+                del held[:together]
+
+    async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
+        """The answers' bytes, one a message. Raises Problem."""
+        if self._state.is_open:
+            raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+        received = Received(b"", self._names(), self._model, request_id=call.request_id)
+        step: Any = batch.ask(requests, received)
+        metadata = call.metadata(self._trust)
+        while isinstance(step, Question):
+            seconds = call.seconds_left(self._default_seconds, self._longest_seconds)
+            try:
+                body = step.message.SerializeToString()
+                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=metadata)
+            except ShoalError as error:
+                raise Problem.of(error, step) from None
+            step = step.answer(reply)
+        return list(step.body)
+
+    async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns; what goes wrong becomes a status, and the call is reported."""
+        try:
+            call.begin()
+            found = await work()
+            call.outcome = "OK"
+            return found
+        except Exception as error:
+            problem = _problem(call, error)
+            call.outcome = CODES.get(problem.reason, "INTERNAL")
+            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:MOST_MESSAGE])
+        finally:
+            call.report()
+
+
+class _Call:
+    """One call on its way."""
+
+    def __init__(self, path: str, context: Context, state: State, in_flight_bytes: int) -> None:
+        self.path = path
+        self.context = context
+        self.held = 0
+        self._state = state
+        self._in_flight_bytes = in_flight_bytes
+        self.outcome = "CANCELLED"
+        self.request_id = new_request_id()
+        self._begin = time.monotonic()
+        self._headers: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Raises Problem for headers that cannot be read."""
+        given = self.context.invocation_metadata() or ()
+        self._headers = {key.lower(): value for key, value in given if isinstance(value, str)}
+        REQUEST_ID.set(self.request_id)
+        self.request_id = request_id_of(self._headers, self.request_id)
+        REQUEST_ID.set(self.request_id)
+
+    def hold(self, size: int) -> None:
+        """Counts the memory of messages, as that of HTTP's bodies. Raises Problem."""
+        if self._state.held_bytes + size > self._in_flight_bytes:
+            raise Problem("QUEUE_FULL", "the requests in flight take as much memory as they may here: come back later")
+        self.held += size
+        self._state.held_bytes += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+        self._state.held_bytes -= size
+
+    def metadata(self, trust: Trust) -> Any:
+        """What goes on to the router. Raises Problem."""
+        certificate = _certificate(self.context) if trust.certificates else None
+        found = metadata_of(self._headers, self.request_id, certificate, trust)
+        return found + trace_of(self._headers, "")
+
+    def seconds_left(self, default: float, longest: float) -> float:
+        """Raises Problem once there are none."""
+        left = cast("float | None", self.context.time_remaining())
+        if left is None:
+            left = seconds_of(self._headers, default, longest) - (time.monotonic() - self._begin)
+        if left <= 0:
+            raise Problem("DEADLINE_PASSED", "the call's time was over before it could be sent to a router")
+        return min(left, longest)
+
+    def report(self) -> None:
+        """Counts and logs what became of it."""
+        self.release(self.held)
+        seconds = time.monotonic() - self._begin
+        metrics.HTTP_REQUESTS.labels(self.path, self.outcome).inc()
+        metrics.HTTP_REQUEST_SECONDS.labels(self.path).observe(seconds, traces.exemplar(traces.NONE))
+        if log.isEnabledFor(logging.INFO):
+            log.info("call", extra=fields({"method": self.path, "status": self.outcome, "seconds": round(seconds, 6)}))
+
+
+@asynccontextmanager
+async def serving_tei(
+    servers: Mapping[str, TeiServer], security: Security, *, grace_seconds: float
+) -> AsyncIterator[Sequence[TeiServer]]:
+    """Serves each at its address until the context ends, then drains. Raises NoCapacity, InvalidInput."""
+    started: list[TeiServer] = []
+    try:
+        for address, server in servers.items():
+            await server.start(address, security)
+            started.append(server)
+        yield started
+    finally:
+        await asyncio.gather(*(server.stop(grace_seconds) for server in started))
+
+
+async def _bodies(context: Context) -> AsyncIterator[bytes]:
+    """The messages of a request stream, as bytes."""
+    with suppress(grpc.aio.UsageError):  # the call is over
+        while isinstance(body := cast(object, await context.read()), bytes):
+            yield body
+
+
+def _parsed(batch: Batch, body: bytes) -> Message:
+    """Raises InvalidInput."""
+    return parse(batch.request, body)
+
+
+def _together(batch: Batch, held: Sequence[Message]) -> int:
+    """How many of the first messages may be asked for at once; at least one."""
+    if not batch.agree:
+        return 1
+    first = batch.key(held[0])
+    return next((index for index, message in enumerate(held) if batch.key(message) != first), len(held))
+
+
+def _problem(call: _Call, error: BaseException) -> Problem:
+    """What a call failed with. Raises CancelledError if its client has gone."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, InvalidInput):
+        return Problem("INVALID_INPUT", error.message, field=error.field)
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from None
+    log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
+    return Problem("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
+
+
+def _certificate(context: Context) -> Mapping[str, Any] | None:
+    """The caller's, in the form of ssl.SSLObject.getpeercert."""
+    pems = context.auth_context().get(_CERTIFICATE, ())
+    uris = [uri.decode() for pem in pems for uri in uris_of(pem)]
+    return {"subjectAltName": [("URI", uri) for uri in uris]} if uris else None

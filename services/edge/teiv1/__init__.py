@@ -1,0 +1,1 @@
+"""Messages of TEI's gRPC API, generated from protos/tei by `make protos`."""

@@ -1,0 +1,46 @@
+"""Haystack's components for TEI: over gRPC, found by server reflection, and over HTTP at a port that is one model's."""
+
+import os
+from typing import Any
+
+from checking import QUERY, TEXTS, VECTORS, check, distance, ranked, refused
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder, HuggingFaceAPITextEmbedder
+from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+
+DOOR = os.environ["INTEROP_DOOR"]
+GRPC = os.environ["INTEROP_TEI_GRPC"]
+TOKEN = Secret.from_token("any")
+KIND = "text_embeddings_inference"
+documents = [Document(content=text, id=str(index)) for index, text in enumerate(TEXTS)]
+
+
+def embedder(kind: Any, url: str, **more: Any) -> Any:
+    found = kind(KIND, {"url": url}, token=TOKEN, normalize=True, **more)
+    found.warm_up()
+    return found
+
+
+def many(url: str, **more: Any) -> float:
+    found = embedder(HuggingFaceAPIDocumentEmbedder, url, progress_bar=False, **more).run(documents)["documents"]
+    return distance((one.embedding for one in found), VECTORS)
+
+
+def rank(url: str, **more: Any) -> float:
+    ranker = HuggingFaceTEIRanker(url=url, token=TOKEN, top_k=len(TEXTS), **more)
+    ranker.warm_up()
+    return ranked((int(one.id), one.score) for one in ranker.run(QUERY, documents)["documents"])
+
+
+def one(url: str, **more: Any) -> float:
+    return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], VECTORS[:1])
+
+
+check("text embedder (gRPC)", lambda: one(GRPC, use_grpc=True))
+check("document embedder (gRPC stream)", lambda: many(GRPC, use_grpc=True))
+check("ranker (gRPC)", lambda: rank(GRPC, use_grpc=True))
+check("text embedder (a port for a model)", lambda: one(DOOR))
+check("document embedder (a port for a model)", lambda: many(DOOR))
+check("ranker (a port for a model)", lambda: rank(DOOR))
+check("errors (gRPC)", lambda: refused(Exception, lambda: embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True).run("")))
