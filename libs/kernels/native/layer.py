@@ -23,24 +23,10 @@ AT_ONCE: Final = frozenset((torch.bfloat16,))
 """Types in which layers are computed this way. Not float32, although it is twice as fast there, too: operators give a text the same
 bits in a batch of any size, and users of float32 rely on it."""
 
-_MOST_ROWS: Final = 256
-_FEW_ROWS: Final = 32
-_ROWS_OF_THREADS: Final = 512
-
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
 _CALL: Final = Struct("3P")
 _BATCH: Final = Struct("6P2q6i")
 """`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
-
-
-def is_small(tokens: int) -> bool:
-    """Whether a batch of so many tokens is computed this way, by a library that is in use.
-
-    With more, oneDNN's products are as fast; and each thread packs all rows for itself, so that many threads take fewer.
-    """
-    if native() is None:
-        return False
-    return tokens <= _FEW_ROWS or tokens <= min(_MOST_ROWS, _ROWS_OF_THREADS // torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)

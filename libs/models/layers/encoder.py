@@ -19,6 +19,7 @@ from libs.kernels.gated import gate_up
 from libs.kernels.layout import Layout
 from libs.kernels.linear import PackedLinear
 from libs.kernels.native import layer as small
+from libs.kernels.native.library import native
 from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
@@ -214,9 +215,9 @@ class Layer(nn.Module):
 
     def at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
         """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can and that is faster; or None."""
-        if not x.is_cpu or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
+        if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
-        if x.dtype not in small.AT_ONCE:
+        if x.dtype not in small.AT_ONCE or native() is None:
             return None
         if not self._is_asked:
             # Now, when all weights are loaded and packed.
