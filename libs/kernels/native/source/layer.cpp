@@ -5,13 +5,9 @@
 
 namespace {
 
-#ifndef TILE_BYTES
-#define TILE_BYTES (512 << 10)
-#endif
-#ifndef GROUP_ROWS
-#define GROUP_ROWS 128
-#endif
-constexpr size_t KEPT = 16 << 20;   // bytes of scratch that stay for the next call; of larger batches it is given back
+constexpr int64_t TILE_BYTES = 2 << 20, TILE_ROWS = 252;  // of packed rows in a tile: for fewer, weights are read too often
+constexpr int64_t GROUP_ROWS = 128;                       // for which a thread reads all weights by itself
+constexpr size_t KEPT = 16 << 20;  // bytes of scratch that stay for the next call; of larger batches it is given back
 
 thread_local Memory shared_memory, memory;
 
@@ -51,8 +47,9 @@ struct Division {
     }
 };
 
-// Whose packed rows stay in the second cache beside weights.
-int64_t tile_rows(const Layer &l, int element) { return most(1, TILE_BYTES / (widest(l) * element * 16)) * MOST_ROWS; }
+int64_t tile_rows(const Layer &l, int element) {
+    return least(TILE_ROWS, most(1, TILE_BYTES / (widest(l) * element * 16)) * MOST_ROWS);
+}
 
 LayerScratch divide_shared(Divided &shared, const LayerCall &c, const Division &after, int element) {
     const Layer &l = *c.layer;
