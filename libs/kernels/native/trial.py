@@ -12,7 +12,7 @@ from torch import Tensor
 from libs.kernels.layout import Layout, cumulated
 from libs.kernels.native import panels, rows
 from libs.kernels.native.attention import attend_with
-from libs.kernels.native.layer import LayerParts, Linear, Norm, NativeLayer
+from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, Norm
 from libs.kernels.native.library import Native
 
 _BOUNDS: Final = {torch.float32: 1e-5, torch.bfloat16: 0.05}
