@@ -1,7 +1,7 @@
 """A whole transformer layer in one call of the native library, for batches of any size.
 
-Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach two
-thirds of what the CPU can do; large batches are as fast either way. Whether a layer is computed like this depends on the model and
+Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
+two thirds of what it can do; large batches are as fast either way. Whether a layer is computed like this depends on the model and
 the CPU, never on the number of tokens, so that a text's vector has the same bits in any batch. The weights are read where oneDNN
 has packed them (`panels.py`).
 """
