@@ -1,4 +1,4 @@
-"""Whole layers of few tokens in the native library against torch's operators, for the forms of layers that families have."""
+"""Whole layers in the native library against torch's operators, for the forms of layers that families have."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
 from libs.models.layers.encoder import Layer, PackedEncoder
 from libs.models.packed import Packed, Rows
+from libs.models.work import EncodeWork
+from services.local.settings import MINILM, packaged_minilm
 from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native
 from tests.parity.checkpoints import Kind, write_checkpoint
+from tests.support.texts import texts
 
 # Post-norm, also with a bias by distance; windows and a first layer without a norm; heads' norms and shared heads; causal.
 KINDS: tuple[Kind, ...] = ("bert", "xlm-roberta", "mpnet", "modernbert", "nomic_bert", "qwen3", "llama", "eurobert")
 SETS = {torch.float32: "avx512", torch.bfloat16: "avx512_bf16"}
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 0.04}
-LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12, (100, 60))
+LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12, (100, 60), (257,), (300, 129, 90))
 
 
 def loaded(kind: Kind, directory: Path, dtype: torch.dtype, config: Mapping[str, object] | None = None) -> PackedModel:
-    write_checkpoint(kind, directory, hidden=96, heads=3, layers=3, config=config or {})
+    write_checkpoint(kind, directory, hidden=96, heads=3, layers=3, config={"max_position_embeddings": 520, **(config or {})})
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
@@ -56,14 +59,14 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.layers = 0
-        original = layer.SmallLayer.forward
+        original = layer.NativeLayer.forward
 
-        def forward(self_: layer.SmallLayer, *arguments: object) -> Tensor | None:
+        def forward(self_: layer.NativeLayer, *arguments: object) -> Tensor | None:
             done: Tensor | None = original(self_, *arguments)  # type: ignore[arg-type]
             self.layers += done is not None
             return done
 
-        monkeypatch.setattr(layer.SmallLayer, "forward", forward)
+        monkeypatch.setattr(layer.NativeLayer, "forward", forward)
 
 
 def by_torch(encoder: PackedEncoder, batch: Packed, rows: Rows | None = None) -> Tensor:
@@ -74,12 +77,6 @@ def by_torch(encoder: PackedEncoder, batch: Packed, rows: Rows | None = None) ->
 
 def error(got: Tensor, wanted: Tensor) -> float:
     return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
-
-
-@pytest.fixture(autouse=True)
-def of_both_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32 is computed as well, though only tests ask for it."""
-    monkeypatch.setattr(layer, "AT_ONCE", frozenset((torch.bfloat16, torch.float32)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,16 +106,50 @@ def test_every_activation(activation: str, dtype: torch.dtype, tmp_path: Path, m
     assert error(got, by_torch(encoder, batch_of((3, 9)))) < BOUNDS[dtype]
 
 
-def test_threads_compute_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lengths", [(5, 11, 30), (300,), (1,) * 100 + (170, 210), (130,) * 9])
+def test_threads_compute_the_same(lengths: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    """Alone, and in groups that share the outputs of their rows, also where some thread is left over."""
     encoder, before = encoder_of(loaded("modernbert", tmp_path, dtype)), torch.get_num_threads()
     found = []
     try:
-        for threads in (1, 2, 3, 8):
+        for threads in (1, 2, 3, 5, 8):
             torch.set_num_threads(threads)
-            found.append(encoder.forward(batch_of((5, 11, 30)), "last"))
+            found += [encoder.forward(batch_of(lengths)), encoder.forward(batch_of(lengths), "last")]
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(other, found[0]) for other in found[1:])
+    assert all(torch.equal(other, found[number % 2]) for number, other in enumerate(found))
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "qwen3"])
+def test_a_text_has_the_same_bits_in_any_batch(kind: Kind, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Alone, in a batch of few, and among thousands of tokens."""
+    encoder = encoder_of(loaded(kind, tmp_path, dtype))
+    rng = np.random.default_rng(0)
+    mine = [rng.integers(5, 200, length, dtype=np.int32) for length in (1, 7, 13, 80, 130, 200, 330)]
+    others = [rng.integers(5, 200, int(length), dtype=np.int32) for length in rng.integers(1, 250, 24)]
+    choices: tuple[Rows | None, ...] = (None, "first", "last")
+    for rows in choices:
+        alone = [encoder.forward(Packed.of([text]), rows) for text in mine]
+        for batch in (mine[:3], mine, [*others[:12], *mine, *others[12:]]):
+            own = [next((i for i, text in enumerate(mine) if text is each), None) for each in batch]
+            sizes = [len(each) if rows is None else 1 for each in batch]
+            for number, part in zip(own, encoder.forward(Packed.of(batch), rows).split(sizes), strict=True):
+                assert number is None or torch.equal(part, alone[number])
+
+
+def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    directory = packaged_minilm()
+    assert directory is not None
+    model = load_model(directory, MINILM, torch.device("cpu"), dtype)
+
+    def vectors(some: list[str]) -> list[object]:
+        prepared = model.prepare(EncodeWork(tuple(some)))
+        return [np.asarray(getattr(each, "dense", each)).tobytes() for each in model.forward(prepared.head, prepared.sequences)]
+
+    many = texts(160, shortest=1, longest=60)
+    whole = vectors(many)
+    assert vectors(many[:6]) == whole[:6]
+    assert [vectors([text])[0] for text in many[:6]] == whole[:6]
 
 
 def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
@@ -131,11 +162,9 @@ def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: 
     assert third.isfinite().all()
 
 
-def test_more_tokens_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_counted_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     counted = Counted(monkeypatch)
-    encoder.forward(batch_of((100, 100, 57)))
-    assert counted.layers == 0
     with Largest() as largest:
         encoder.forward(batch_of((9,)))
     assert counted.layers == 0, "what it holds is to be counted"
@@ -169,20 +198,6 @@ def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: P
     bad = library.Native(good.instructions, good.attention, lambda packed, kind: 1, good.rows)
     monkeypatch.setattr(library, "choice", lambda: bad)
     assert error(encoder.forward(batch_of((9,))), wanted) < BOUNDS[dtype]
-
-
-@pytest.mark.usefixtures("dtype")
-def test_many_threads_take_fewer_tokens() -> None:
-    """Each of them packs all rows for itself."""
-    before = torch.get_num_threads()
-    try:
-        most = {}
-        for threads in (1, 2, 4, 64):
-            torch.set_num_threads(threads)
-            most[threads] = max(tokens for tokens in range(1, 600) if layer.is_small(tokens))
-    finally:
-        torch.set_num_threads(before)
-    assert most == {1: 256, 2: 256, 4: 128, 64: 32}
 
 
 @pytest.mark.parametrize("size", [(64, 64), (2, 3), (65, 40), (200, 17), (300, 96)])

@@ -130,19 +130,25 @@ def assert_adds_up(found: ForwardProfile) -> None:
         assert sum(found.inside[part].values()) == pytest.approx(found.parts[part], rel=0.01, abs=2e-5)
 
 
+@pytest.fixture
+def by_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No layer is computed at once."""
+    monkeypatch.setattr(layer, "AT_ONCE", frozenset())
+
+
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "qwen3"])
+@pytest.mark.usefixtures("by_operators")
 def test_the_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None:
     found = profiled(embedder(tmp_path, kind))
     assert_adds_up(found)
-    assert not found.parts["layer"], "a batch of many tokens"
+    assert not found.parts["layer"], "layers by operators"
     assert {part for part in PARTS if not found.parts[part]} <= {"layer", "copy", "other"}
     assert (found.dtype, found.runs, found.model) == ("float32", 5, "org/small")
     assert 0 < found.tokens <= 1024
     assert min(found.prepare_seconds, found.finish_seconds, found.plain_seconds) > 0
 
 
-def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "AT_ONCE", frozenset((torch.float32,)))  # else bfloat16 alone
+def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     library = native_library()
     if library is None or not library.has_layers(torch.float32):
@@ -154,6 +160,7 @@ def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path, monkeypatch
     assert not any("_linear_pointwise" in name for inside in found.inside.values() for name in inside)
 
 
+@pytest.mark.usefixtures("by_operators")
 def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
     directory = packaged_minilm()
     assert directory is not None

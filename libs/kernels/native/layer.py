@@ -1,7 +1,9 @@
-"""A whole transformer layer in one call of the native library, for batches of few tokens, such as one short query.
+"""A whole transformer layer in one call of the native library, for batches of any size.
 
-Operator by operator, such a batch spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
-two thirds of what the CPU can do. The weights are read where oneDNN has packed them (`panels.py`).
+Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
+two thirds of what it can do; large batches are as fast either way. Whether a layer is computed like this depends on the model and
+the CPU, never on the number of tokens, so that a text's vector has the same bits in any batch. The weights are read where oneDNN
+has packed them (`panels.py`).
 """
 
 from __future__ import annotations
@@ -19,28 +21,13 @@ from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
 
-AT_ONCE: Final = frozenset((torch.bfloat16,))
-"""Types in which layers are computed this way. Not float32, although it is twice as fast there, too: operators give a text the same
-bits in a batch of any size, and users of float32 rely on it."""
-
-_MOST_ROWS: Final = 256
-_FEW_ROWS: Final = 32
-_ROWS_OF_THREADS: Final = 512
+AT_ONCE: Final = frozenset((torch.bfloat16, torch.float32))
+"""Types in which layers are computed this way."""
 
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
 _CALL: Final = Struct("3P")
 _BATCH: Final = Struct("6P2q6i")
 """`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
-
-
-def is_small(tokens: int) -> bool:
-    """Whether a batch of so many tokens is computed this way, by a library that is in use.
-
-    With more, oneDNN's products are as fast; and each thread packs all rows for itself, so that many threads take fewer.
-    """
-    if native() is None:
-        return False
-    return tokens <= _FEW_ROWS or tokens <= min(_MOST_ROWS, _ROWS_OF_THREADS // torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +77,7 @@ class LayerParts:
     activation: str
 
 
-class SmallLayer:
+class NativeLayer:
     """A layer as the library takes it. `parts` must stay as they are: their addresses are kept."""
 
     def __init__(self, parts: LayerParts, dtype: torch.dtype) -> None:

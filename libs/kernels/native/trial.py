@@ -12,7 +12,7 @@ from torch import Tensor
 from libs.kernels.layout import Layout, cumulated
 from libs.kernels.native import panels, rows
 from libs.kernels.native.attention import attend_with
-from libs.kernels.native.layer import LayerParts, Linear, Norm, SmallLayer
+from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, Norm
 from libs.kernels.native.library import Native
 
 _BOUNDS: Final = {torch.float32: 1e-5, torch.bfloat16: 0.05}
@@ -154,9 +154,9 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
             weights, parts = _layer(dtype, post=post)
         except (AttributeError, NotImplementedError, RuntimeError):
             return True
-        if not SmallLayer.takes(parts, dtype, loaded):
+        if not NativeLayer.takes(parts, dtype, loaded):
             return True
-        layer, turn = SmallLayer(parts, dtype), None if post else rotation
+        layer, turn = NativeLayer(parts, dtype), None if post else rotation
         wanted = _plain_layer(x.float(), weights, parts, (3, 17), turn)
         got = layer.forward(x, layout, None, turn, None, loaded)
         few = layer.forward(x, chosen[0], chosen[1], turn, None, loaded)

@@ -18,7 +18,8 @@ from libs.kernels.attention import varlen_attention
 from libs.kernels.gated import gate_up
 from libs.kernels.layout import Layout
 from libs.kernels.linear import PackedLinear
-from libs.kernels.native import layer as small
+from libs.kernels.native import layer as native_layer
+from libs.kernels.native.library import native
 from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
@@ -172,23 +173,23 @@ class Layer(nn.Module):
         self.attn_norm = Norm(spec) if layer.attention_norm else None
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()
-        self._small: small.SmallLayer | None = None
+        self._native: native_layer.NativeLayer | None = None
         self._is_asked = False
 
-    def _parts(self) -> small.LayerParts | None:
+    def _parts(self) -> native_layer.LayerParts | None:
         """What the layer consists of, if it is one of the common forms."""
         attn, ffn, post = self.attn, self.ffn, type(self) is PostNormLayer
         if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
             return None
         self._linears = attn.qkv, attn.out, ffn.up, ffn.down
 
-        def linear(one: PackedLinear) -> small.Linear:
-            return small.Linear(one.panels, one.bias, one.inputs, one.outputs)
+        def linear(one: PackedLinear) -> native_layer.Linear:
+            return native_layer.Linear(one.panels, one.bias, one.inputs, one.outputs)
 
-        def norm(one: Norm) -> small.Norm:
-            return small.Norm(one.weight, one.bias)
+        def norm(one: Norm) -> native_layer.Norm:
+            return native_layer.Norm(one.weight, one.bias)
 
-        return small.LayerParts(
+        return native_layer.LayerParts(
             qkv=linear(attn.qkv),
             out=linear(attn.out),
             up=linear(ffn.up),
@@ -213,22 +214,22 @@ class Layer(nn.Module):
         )
 
     def at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
-        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can and that is faster; or None."""
-        if not x.is_cpu or not small.is_small(x.shape[0]) or batch.key_rows is not None or has_triton(x):
+        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or None."""
+        if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
-        if x.dtype not in small.AT_ONCE:
+        if x.dtype not in native_layer.AT_ONCE or native() is None:
             return None
         if not self._is_asked:
             # Now, when all weights are loaded and packed.
             parts, self._is_asked = self._parts(), True
-            if parts is not None and small.SmallLayer.takes(parts, x.dtype):
-                self._small = small.SmallLayer(parts, x.dtype)
-        if self._small is None:
+            if parts is not None and native_layer.NativeLayer.takes(parts, x.dtype):
+                self._native = native_layer.NativeLayer(parts, x.dtype)
+        if self._native is None:
             return None
         if any(linear.delta is not None for linear in self._linears):
             return None
         rope = self.attn.rope
-        return self._small.forward(x, layout, rows, None if rope is None else shared.rotations[rope], shared.bias)
+        return self._native.forward(x, layout, rows, None if rope is None else shared.rotations[rope], shared.bias)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""

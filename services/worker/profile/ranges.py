@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from libs.kernels import native
 from libs.kernels.linear import PackedLinear
-from libs.kernels.native.layer import SmallLayer
+from libs.kernels.native.layer import NativeLayer
 from libs.models import PackedModel
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, Layer, Norm
@@ -45,18 +45,18 @@ def named_parts(model: PackedModel) -> Iterator[None]:
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
     kernels = {name: getattr(native, name) for name in native.KERNELS}
-    at_once = SmallLayer.forward
+    at_once = NativeLayer.forward
     try:
         for name, kernel in kernels.items():
             setattr(native, name, _in_range(NATIVE + ("attention" if name == "attend" else name), kernel))
-        SmallLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
+        NativeLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
         for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):
                 setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
                 wrapped.append((module, method))
         yield
     finally:
-        SmallLayer.forward = at_once  # type: ignore[method-assign]
+        NativeLayer.forward = at_once  # type: ignore[method-assign]
         for name, kernel in kernels.items():
             setattr(native, name, kernel)
         for module, method in wrapped:

@@ -250,11 +250,11 @@ void attend(const Attention &c, const Task &task, char *memory) {
     const Scratch<T> s(c, count, memory);
     pack<T>(s, c.dim, static_cast<const Element *>(c.k) + (k0 + base) * c.k_row + shared * c.k_head, c.k_row,
             static_cast<const Element *>(c.v) + (k0 + base) * c.v_row + shared * c.v_head, c.v_row, count);
-    const int64_t vectors = (task.last - task.first + T::LANES - 1) / T::LANES, tiles = (vectors + T::VECTORS - 1) / T::VECTORS;
+    // Tiles begin at multiples of their size, so that they and their blocks of keys do not depend on how a sequence is divided.
+    constexpr int64_t TILE = int64_t(T::VECTORS) * T::LANES;
     for (int64_t head = task.head; head < task.head + task.heads; head++)
-        for (int64_t i = 0; i < tiles; i++) {
-            const int64_t from = task.first + vectors * i / tiles * T::LANES;
-            const int64_t to = least(task.last, task.first + vectors * (i + 1) / tiles * T::LANES);
+        for (int64_t from = task.first; from < task.last; from += TILE) {
+            const int64_t to = least(task.last, from + TILE);
             const float *bias = c.bias ? c.bias + head * c.bias_row + c.bias_zero : nullptr;
             const View view = {offset + from, to - from, keys, c.left, c.right, bias};
             const auto *q = static_cast<const Element *>(c.q) + (q0 + from) * c.q_row + head * c.q_head;

@@ -5,6 +5,10 @@
 
 namespace {
 
+constexpr int64_t TILE_BYTES = 2 << 20, TILE_ROWS = 252;  // of packed rows in a tile: for fewer, weights are read too often
+constexpr int64_t GROUP_ROWS = 128;                       // for which a thread reads all weights by itself
+constexpr size_t KEPT = 16 << 20;  // bytes of scratch that stay for the next call; of larger batches it is given back
+
 thread_local Memory shared_memory, memory;
 
 const LayerKernel *layer_kernel_of(int set, int type) {
@@ -25,16 +29,51 @@ struct Divided {
     }
 };
 
-LayerScratch divide(Divided &shared, const LayerCall &c, int element) {
+// How threads share the rows of a step. Either each takes tiles of rows, or, where that left them too few rows to be worth reading
+// all weights, groups of threads take one tile each, and divide its outputs. Blocks of rows are never divided.
+struct Division {
+    int64_t rows, blocks, tiles;
+    int groups, members;
+
+    Division(int64_t rows, int64_t most_rows, int threads) : rows(rows), blocks((rows + MOST_ROWS - 1) / MOST_ROWS) {
+        members = int(threads / least(threads, most(1, rows / GROUP_ROWS)));
+        groups = threads / members;
+        tiles = members > 1 ? groups : least(blocks, up((rows + most_rows - 1) / most_rows, groups));
+    }
+    int64_t most_rows() const { return (blocks + tiles - 1) / tiles * MOST_ROWS; }
+    Tile tile(int64_t number, int member) const {
+        const Share share(blocks, int(number), int(tiles));
+        return {share.from * MOST_ROWS, least(rows, share.to * MOST_ROWS), member, members};
+    }
+};
+
+int64_t tile_rows(const Layer &l, int element) {
+    return least(TILE_ROWS, most(1, TILE_BYTES / (widest(l) * element * 16)) * MOST_ROWS);
+}
+
+LayerScratch divide_shared(Divided &shared, const LayerCall &c, const Division &after, int element) {
     const Layer &l = *c.layer;
     const int64_t own = int64_t(l.heads) * l.dim, hidden = l.qkv.inputs;
     LayerScratch s = {};
     s.qkv = shared.take(c.rows * l.qkv.outputs * element);
     s.picked = shared.take(c.chosen ? c.queries * own * element : 0);
     s.base = shared.take(c.chosen ? c.queries * hidden * element : 0);
-    s.mixed = shared.take(c.queries * most(own, hidden) * element);
-    s.total = shared.take(c.queries * hidden * element);
-    s.inner = shared.take(c.queries * l.down.inputs * element);
+    s.mixed = shared.take(c.queries * own * element);
+    s.total = shared.take(after.members > 1 ? c.queries * hidden * element : 0);
+    s.inner = shared.take(after.members > 1 ? c.queries * l.down.inputs * element : 0);
+    return s;
+}
+
+// A thread's own, beside what is shared.
+LayerScratch divide_own(Divided &own, LayerScratch s, const LayerCall &c, const Division &before, const Division &after, int element) {
+    const Layer &l = *c.layer;
+    const int64_t rows = most(before.most_rows(), after.most_rows());
+    s.normed = own.take(rows * l.qkv.inputs * element);
+    s.packed = own.take(Blocks(rows).count * 16 * up(widest(l), 16) * 4);
+    if (after.members == 1) {
+        s.total = own.take(rows * l.qkv.inputs * element);
+        s.inner = own.take(rows * l.down.inputs * element);
+    }
     return s;
 }
 
@@ -60,45 +99,68 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
     if (kernel == nullptr) return 1;
     LayerCall call = *given;
     const Layer &layer = *call.layer;
-    Divided counted = {nullptr};
-    divide(counted, call, kernel->element);
-    Divided shared = {shared_memory.at_least(counted.used)};
-    if (shared.memory == nullptr) return 1;
-    const LayerScratch scratch = divide(shared, call, kernel->element);
-    const Attention attention = attention_of(call, scratch, kernel->element);
-    const Kernel &attend = kernel_of(set, type);
-    const Tasks tasks(attention);
-    const int64_t normed = up(call.rows * layer.qkv.inputs * kernel->element, 64);
-    const size_t own = size_t(normed + Blocks(call.rows).count * 16 * up(widest(layer), 16) * 4);
+    const bool turns = layer.q_norm || call.cos;
     int64_t longest = 0;
     for (int i = 0; i < call.sequences; i++) longest = most(longest, call.cu_keys[i + 1] - call.cu_keys[i]);
-    const bool turns = layer.q_norm || call.cos;
-    std::atomic<int64_t> next{0};
+    const Kernel &attend = kernel_of(set, type);
+    const int64_t most_rows = tile_rows(layer, kernel->element);
+    // With fewer threads than were asked for, no more is shared.
+    const Division asked(call.queries, most_rows, call.threads);
+    Divided counted = {nullptr}, shared = {nullptr};
+    divide_shared(counted, call, asked, kernel->element);
+    Memory given_back;
+    shared.memory = (counted.used > KEPT ? given_back : shared_memory).at_least(counted.used);
+    if (shared.memory == nullptr) return 1;
+    LayerScratch scratch = divide_shared(shared, call, asked, kernel->element);
+    const Attention attention = attention_of(call, scratch, kernel->element);
+    const Tasks tasks(attention);
+    std::atomic<int64_t> next[3] = {};
     std::atomic<bool> lacks_memory{false};
     const auto work = [&](int thread, const auto &wait) {
-        char *mine = memory.at_least(own + attend.room(attention, longest));
-        if (mine == nullptr) lacks_memory = true;
+        const Division before(call.rows, most_rows, call.threads), after(call.queries, most_rows, call.threads);
+        Divided sizes = {nullptr}, own = {nullptr};
+        divide_own(sizes, scratch, call, before, after, kernel->element);
+        own.memory = memory.at_least(sizes.used + attend.room(attention, longest));
+        if (own.memory == nullptr) lacks_memory = true;
         wait();
         if (lacks_memory) return;
-        LayerScratch s = scratch;
-        s.normed = mine, s.packed = mine + normed;
-        kernel->project(call, s, thread);
+        const LayerScratch s = divide_own(own, scratch, call, before, after, kernel->element);
+        // Calls of(scratch, tile, wait) for this thread's tiles; with groups of threads, all are in it at the same time.
+        const auto tiles_of = [&](const Division &division, std::atomic<int64_t> &next, const auto &of) {
+            if (division.members == 1) {
+                for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < division.tiles;)
+                    of(s, division.tile(number, 0), [] {});
+            } else {
+                const int group = thread / division.members;
+                Tile tile = {0, 0, 0, 1};  // of a thread that is left over
+                if (group < division.groups) tile = division.tile(group, thread % division.members);
+                LayerScratch mine = s;
+                mine.total += tile.from * layer.qkv.inputs * kernel->element;
+                mine.inner += tile.from * layer.down.inputs * kernel->element;
+                of(mine, tile, wait);
+            }
+        };
+        tiles_of(before, next[0], [&](const LayerScratch &s, const Tile &tile, const auto &wait) {
+            kernel->project(call, s, tile);
+            if (turns) wait(), kernel->turn(call, s, tile);
+        });
         wait();
-        if (turns) kernel->turn(call, s, thread), wait();
         if (call.chosen) {
-            if (thread == 0) kernel->pick(call, s);
+            kernel->pick(call, s, {0, call.queries, thread, call.threads});
             wait();
         }
         Task task;
-        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < tasks.count();)
-            if (tasks.get(number, task)) attend.attend(attention, task, mine + own);
+        for (int64_t number; (number = next[1].fetch_add(1, std::memory_order_relaxed)) < tasks.count();)
+            if (tasks.get(number, task)) attend.attend(attention, task, own.memory + own.used);
         wait();
-        kernel->attention_out(call, s, thread);
-        wait();
-        kernel->up(call, s, thread);
-        wait();
-        kernel->down(call, s, thread);
-        if (layer.post) wait(), kernel->end(call, s, thread);
+        tiles_of(after, next[2], [&](const LayerScratch &s, const Tile &tile, const auto &wait) {
+            kernel->attention_out(call, s, tile);
+            wait();
+            kernel->up(call, s, tile);
+            wait();
+            kernel->down(call, s, tile);
+            if (layer.post) wait(), kernel->end(call, s, tile);
+        });
     };
     if (call.threads > 1) {
 #pragma omp parallel num_threads(given->threads)

@@ -1,7 +1,8 @@
-// A whole transformer layer for few rows (one short query), where the calls of a layer's operators cost as much as what they compute.
+// A whole transformer layer, of any number of rows. What is computed for a row does not depend on the others, nor on how threads share
+// the work: sums run over the inputs in their order.
 //
-// layer.cpp calls the steps one after the other, with all threads at the same one. Products read weights as oneDNN has packed them for
-// AVX512 (libs/kernels/native/panels.py): panels of 64 outputs, which hold for each unit (one float32, or two bfloat16 of neighbouring
+// layer.cpp calls the steps one after the other, each for a tile of rows. Products read weights as oneDNN has packed them for AVX512
+// (libs/kernels/native/panels.py): panels of 64 outputs, which hold for each unit (one float32, or two bfloat16 of neighbouring
 // inputs) those of the 64 outputs; inputs padded with zeros to whole multiples of 16 units, outputs to whole panels.
 #pragma once
 #include <cstring>
@@ -37,21 +38,41 @@ struct LayerCall {
     int32_t rows, queries, sequences, pairs, threads, unused;
 };
 
-// Scratch of a call. What is private is written by each thread for itself.
+namespace {
+
+// One of several threads' share of `count`.
+struct Share {
+    int64_t from, to;
+    Share(int64_t count, int thread, int threads) : from(count * thread / threads), to(count * (thread + 1) / threads) {}
+};
+
+}  // namespace
+
+// Rows [from, to) of a step, whose outputs `members` threads share; this is one of them.
+struct Tile {
+    int64_t from, to;
+    int member, members;
+    int64_t rows() const { return to - from; }
+};
+
+// Scratch of a step: elements, but for `packed`, which has units.
 struct LayerScratch {
-    char *qkv, *picked, *base, *mixed, *total, *inner;      // elements: queries' own are `picked`, their x is `base`
-    char *normed, *packed;                                  // private: elements, units
+    char *qkv, *picked, *base, *mixed;  // of all rows; of the queries, if these are chosen, their own and their x; of the queries
+    char *total, *inner;                // of the tile
+    char *normed, *packed;              // of the tile, written by each thread for itself
 };
 
 struct LayerKernel {
     int element;  // bytes
-    void (*project)(const LayerCall &, const LayerScratch &, int thread);
-    void (*turn)(const LayerCall &, const LayerScratch &, int thread);  // norms and rotation of heads
-    void (*pick)(const LayerCall &, const LayerScratch &);              // the chosen rows, by one thread
-    void (*attention_out)(const LayerCall &, const LayerScratch &, int thread);
-    void (*up)(const LayerCall &, const LayerScratch &, int thread);
-    void (*down)(const LayerCall &, const LayerScratch &, int thread);
-    void (*end)(const LayerCall &, const LayerScratch &, int thread);  // the norm after the layer, with `post`
+    // Of rows:
+    void (*project)(const LayerCall &, const LayerScratch &, const Tile &);
+    void (*turn)(const LayerCall &, const LayerScratch &, const Tile &);  // norms and rotation of heads
+    // Of queries:
+    void (*pick)(const LayerCall &, const LayerScratch &, const Tile &);  // the chosen rows
+    void (*attention_out)(const LayerCall &, const LayerScratch &, const Tile &);
+    void (*up)(const LayerCall &, const LayerScratch &, const Tile &);
+    void (*down)(const LayerCall &, const LayerScratch &, const Tile &);
+    void (*end)(const LayerCall &, const LayerScratch &, const Tile &);  // the norm after the layer, with `post`
 };
 
 extern const LayerKernel avx512_bf16_layer_bfloat16, avx512_layer_float32;
@@ -64,7 +85,7 @@ constexpr int64_t AHEAD = 64 * PANEL;     // units of weights that are fetched b
 
 struct Blocks {
     int64_t count, rows;  // rows of a block; of the last, perhaps fewer
-    explicit Blocks(int64_t all) : count((all + MOST_ROWS - 1) / MOST_ROWS), rows((all + count - 1) / count) {}
+    explicit Blocks(int64_t all) : count((all + MOST_ROWS - 1) / MOST_ROWS), rows((all + count - 1) / most(1, count)) {}
 };
 
 template <class T>
@@ -113,12 +134,6 @@ void product_of(int64_t count, const Unit *rows, const Unit *weight, int64_t uni
     products[count - 1](rows, weight, units, out);
 }
 
-// This thread's share of `count`.
-struct Share {
-    int64_t from, to;
-    Share(int64_t count, int thread, int threads) : from(count * thread / threads), to(count * (thread + 1) / threads) {}
-};
-
 // activation(x W + b), or activation(gate) * up of the two halves of the outputs, or x W + b + residual; this thread's outputs.
 template <class T>
 void multiply(const Linear &linear, const Unit *packed, int64_t rows, int activation, bool gated, bool gate_last,
@@ -163,32 +178,38 @@ void multiply(const Linear &linear, const Unit *packed, int64_t rows, int activa
     }
 }
 
-// One layer's steps. Rows are `rows` up to attention and `queries` after it.
+// One layer's steps.
 template <class T>
 struct Steps {
     using Element = typename T::Element;
 
     static Element *of(char *scratch) { return reinterpret_cast<Element *>(scratch); }
-    static Unit *packed(const LayerScratch &s) { return reinterpret_cast<Unit *>(s.packed); }
+    static const Element *x(const LayerCall &c) { return static_cast<const Element *>(c.x); }
     static Norm norm(const Layer &layer, const void *weight, const void *bias) { return {weight, bias, layer.eps, layer.shift, layer.rms}; }
-    static const Element *base(const LayerCall &c, const LayerScratch &s) { return c.chosen ? of(s.base) : static_cast<const Element *>(c.x); }
 
-    static void project(const LayerCall &c, const LayerScratch &s, int thread) {
-        const Layer &l = *c.layer;
-        const auto *x = static_cast<const Element *>(c.x);
-        if (!l.post && l.first_weight) {
-            norm_rows<T>(norm(l, l.first_weight, l.first_bias), x, l.qkv.inputs, s.normed, c.rows, l.qkv.inputs);
-            x = of(s.normed);
-        }
-        pack_rows<T>(x, l.qkv.inputs, c.rows, l.qkv.inputs, packed(s));
-        multiply<T>(l.qkv, packed(s), c.rows, NONE, false, false, nullptr, of(s.qkv), thread, c.threads);
+    // The tile's rows through a linear layer.
+    static void linear(const Linear &linear, const LayerScratch &s, const Tile &t, const Element *x, Element *out,
+                       const Element *residual = nullptr, int activation = NONE, bool gated = false, bool gate_last = false) {
+        Unit *packed = reinterpret_cast<Unit *>(s.packed);
+        pack_rows<T>(x, linear.inputs, t.rows(), linear.inputs, packed);
+        multiply<T>(linear, packed, t.rows(), activation, gated, gate_last, residual, out, t.member, t.members);
     }
 
-    static void turn(const LayerCall &c, const LayerScratch &s, int thread) {
+    static void project(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
-        const Share rows(c.rows, thread, c.threads);
+        const Element *in = x(c) + t.from * l.qkv.inputs;
+        if (!l.post && l.first_weight) {
+            norm_rows<T>(norm(l, l.first_weight, l.first_bias), in, l.qkv.inputs, s.normed, t.rows(), l.qkv.inputs);
+            in = of(s.normed);
+        }
+        linear(l.qkv, s, t, in, of(s.qkv) + t.from * l.qkv.outputs);
+    }
+
+    static void turn(const LayerCall &c, const LayerScratch &s, const Tile &t) {
+        const Layer &l = *c.layer;
+        const Share rows(t.rows(), t.member, t.members);
         const int64_t own = int64_t(l.heads) * l.dim;
-        for (int64_t r = rows.from; r < rows.to; r++) {
+        for (int64_t r = t.from + rows.from; r < t.from + rows.to; r++) {
             Element *q = of(s.qkv) + r * l.qkv.outputs, *k = q + own;
             if (l.q_norm) {
                 norm_rows<T>(norm(l, l.q_norm, nullptr), q, l.dim, q, l.heads, l.dim);
@@ -198,48 +219,47 @@ struct Steps {
         }
     }
 
-    // What the next layer's steps take of the chosen rows, by one thread.
-    static void pick(const LayerCall &c, const LayerScratch &s) {
+    static void pick(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
+        const Share queries(t.rows(), t.member, t.members);
         const int64_t own = int64_t(l.heads) * l.dim, hidden = l.qkv.inputs;
-        for (int64_t i = 0; i < c.queries; i++) {
+        for (int64_t i = t.from + queries.from; i < t.from + queries.to; i++) {
             std::memcpy(of(s.picked) + i * own, of(s.qkv) + c.chosen[i] * l.qkv.outputs, size_t(own) * sizeof(Element));
-            std::memcpy(of(s.base) + i * hidden, static_cast<const Element *>(c.x) + c.chosen[i] * hidden, size_t(hidden) * sizeof(Element));
+            std::memcpy(of(s.base) + i * hidden, x(c) + c.chosen[i] * hidden, size_t(hidden) * sizeof(Element));
         }
     }
 
-    static void attention_out(const LayerCall &c, const LayerScratch &s, int thread) {
+    static void attention_out(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
-        pack_rows<T>(of(s.mixed), l.out.inputs, c.queries, l.out.inputs, packed(s));
-        multiply<T>(l.out, packed(s), c.queries, NONE, false, false, base(c, s), of(s.total), thread, c.threads);
+        const Element *base = (c.chosen ? of(s.base) : x(c)) + t.from * l.out.outputs;
+        linear(l.out, s, t, of(s.mixed) + t.from * l.out.inputs, of(s.total), base);
     }
 
-    static void up(const LayerCall &c, const LayerScratch &s, int thread) {
+    static void up(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
         const void *weight = l.post ? l.first_weight : l.second_weight, *bias = l.post ? l.first_bias : l.second_bias;
-        const Element *x = of(s.total);
+        const Element *in = of(s.total);
         if (weight) {
-            norm_rows<T>(norm(l, weight, bias), x, l.up.inputs, s.normed, c.queries, l.up.inputs);
-            x = of(s.normed);
+            norm_rows<T>(norm(l, weight, bias), in, l.up.inputs, s.normed, t.rows(), l.up.inputs);
+            in = of(s.normed);
         }
-        pack_rows<T>(x, l.up.inputs, c.queries, l.up.inputs, packed(s));
-        multiply<T>(l.up, packed(s), c.queries, l.activation, l.gated, l.gate_last, nullptr, of(s.inner), thread, c.threads);
+        linear(l.up, s, t, in, of(s.inner), nullptr, l.activation, l.gated, l.gate_last);
     }
 
-    static void down(const LayerCall &c, const LayerScratch &s, int thread) {
+    // With `post` in place of what it is added to, or of what the norm was taken of.
+    static void down(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
         const Element *residual = l.post && l.first_weight ? of(s.normed) : of(s.total);
-        Element *out = l.post ? of(s.mixed) : static_cast<Element *>(c.out);
-        pack_rows<T>(of(s.inner), l.down.inputs, c.queries, l.down.inputs, packed(s));
-        multiply<T>(l.down, packed(s), c.queries, NONE, false, false, residual, out, thread, c.threads);
+        Element *out = l.post ? of(s.total) : static_cast<Element *>(c.out) + t.from * l.down.outputs;
+        linear(l.down, s, t, of(s.inner), out, residual);
     }
 
-    static void end(const LayerCall &c, const LayerScratch &s, int thread) {
+    static void end(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
         const int64_t hidden = l.qkv.inputs;
-        const Share rows(c.queries, thread, c.threads);
-        norm_rows<T>(norm(l, l.second_weight, l.second_bias), of(s.mixed) + rows.from * hidden, hidden,
-                     static_cast<Element *>(c.out) + rows.from * hidden, rows.to - rows.from, hidden);
+        const Share rows(t.rows(), t.member, t.members);
+        norm_rows<T>(norm(l, l.second_weight, l.second_bias), of(s.total) + rows.from * hidden, hidden,
+                     static_cast<Element *>(c.out) + (t.from + rows.from) * hidden, rows.to - rows.from, hidden);
     }
 };
 
