@@ -24,8 +24,10 @@ from rich.table import Table
 from libs.errors import ShoalError
 from services.local.devices import accelerators, layout
 from services.local.mesh import running
-from services.local.settings import MINILM, Settings, known_models, known_stores
+from services.local.settings import MINILM as BUNDLED
+from services.local.settings import Settings, known_models, known_stores
 
+MINILM = BUNDLED
 DATA = Path(__file__).parent / "data"
 IN_FLIGHT = 16
 """Calls at once. One at a time would leave the workers idle between two; the mesh batches what comes together."""
@@ -86,13 +88,13 @@ def _advice(error: Exception) -> str:
             return "Is a mesh running at --endpoint? `shoal up` starts one; without --endpoint the example starts its own."
         case shoal.errors.ModelNotFound():
             return (
-                "Models come from the Hugging Face hub, or from folders: SHOAL_MODELS=org/name=/path for a mesh that the example starts, "
-                "`shoal up --model org/name=/path` for one of your own (docs/quickstart.md)."
+                "Models come from the Hugging Face hub, or from folders: SHOAL_MODELS=org/name=/path for a mesh that the example "
+                "starts, `shoal up --model org/name=/path` for one of your own (docs/quickstart.md)."
             )
         case shoal.errors.TaskNotSupported():
             return "docs/models.md lists which models encode, score and extract; `shoal models` shows what a running mesh can do."
         case shoal.errors.DeadlinePassed():
-            return "A model that must be fetched first may take longer than a call: run the example again, or `shoal models load MODEL`."
+            return "Fetching a model may take longer than one call may last: run the example again, or first `shoal models load MODEL`."
     return ""
 
 

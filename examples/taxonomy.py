@@ -54,7 +54,8 @@ class Tree:
     def __init__(self, size: int) -> None:
         rows = common.rows("categories")
         self.categories = [
-            Category(int(above) if above else -1, tuple(names.split("; ")), definition) for _, above, names, definition in rows[:size]
+            Category(int(above) if above else -1, tuple(names.split("; ")), definition)
+            for _, above, names, definition in rows[:size]
         ]
         inner = {category.above for category in self.categories}
         self.leaves = [number for number in range(len(self.categories)) if number not in inner]
@@ -128,8 +129,7 @@ async def place(options: Options) -> None:
     scores = [retrieved, alike(retrieved) + alike(reranked), alike(retrieved) + alike(reranked) + alike(branches)]
     stages = ("embedding alone", "+ rerank", "+ classify")
     found = [
-        judge(tree, stage, truth, candidates, score, spent)
-        for stage, score, spent in zip(stages, scores, seconds, strict=True)
+        judge(tree, stage, truth, candidates, score, spent) for stage, score, spent in zip(stages, scores, seconds, strict=True)
     ]
     if options.json:
         common.print_json(
@@ -140,9 +140,7 @@ async def place(options: Options) -> None:
     examples(tree, items, truth, candidates, scores)
 
 
-async def rerank(
-    client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]
-) -> Floats:
+async def rerank(client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]) -> Floats:
     """The score of each item and each of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> Floats:
@@ -152,9 +150,7 @@ async def rerank(
     return np.stack(await common.each("reranking", calls))
 
 
-async def classify(
-    client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]
-) -> Floats:
+async def classify(client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]) -> Floats:
     """The score of each item and the branch of each of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> list[float]:
@@ -174,9 +170,7 @@ def alike(scores: Floats) -> Floats:
     return found
 
 
-def judge(
-    tree: Tree, stage: str, truth: Sequence[int], candidates: NDArray[np.intp], scores: Floats, seconds: float
-) -> Quality:
+def judge(tree: Tree, stage: str, truth: Sequence[int], candidates: NDArray[np.intp], scores: Floats, seconds: float) -> Quality:
     ranked = best(candidates, scores)
     wanted = np.asarray(truth)
     above = np.asarray([category.above for category in tree.categories])

@@ -63,7 +63,9 @@ def read(file: Path) -> dict[str, Synset]:
         words = int(fields[3], 16)
         names = tuple(fields[4 + 2 * word].replace("_", " ") for word in range(words))
         rest = fields[5 + 2 * words :]
-        pointers = tuple((symbol, target) for symbol, target, of in zip(rest[::4], rest[1::4], rest[2::4], strict=False) if of == "n")
+        pointers = tuple(
+            (symbol, target) for symbol, target, of in zip(rest[::4], rest[1::4], rest[2::4], strict=False) if of == "n"
+        )
         definition = re.split(r"[;:]?\s*\"", gloss.strip())[0].strip(" ;")
         found[fields[0]] = Synset(fields[0], names, definition, pointers)
     return found
