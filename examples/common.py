@@ -29,7 +29,9 @@ from services.local.settings import Settings, known_models, known_stores
 
 MINILM = BUNDLED
 DATA = Path(__file__).parent / "data"
-IN_FLIGHT = 16
+TIMEOUT = 600.0
+"""Seconds of a call. Admission refuses what would not be answered in time, and in these examples nobody waits for one answer."""
+IN_FLIGHT = 8
 """Calls at once. One at a time would leave the workers idle between two; the mesh batches what comes together."""
 T = TypeVar("T")
 Floats = NDArray[np.float32]
@@ -94,7 +96,7 @@ def _advice(error: Exception) -> str:
         case shoal.errors.TaskNotSupported():
             return "docs/models.md lists which models encode, score and extract; `shoal models` shows what a running mesh can do."
         case shoal.errors.DeadlinePassed():
-            return "Fetching a model may take longer than one call may last: run the example again, or first `shoal models load MODEL`."
+            return "Fetching a model may take longer than a call may last: run the example again, or first `shoal models load`."
     return ""
 
 
@@ -132,7 +134,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 async def warm(client: shoal.AsyncClient, embedder: str) -> None:
     """Loads the embedder, so that what is timed later is its work. Any first request does that."""
     began = time.perf_counter()
-    await client.encode(embedder, "Hello, mesh", representations="dense")
+    await client.encode(embedder, "Hello, mesh", representations="dense", timeout=TIMEOUT)
     console.print(f"{embedder} loaded in {time.perf_counter() - began:.1f} s", highlight=False)
 
 
@@ -140,13 +142,19 @@ async def encode(client: shoal.AsyncClient, model: str, texts: Sequence[str], wh
     """Unit vectors, [texts, dimensions]."""
     with progress(what, len(texts)) as show:
         answer = await client.encode(
-            model, texts, role=role, representations="dense", normalize=True, on_progress=lambda done, total: show(done)
+            model,
+            texts,
+            role=role,
+            representations="dense",
+            normalize=True,
+            timeout=TIMEOUT,
+            on_progress=lambda done, total: show(done),
         )
     return answer.dequantize()
 
 
 async def each(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of the calls, in order, with IN_FLIGHT of them at once."""
+    """The results of the calls, in order, with IN_FLIGHT of them at once. The first error ends them all, and is raised."""
     places, done = asyncio.Semaphore(IN_FLIGHT), 0
     with progress(what, len(calls)) as show:
 
@@ -158,8 +166,11 @@ async def each(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
             show(done)
             return result
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(call)) for call in calls]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(call)) for call in calls]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 

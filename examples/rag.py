@@ -287,12 +287,13 @@ _COMMON = frozenset(
         "then there they this to was what when where which who why will with you your",
     )
 )
+_PLURAL = re.compile(r"(?<=[^s]{3})s$")
 _ENDING = re.compile(r"(ing|ed|es|s|e|ly|ion|er)$")
 
 
 def words(text: str) -> list[str]:
-    """In lower case, without common ones, longer ones without their ending."""
-    found = (word for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _COMMON)
+    """In lower case, without common ones and without endings."""
+    found = [_PLURAL.sub("", word) for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _COMMON]
     return [_ENDING.sub("", word) if len(word) > 4 else word for word in found]
 
 
@@ -303,9 +304,14 @@ async def sparse_search(client: shoal.AsyncClient, options: Options, texts: Sequ
         return [index.search(text, FOUND) for text in asked]
     with common.progress("encoding passages, sparse", len(texts)) as show:
         documents = await client.encode(
-            options.sparse, texts, role="document", representations="sparse", on_progress=lambda done, total: show(done)
+            options.sparse,
+            texts,
+            role="document",
+            representations="sparse",
+            timeout=common.TIMEOUT,
+            on_progress=lambda done, total: show(done),
         )
-    queries = await client.encode(options.sparse, asked, role="query", representations="sparse")
+    queries = await client.encode(options.sparse, asked, role="query", representations="sparse", timeout=common.TIMEOUT)
     found = []
     for columns, weights in queries.sparse:
         query = np.zeros(documents.sparse.shape[1], np.float32)
@@ -370,7 +376,7 @@ async def rerank(
 
     async def one(text: str, numbers: Sequence[int]) -> list[int]:
         parts = [library[number].sentences if is_embedder else [library[number].searched] for number in numbers]
-        answer = await client.score(options.reranker, text, [part for each in parts for part in each])
+        answer = await client.score(options.reranker, text, [part for each in parts for part in each], timeout=common.TIMEOUT)
         ends = np.cumsum([len(each) for each in parts])
         best = np.maximum.reduceat(answer.scores, [0, *ends[:-1]])
         ranked = [numbers[place] for place in np.argsort(-best, kind="stable")]

@@ -144,7 +144,7 @@ async def rerank(client: shoal.AsyncClient, model: str, tree: Tree, items: Seque
     """The score of each item and each of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> Floats:
-        return (await client.score(model, item, [tree.long(number) for number in near])).scores
+        return (await client.score(model, item, [tree.long(number) for number in near], timeout=common.TIMEOUT)).scores
 
     calls = [lambda item=item, near=near: one(item, near) for item, near in zip(items, candidates, strict=True)]
     return np.stack(await common.each("reranking", calls))
@@ -155,7 +155,7 @@ async def classify(client: shoal.AsyncClient, model: str, tree: Tree, items: Seq
 
     async def one(item: str, near: NDArray[np.intp]) -> list[float]:
         branches = [tree.branch(number) for number in near]
-        answer = await client.classify(model, item, list(dict.fromkeys(branches)), multi_label=True)
+        answer = await client.classify(model, item, list(dict.fromkeys(branches)), multi_label=True, timeout=common.TIMEOUT)
         scores = {label.label: label.score for label in answer[0].labels}
         return [scores[branch] for branch in branches]
 
