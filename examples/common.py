@@ -105,6 +105,7 @@ async def mesh(endpoint: str | None) -> AsyncIterator[shoal.AsyncClient]:
     """A client of the mesh at `endpoint`, or of one that lives as long as the context."""
     if endpoint:
         async with shoal.AsyncClient(endpoint) as client:
+            await client.healthy(timeout=10)  # a wrong address is said at once
             yield client
         return
     found = accelerators("auto", os.environ)

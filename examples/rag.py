@@ -82,6 +82,7 @@ class Options:
     store: str
     ask: str
     questions: Path
+    pages: tuple[str, ...]
     json: bool
     limit: int
     candidates: int
@@ -98,15 +99,23 @@ def arguments(given: Sequence[str] | None) -> Options:
     parser.add_argument(
         "--questions", type=Path, default=common.DATA / "questions.tsv", metavar="FILE", help="questions and answers"
     )
+    parser.add_argument(
+        "--pages",
+        nargs="+",
+        default=PAGES,
+        metavar="GLOB",
+        help="the pages to search, and to ask questions of, below the repository",
+    )
     parser.add_argument("--limit", type=common.at_least(1), default=1_000, metavar="N", help="questions to ask")
     parser.add_argument("--candidates", type=common.at_least(10), default=20, metavar="N", help="passages to rerank")
-    return Options(**vars(parser.parse_args(given)))
+    found = vars(parser.parse_args(given))
+    return Options(**found | {"pages": tuple(found["pages"])})
 
 
-def passages(root: Path = ROOT) -> list[Passage]:
-    """The pages in order, cut at headings and then at blank lines and rows of tables."""
+def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
+    """The pages in order, cut at headings and then at blank lines and rows of tables. Raises Advice if there are none."""
     found = []
-    for page in sorted({page for pattern in PAGES for page in root.glob(pattern)}):
+    for page in sorted({page for pattern in patterns for page in root.glob(pattern)}):
         name = page.relative_to(root).as_posix()
         if name in NOT_SEARCHED:
             continue
@@ -114,6 +123,10 @@ def passages(root: Path = ROOT) -> list[Passage]:
         for heading, body in parts:
             title = heading if heading == parts[0][0] else f"{parts[0][0]}. {heading}"
             found += [Passage(f"{name} > {heading}", title, text) for text in pieces(body)]
+    if not found:
+        raise Advice(
+            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this in a checkout of the repository"
+        )
     return found
 
 
@@ -144,8 +157,9 @@ def pieces(body: str) -> list[str]:
 
 
 def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Question]:
-    """The judged questions. Raises Advice for a line that cannot be read and for a section that is gone."""
+    """The judged questions that the pages answer. Raises Advice for a line that cannot be read and for a section that is gone."""
     known = {passage.section for passage in library}
+    pages = {page_of(section) for section in known}
     found = []
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -159,10 +173,17 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
             raise Advice(f"{file}:{number}: expected a question, a section and other sections, separated by tabs")
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
+        if page_of(best) not in pages and (ROOT / page_of(best)).exists():
+            continue
+        gains = {section: gain for section, gain in gains.items() if page_of(section) in pages or section == best}
         if gone := gains.keys() - known:
             raise Advice(f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that answers {text!r} now")
         found.append(Question(text, gains))
     return found[:limit]
+
+
+def page_of(section: str) -> str:
+    return section.partition(" > ")[0]
 
 
 class Store(Protocol):
@@ -333,10 +354,9 @@ def fuse(*rankings: Sequence[int]) -> list[int]:
 
 
 async def search(
-    client: shoal.AsyncClient, options: Options, library: Sequence[Passage], asked: Sequence[str]
+    client: shoal.AsyncClient, store: Store, options: Options, library: Sequence[Passage], asked: Sequence[str]
 ) -> tuple[dict[str, list[list[int]]], dict[str, float]]:
     """The passages that each stage finds for each question, best first; the seconds that indexing and each stage took."""
-    store = open_store(options.store)
     await common.warm(client, options.embedder)
     texts = [passage.searched for passage in library]
     clock = Clock()
@@ -403,10 +423,13 @@ def exact(found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, 
 
 
 async def evaluate(options: Options) -> None:
-    library = passages()
+    library = passages(options.pages)
     asked = questions(options.questions, library, options.limit)
+    if not asked:
+        raise Advice(f"{options.questions} has no question that these pages answer: name others by --pages or --questions")
+    store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
-        found, seconds = await search(client, options, library, [question.text for question in asked])
+        found, seconds = await search(client, store, options, library, [question.text for question in asked])
     quality = {
         stage: {
             "ndcg_10": float(np.mean([ndcg(ranked, library, one.gains) for ranked, one in zip(found[stage], asked, strict=True)])),
@@ -446,9 +469,10 @@ def note(options: Options) -> str:
 
 async def answer(options: Options) -> None:
     """What is found for one question."""
-    library = passages()
+    library = passages(options.pages)
+    store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
-        found, _ = await search(client, options, library, [options.ask])
+        found, _ = await search(client, store, options, library, [options.ask])
     best = [library[number] for number in found["reranked"][0][:5]]
     if options.json:
         common.print_json([asdict(passage) for passage in best])

@@ -84,7 +84,7 @@ def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "")
     parser.add_argument("--reranker", default=common.MINILM, metavar="MODEL", help="the model that scores item and category")
     parser.add_argument("--extractor", default=common.MINILM, metavar="MODEL", help="the model that classifies items into branches")
-    parser.add_argument("--limit", type=common.at_least(1), default=500, metavar="N", help="items to place")
+    parser.add_argument("--limit", type=common.at_least(1), default=300, metavar="N", help="items to place")
     parser.add_argument("--categories", type=common.at_least(100), default=10_000, metavar="N", help="size of the tree")
     parser.add_argument("--candidates", type=common.at_least(5), default=20, metavar="N", help="categories to rerank for each item")
     parser.add_argument("--seed", type=common.at_least(0), default=18, help="of the sample of items")
