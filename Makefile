@@ -24,13 +24,16 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python -m examples.demo
+
+example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, or rag
+	$(BIN)/python -m examples.$(or $(NAME),rag) $(ARGS)
 
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
