@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from opentelemetry import trace
@@ -44,6 +44,7 @@ STOP_SECONDS: Final = 2.0
 _PROTOCOLS: Final = ("", "grpc")
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _TRACER: Final = trace.get_tracer("shoal", VERSION)
+_NOTHING: Final = nullcontext()
 Attributes = Mapping[str, AttributeValue]
 
 _exporting = False
@@ -144,14 +145,11 @@ def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
     return _TRACER.start_span(f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes)
 
 
-@contextmanager
-def entered(span: Span) -> Iterator[None]:
+def entered(span: Span) -> AbstractContextManager[object]:
     """Makes the span the current one, without ending it or recording errors: `failed` does the latter."""
     if span is NONE:
-        yield
-        return
-    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-        yield
+        return _NOTHING
+    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
 
 
 @contextmanager
