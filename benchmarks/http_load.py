@@ -47,7 +47,8 @@ class Caller(asyncio.Protocol):
                 return
             length = self._head.find(_LENGTH, 0, end)
             if not self._head.startswith(b"HTTP/1.1 200") or length < 0:
-                return self._fail(self._head[:200].decode(errors="replace"))
+                self._fail(self._head[:200].decode(errors="replace"))
+                return
             size = int(self._head[length + len(_LENGTH) : self._head.find(b"\r", length)])
             self._missing = end + len(_END) + size - len(self._head)
             self._head = b""

@@ -164,8 +164,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
         self.app_state = {CONNECTION: self}
         self._limits = limits
-        # The state: requests that are being answered, the timer of the head or of the rest, bytes of the head (read so far, and as
-        # they came while its end had not), and what is being read.
+        # The state: the request that is being answered (uvicorn's `cycle` is the last that has come) and its tasks, the timer of
+        # the head or of the rest, bytes of the head (read so far, and as they came while its end had not), and what is being read.
+        self._answered: RequestResponseCycle | None = None
         self._answering: set[asyncio.Task[object]] = set()
         self._timer: TimerHandle | None = None
         self._head_bytes = 0
@@ -198,6 +199,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        self.pipeline.clear()
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         for task in self._answering:
             task.cancel()
 
@@ -288,6 +293,10 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, b"this is not an HTTP request")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly")
