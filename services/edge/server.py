@@ -173,6 +173,9 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
+        # Whether a second parser is told a head again, and what the connection is closed with once all requests are answered.
+        self._resumes = False
+        self._refused: tuple[int, bytes] | None = None
 
     def answering(self) -> AbstractContextManager[None]:
         """The current task is cancelled if the client leaves within this context."""
@@ -207,29 +210,47 @@ class Connection(HttpToolsProtocol):
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-        if self._reads_head:
-            self._unfinished_bytes += len(data)
-            if self._unfinished_bytes > HEAD_BYTES:
-                self._refuse(431, _LARGE_HEAD)
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing() and not self._refused:
+            try:
+                self.parser.feed_data(data)
+                rest = b""
+            except httptools.HttpParserUpgrade as offer:
+                rest = data[offer.args[0] :]
+                self._decline_upgrade()
+            except httptools.HttpParserError:
+                return self._refuse(400, b"this is not an HTTP request")
+            if self._reads_head:
+                self._unfinished_bytes += len(data)
+                if self._unfinished_bytes > HEAD_BYTES:
+                    self._refuse(431, _LARGE_HEAD)
+            data = rest
+        return None
 
     def on_message_begin(self) -> None:
+        if self._resumes:
+            return
         self._reads_head, self._head_bytes, self._unfinished_bytes = True, 0, 0
         if self._timer is None:
             self._expect_head()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
+        if self._resumes:
+            return
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resumes:
+            return
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """As uvicorn's, but for WebSockets and its own limit, and with a cycle of ours."""
+        if self._resumes:
+            self._resumes = False
+            return
         self._stop_timer()
         head_bytes = self._head_bytes + sum(len(name) + len(value) for name, value in self.headers)
         if head_bytes > HEAD_BYTES:
@@ -274,6 +295,8 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._body_headers():
+            return  # `_decline_upgrade` goes on with the body
         self._reads_body = False
         if self.transport.is_closing():
             return
@@ -282,17 +305,31 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._refused and not self.pipeline:
+            return self._refuse(*self._refused)
         super().on_response_complete()
         if self._reads_body and not self.transport.is_closing():
             self._stop_timer()
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        return None
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
             closed(self.transport, LINGER_SECONDS)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, b"this is not an HTTP request")
+    def _decline_upgrade(self) -> None:
+        """Goes on with HTTP/1.1 after an offer to speak another protocol. The parser takes what follows the head for that protocol;
+        Java's HttpClient, which offers HTTP/2 in its first request, sends its body there. Another parser reads it, to which a
+        head without the offer is told."""
+        self.parser = httptools.HttpRequestParser(self)
+        if body := self._body_headers():
+            self._resumes = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + body + b"\r\n")
+
+    def _body_headers(self) -> bytes:
+        """The headers that say how long the body is; empty: there is none."""
+        told = (b"content-length", b"transfer-encoding")
+        return b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
@@ -307,8 +344,17 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status: int, message: bytes) -> None:
-        """Answers what is no request yet, in all dialects' form, and closes the connection."""
+        """Answers what is no request yet, in all dialects' form, and closes the connection. What came whole before it is answered
+        first."""
         if self.transport.is_closing():
+            return
+        if self._reads_body and self.pipeline:
+            self.pipeline.popleft()  # the newest, which is at fault
+        elif self._reads_body and self._answered is self.cycle:
+            self._answered = None
+        if self._answered is not None and not self._answered.response_complete:
+            self._refused = status, message
+            self.flow.pause_reading()
             return
         body = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},"message":"%b","detail":"%b"}'
         body = body % (message, message, message)

@@ -132,8 +132,8 @@ async def test_what_comes_before_garbage_is_answered() -> None:
         writer.write(post() + b"\x00garbage\r\n\r\n")
         first = await read_reply(reader)
         assert (first.status, first.json["object"]) == (200, "list")
-        rest = await reader.read()
-        assert not rest or rest.startswith(b"HTTP/1.1 400")
+        assert (await read_reply(reader)).status == 400
+        assert await reader.read() == b""
         writer.close()
 
 
@@ -199,7 +199,9 @@ async def test_broken_http_is_refused(sent: bytes) -> None:
         assert (await http.post(EMBED, BODY)).status == 200
 
 
-@pytest.mark.parametrize("path", ["%ff%fe", "org%2f%ff", "%00", "%", "%zz", "..%2f..%2fetc", "a" * 5000, "%F0%9F%90%9F", "org/%0d%0ax:y"])
+@pytest.mark.parametrize(
+    "path", ["%ff%fe", "org%2f%ff", "%00", "%", "%zz", "..%2f..%2fetc", "a" * 5000, "%F0%9F%90%9F", "org/%0d%0ax:y"]
+)
 async def test_strange_ids_in_paths(path: str) -> None:
     async with edge(Script(models=[card()])) as http:
         for reply in (
@@ -218,7 +220,9 @@ def nested(depth: int, name: str = "x") -> bytes:
 DEEP = [nested(100_000), nested(100_000, "messages"), nested(100_000, "input"), b"[" * 500_000, b'{"a":' * 200_000]
 
 
-@pytest.mark.parametrize("path", [EMBED, "/v1/rerank", "/v1/encode/org/model", "/v1/score/org/model", "/v1/extract/org/model", "/tei/org/model/embed"])
+@pytest.mark.parametrize(
+    "path", [EMBED, "/v1/rerank", "/v1/encode/org/model", "/v1/score/org/model", "/v1/extract/org/model", "/tei/org/model/embed"]
+)
 @pytest.mark.parametrize("number", range(len(DEEP)))
 async def test_deep_json_is_refused(path: str, number: int) -> None:
     async with edge(Script()) as http:
@@ -234,7 +238,19 @@ async def test_deep_msgpack_is_refused() -> None:
         assert (await http.post(EMBED, BODY)).status == 200
 
 
-NUMBERS = [b"1e999", b"-1e999", b"1" + b"0" * 5000, b"NaN", b"Infinity", b"-Infinity", b"9223372036854775808", b"-1", b"1.5", b"1e400", b"0x10"]
+NUMBERS = [
+    b"1e999",
+    b"-1e999",
+    b"1" + b"0" * 5000,
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"9223372036854775808",
+    b"-1",
+    b"1.5",
+    b"1e400",
+    b"0x10",
+]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -246,8 +262,16 @@ async def test_numbers_beyond_reason_are_refused(number: bytes) -> None:
             ("/v1/encode/org/model", b'{"items":[{"text":"a"}],"params":{"output_types":%b}}'),
             ("/tei/org/model/embed", b'{"inputs":"a","dimensions":%b}'),
         ):
-            assert 400 <= (await http.post(path, body % number)).status < 500, (path, number)
+            status = (await http.post(path, body % number)).status
+            is_clipped = path == "/v1/rerank" and number == b"9223372036854775808"  # more than there are documents
+            assert status == 200 if is_clipped else 400 <= status < 500, (path, number)
         assert (await http.post(EMBED, BODY, x_request_timeout="1e308")).status == 200
+
+
+async def test_a_name_with_many_roles_is_no_model() -> None:
+    async with edge(Script()) as http:
+        for name in ("org/model:query:document", "org/model" + ":query" * 5000):
+            assert (await http.post(EMBED, {**BODY, "model": name})).status == 404
 
 
 async def test_of_duplicate_keys_the_last_counts() -> None:
@@ -286,18 +310,17 @@ async def test_sigterm_under_load_answers_what_was_taken() -> None:
     seen is answered, and the process ends with 0."""
     script = Script(act=lambda: asyncio.sleep(0.02))
     answered: list[Reply] = []
-    unanswered = 0
+    cut: list[bytes] = []
+    """What had come of an answer when the connection was closed."""
 
     async def caller(http: Http) -> None:
-        nonlocal unanswered
         reader, writer = await http.open()
         try:
             while True:
                 writer.write(post())
                 answered.append(await read_reply(reader))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            assert not getattr(error, "partial", b""), "an answer was cut"
-            unanswered += 1
+            cut.append(getattr(error, "partial", b""))
         finally:
             writer.close()
 
@@ -320,4 +343,4 @@ async def test_sigterm_under_load_answers_what_was_taken() -> None:
         await draining
     assert {reply.status for reply in answered} == {200}
     assert len(script.requests) == len(answered)
-    assert unanswered == 32
+    assert cut == [b""] * 32
