@@ -330,17 +330,22 @@ async def test_sigterm_under_load_answers_what_was_taken() -> None:
             *(sys.executable, "-m", "services.edge"), env=dict(os.environ) | told, stderr=asyncio.subprocess.PIPE
         )
         assert process.stderr is not None
-        address = ""
-        while not address:
-            line = json.loads(await process.stderr.readline())
-            address = line["address"] if line["message"] == "listening" else ""
-        draining = asyncio.create_task(process.stderr.read())
-        callers = [asyncio.create_task(caller(Http(address))) for _ in range(32)]
-        await until(lambda: len(answered) > 200)
-        process.send_signal(signal.SIGTERM)
-        await asyncio.gather(*callers)
-        assert await process.wait() == 0
-        await draining
+        try:
+            address = ""
+            while not address:
+                line = json.loads(await process.stderr.readline())
+                address = line["address"] if line["message"] == "listening" else ""
+            draining = asyncio.create_task(process.stderr.read())
+            callers = [asyncio.create_task(caller(Http(address))) for _ in range(32)]
+            await until(lambda: len(answered) > 64, seconds=60.0)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.gather(*callers)
+            assert await process.wait() == 0
+            await draining
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     assert {reply.status for reply in answered} == {200}
     assert len(script.requests) == len(answered)
     assert cut == [b""] * 32
