@@ -13,6 +13,8 @@ PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
 CHECKOV_VERSION := 3.3.30
 CHECKOV_VENV := .cache/checkov-$(CHECKOV_VERSION)
+SCHEMATHESIS_VERSION := 4.32.5
+SCHEMATHESIS_VENV := .cache/schemathesis-$(SCHEMATHESIS_VERSION)
 ACTIONLINT_VERSION := 1.7.12.25
 ACTIONLINT_VENV := .cache/actionlint-$(ACTIONLINT_VERSION)
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
@@ -24,7 +26,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -151,6 +153,9 @@ bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, an
 bench-router: $(VENV)/.dev ## Measure what a router alone can do, with a stub worker
 	$(BIN)/python -m benchmarks.router $(ARGS)
 
+bench-edge: $(VENV)/.dev native ## Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through it against Infinity
+	$(BIN)/python -m benchmarks.edge $(ARGS)
+
 bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
 	$(BIN)/python -m benchmarks.lora $(ARGS)
 
@@ -192,6 +197,12 @@ bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own,
 
 interop: $(VENV)/.dev native ## Run unmodified clients of OpenAI, Cohere, Voyage, Hugging Face, Ollama, SIE, Triton, Haystack (Python and Node) against the edge of a mesh
 	$(BIN)/python -m tests.interop $(ARGS)
+
+edge-fuzz: $(VENV)/.dev $(SCHEMATHESIS_VENV)/.done ## Let schemathesis try the edge by its OpenAPI document: make edge-fuzz ARGS="--examples 1000 --seed 7"
+	$(BIN)/python -m tests.edge.conform $(SCHEMATHESIS_VENV)/bin/schemathesis $(ARGS)
+
+edge-idle: $(VENV)/.dev ## Hold 10,000 idle connections to an edge, and print what each takes of its memory
+	$(BIN)/python -m tests.edge.idle
 
 gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)
 	$(BIN)/python -m tools.gpu_bundle
@@ -256,4 +267,10 @@ $(ACTIONLINT_VENV)/.done:
 $(CHECKOV_VENV)/.done:
 	$(PYTHON) -m venv $(CHECKOV_VENV)
 	$(CHECKOV_VENV)/bin/python -m pip --disable-pip-version-check install -q checkov==$(CHECKOV_VERSION)
+	@touch $@
+
+# It brings an HTTP client, a web framework and hypothesis of its own choice.
+$(SCHEMATHESIS_VENV)/.done:
+	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
+	$(SCHEMATHESIS_VENV)/bin/python -m pip --disable-pip-version-check install -q schemathesis==$(SCHEMATHESIS_VERSION)
 	@touch $@

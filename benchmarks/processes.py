@@ -132,6 +132,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def pin(pid: int, core: int) -> None:
+    """Keeps a process, all its present threads included, on one core."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+
+
 def listening_port(pid: int) -> int:
     """The lowest port of 127.0.0.1 that a process listens on. Raises LookupError if there is none."""
     sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
@@ -167,7 +173,7 @@ class HttpPool:
         writer.write(head.encode() + body)
         status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         lengths = [int(field.partition(":")[2]) for field in fields if field.lower().startswith("content-length:")]
-        answer = await reader.readexactly(lengths[0])
+        answer = await reader.readexactly(lengths[0]) if lengths else await _chunked(reader)
         if " 200 " not in status:
             raise RuntimeError(f"{path}: {status}: {answer[:200].decode(errors='replace')}")
         self._idle.append((reader, writer))
@@ -188,20 +194,29 @@ class HttpPool:
             await writer.wait_closed()
 
 
-class Infinity:
-    """An Infinity server and its client. Vectors travel in base64, its fastest form."""
+async def _chunked(reader: StreamReader) -> bytes:
+    parts = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        parts.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return b"".join(parts)
 
-    def __init__(self, pool: HttpPool) -> None:
-        self._pool = pool
+
+class OpenAi:
+    """A client of a server's OpenAI endpoint. Vectors travel in base64, the fastest form."""
+
+    def __init__(self, pool: HttpPool, path: str, model: str) -> None:
+        self._pool, self._path, self._model = pool, path, model
 
     async def encode(self, texts: list[str]) -> Vectors:
-        body = json.dumps({"model": "minilm", "input": texts, "encoding_format": "base64"}).encode()
-        answer = json.loads(await self._pool.post("/embeddings", body))
+        body = json.dumps({"model": self._model, "input": texts, "encoding_format": "base64"}).encode()
+        answer = json.loads(await self._pool.post(self._path, body))
         return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in answer["data"]])
 
 
 @asynccontextmanager
-async def infinity(dtype: str) -> AsyncIterator[Infinity]:
+async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
     """Infinity with the arguments that make it fastest on a CPU, from its own environment (benchmarks/setup_infinity.sh)."""
     port = free_port()
     command = [str(INFINITY_PYTHON), "-m", "infinity_emb.cli", "v2", "--engine", "torch", "--device", "cpu", "--dtype", dtype]
@@ -222,7 +237,7 @@ async def infinity(dtype: str) -> AsyncIterator[Infinity]:
         await listening(child, port)
         pool = HttpPool(port)
         stack.push_async_callback(pool.close)
-        yield Infinity(pool)
+        yield OpenAi(pool, "/embeddings", "minilm")
 
 
 async def listening(child: Child, port: int) -> None:

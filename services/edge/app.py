@@ -148,7 +148,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await publish(edge.state.is_ready)
         looking = asyncio.create_task(edge.look_around(publish))
         stack.callback(looking.cancel)
-        limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds)
+        limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds, settings.body_seconds)
         server = await stack.enter_async_context(
             serving_http(settings.address, edge.application, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
         )

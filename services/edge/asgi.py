@@ -11,9 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from opentelemetry.trace import Span
+from prometheus_client import Counter, Histogram
 from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 
@@ -39,7 +41,7 @@ LARGE_BYTES: Final = 64 * 1024
 """A larger body is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
 CLIENT_LEFT: Final = 499
 _SEND_BYTES: Final = 256 * 1024
-"""Pieces of an answer are put together to at least so much before they are sent."""
+"""An answer is sent in pieces of about so much: what a client that reads slowly makes wait in the transport's buffer."""
 
 
 class Connected(Protocol):
@@ -47,6 +49,8 @@ class Connected(Protocol):
 
     @property
     def certificate(self) -> Any: ...
+    @property
+    def is_whole(self) -> bool: ...
     def answering(self) -> AbstractContextManager[None]: ...
 
 
@@ -165,7 +169,7 @@ class Application:
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
             deadline = time.monotonic() + seconds
-            body = await self._body(exchange, receive)
+            body = await self._body(exchange, receive, is_whole=connection is not None and connection.is_whole)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
             length = headers.get("inference-header-content-length", "")
             received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
@@ -183,7 +187,7 @@ class Application:
             if seconds <= 0:
                 raise Problem("DEADLINE_PASSED", "the request's time was over before it could be sent to a router")
             try:
-                reply = await self._routers.ask(step.method, message, seconds=seconds, metadata=metadata)
+                reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
                 problem = Problem.of(error, step)
                 otherwise = step.otherwise(problem)
@@ -191,6 +195,7 @@ class Application:
                     raise problem from None
                 step, message = _serialised(otherwise)
             else:
+                self._hold(exchange, size)
                 step, message = _serialised(step.answer(reply))
         return step
 
@@ -200,44 +205,51 @@ class Application:
             return ""
         return wanted(exchange.headers.get("accept-encoding", ""))
 
-    async def _body(self, exchange: _Exchange, receive: Receive) -> bytes:
-        """The whole body, counted while it is read, and inflated where it is compressed. Raises Problem."""
+    async def _body(self, exchange: _Exchange, receive: Receive, *, is_whole: bool) -> bytes:
+        """The whole body, counted while it is read, and inflated where it is compressed. `is_whole`: it is there, so that no
+        timer is needed. Raises Problem."""
         headers, most = exchange.headers, self._bounds.body_bytes
         encoding = headers.get("content-encoding", "identity").strip().lower()
         inflating = Inflating(encoding) if encoding not in ("", "identity") else None
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > most:
             raise _too_large(most)
-        parts: list[bytes] = []
+        if is_whole:
+            return await self._arrived(exchange, receive, most, inflating)
         try:
             async with asyncio.timeout(self._bounds.body_seconds):
-                while True:
-                    event = await receive()
-                    if event["type"] == "http.disconnect":
-                        raise asyncio.CancelledError
-                    part = event.get("body", b"")
-                    for piece in inflating.feed(part) if inflating is not None else (part,):
-                        self._hold(exchange, len(piece))
-                        if exchange.held > most:
-                            raise _too_large(most)
-                        parts.append(piece)
-                        if inflating is not None:
-                            await asyncio.sleep(0)
-                    if not event.get("more_body"):
-                        if inflating is not None:
-                            inflating.end()
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
+                return await self._arrived(exchange, receive, most, inflating)
         except TimeoutError:
             text = f"the request's body did not arrive within {self._bounds.body_seconds:g} s"
             raise Problem("REQUEST_TIMEOUT", text) from None
 
+    async def _arrived(self, exchange: _Exchange, receive: Receive, most: int, inflating: Inflating | None) -> bytes:
+        parts: list[bytes] = []
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            part = event.get("body", b"")
+            for piece in inflating.feed(part) if inflating is not None else (part,):
+                self._hold(exchange, len(piece))
+                if exchange.held > most:
+                    raise _too_large(most)
+                parts.append(piece)
+                if inflating is not None:
+                    await asyncio.sleep(0)
+            if not event.get("more_body"):
+                if inflating is not None:
+                    inflating.end()
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def _hold(self, exchange: _Exchange, size: int) -> None:
-        """Counts the memory of a request. Raises Problem."""
-        if self._state.held_bytes + size > self._bounds.in_flight_bytes:
-            text = "the bodies of requests in flight take as much memory as they may here: come back later"
+        """Counts the memory of a request's body and answer. One request alone may take as much as it needs. Raises Problem."""
+        total = self._state.held_bytes + size
+        if total > self._bounds.in_flight_bytes and self._state.held_bytes > exchange.held:
+            text = "the bodies and answers of requests in flight take as much memory as they may here: come back later"
             raise Problem("QUEUE_FULL", text, retry_after=1.0)
         exchange.held += size
-        self._state.held_bytes += size
+        self._state.held_bytes = total
 
 
 def _serialised(step: Question | Answer) -> tuple[Question | Answer, bytes]:
@@ -277,9 +289,14 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
     """Writes the answer; returns its status. Between two pieces of a large one other requests have their turn."""
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
     if isinstance(answer.body, bytes):
-        headers.append((b"content-length", b"%d" % len(answer.body)))
+        body = answer.body
+        headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        sent = 0
+        while len(body) - sent > _SEND_BYTES:
+            await send({"type": "http.response.body", "body": body[sent : sent + _SEND_BYTES], "more_body": True})
+            sent += _SEND_BYTES
+        await send({"type": "http.response.body", "body": body[sent:] if sent else body})
         return answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     waiting = bytearray()
@@ -293,16 +310,23 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
     return answer.status
 
 
+@lru_cache(maxsize=1024)
+def _counted(route: str, status: int) -> tuple[Counter, Histogram]:
+    """The series of a route and a status: looking them up costs more than counting."""
+    return metrics.HTTP_REQUESTS.labels(route, str(status)), metrics.HTTP_REQUEST_SECONDS.labels(route)
+
+
 def _report(exchange: _Exchange) -> None:
     """Counts, logs and traces what became of a request."""
     seconds = time.perf_counter() - exchange.begin
-    name, status = exchange.name, exchange.status
-    metrics.HTTP_REQUESTS.labels(name, str(status)).inc()
-    metrics.HTTP_REQUEST_SECONDS.labels(name).observe(seconds, traces.exemplar(exchange.span))
-    with traces.entered(exchange.span):
-        if log.isEnabledFor(logging.INFO):
+    name, status, span = exchange.name, exchange.status, exchange.span
+    requests, times = _counted(name, status)
+    requests.inc()
+    times.observe(seconds, traces.exemplar(span) if span is not traces.NONE else None)
+    if log.isEnabledFor(logging.INFO):
+        with traces.entered(span):
             values: dict[str, Value] = {"method": exchange.method, "route": name, "status": status, "seconds": round(seconds, 6)}
             log.info("request", extra=fields(values))
-    if exchange.span is not traces.NONE:
-        exchange.span.set_attribute("http.response.status_code", status)
-        exchange.span.end()
+    if span is not traces.NONE:
+        span.set_attribute("http.response.status_code", status)
+        span.end()

@@ -6,7 +6,7 @@ clients of HTTP repeat by themselves, and two layers of retries multiply an over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -42,15 +42,19 @@ class Routers:
 
     async def ask(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> R:
         """The reply to a serialised request. Cancelling the task cancels the call. Raises shoal.errors.ShoalError."""
+        return (await self.ask_sized(method, body, seconds=seconds, metadata=metadata))[0]
+
+    async def ask_sized(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> tuple[R, int]:
+        """The same, with the reply's size in bytes as it came."""
         as_bytes = self._methods.get(method.path)
         if as_bytes is None:
-            as_bytes = self._methods[method.path] = Method(method.path, bytes, method.parse)
+            as_bytes = self._methods[method.path] = Method(method.path, bytes, _sized(method.parse))
         tries = max(2, len(self._addresses))
         while True:
             address = self._addresses.current
             tries -= 1
             try:
-                reply: R = await self._transport.send(address, as_bytes, body, timeout=seconds, metadata=metadata)
+                reply: tuple[R, int] = await self._transport.send(address, as_bytes, body, timeout=seconds, metadata=metadata)
                 return reply
             except (CannotConnect, Draining) as error:
                 self._addresses.failed(address)
@@ -78,3 +82,7 @@ class Routers:
                 return False
             raise
         return True
+
+
+def _sized(parse: Callable[[bytes], R]) -> Callable[[bytes], tuple[R, int]]:
+    return lambda reply: (parse(reply), len(reply))

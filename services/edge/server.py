@@ -12,16 +12,18 @@ import socket
 import ssl
 import time
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
+import httptools
 from uvicorn import Config
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from libs.errors import InvalidInput, NoCapacity
@@ -41,7 +43,9 @@ HEAD_BYTES: Final = 64 << 10
 _LARGE_HEAD: Final = b"the request's headers are too large"
 LINGER_SECONDS: Final = 5.0
 """How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
-the client has read the answer."""
+the client has read the answer. Also how long a connection that is being closed may take to send what it still has."""
+MOST_PIPELINED: Final = 64
+"""Requests that may wait behind the one being answered on a connection; each takes some kilobytes."""
 HANDSHAKE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 1.0
 """How often certificates are checked."""
@@ -54,6 +58,103 @@ class Limits:
     connections: int = 10_000
     header_seconds: float = 10.0
     idle_seconds: float = 75.0
+    write_seconds: float = 60.0
+    """How long a client may take nothing of an answer."""
+
+
+class _Answering:
+    """Within it the current task is one of `tasks`."""
+
+    __slots__ = ("_task", "_tasks")
+
+    def __init__(self, tasks: set[asyncio.Task[object]]) -> None:
+        self._tasks = tasks
+
+    def __enter__(self) -> None:
+        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._tasks.add(self._task)
+
+    def __exit__(self, *of_error: object) -> None:
+        self._tasks.discard(self._task)
+
+
+class Cycle(RequestResponseCycle):
+    """One request and its answer. Unlike uvicorn's, it writes head and first bytes of an answer at once, and cuts off a client that
+    takes nothing of an answer for `write_seconds`."""
+
+    write_seconds = 60.0
+    _head = b""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self._taken()
+        if self.disconnected or self.response_complete:
+            return
+        if message["type"] == "http.response.start":
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            self._head = self._head_of(message["status"], list(message.get("headers", ())))
+            if self.chunked_encoding:  # whose first piece may come much later
+                self._write(b"")
+        elif message["type"] == "http.response.body":
+            self._send_body(message.get("body", b""), more=message.get("more_body", False))
+
+    def _send_body(self, body: bytes, *, more: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length, body = 0, b""
+        elif self.chunked_encoding:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = body if more else body + b"0\r\n\r\n"
+        else:
+            self.expected_content_length -= len(body)
+        if self.expected_content_length < 0 or (self.expected_content_length and not more):
+            raise RuntimeError("an answer's body is not as long as its content-length")
+        self._write(body)
+        if more:
+            return
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            closed(self.transport, self.write_seconds)
+        self.on_response()
+
+    def _write(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        if head or data:
+            self.transport.write(head + data)
+
+    def _head_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        lines = [STATUS_LINE[status]]
+        for name, value in self.default_headers + headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if name == b"content-length":
+                self.expected_content_length, self.chunked_encoding = int(value), False
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+        if not self.keep_alive and (b"connection", b"close") not in headers:
+            lines.append(b"connection: close\r\n")
+        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise RuntimeError("a header of an answer contains a line break")
+        return head + b"\r\n"
+
+    async def _taken(self) -> None:
+        """Until the client has taken what waits to be sent to it."""
+        timer = asyncio.get_running_loop().call_later(self.write_seconds, self.transport.abort)
+        try:
+            await self.flow.drain()
+        finally:
+            timer.cancel()
+
+
+def closed(transport: asyncio.Transport, seconds: float) -> None:
+    """Closes a connection once everything is sent, at the latest after `seconds`: a client that reads nothing would keep it."""
+    transport.close()
+    if transport.get_write_buffer_size():
+        asyncio.get_running_loop().call_later(seconds, transport.abort)
 
 
 class Connection(HttpToolsProtocol):
@@ -63,24 +164,27 @@ class Connection(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
         self.app_state = {CONNECTION: self}
         self._limits = limits
-        # The state: requests that are being answered, the timer of the head or of the rest, bytes of the head (read so far, and as
-        # they came while its end had not), and what is being read.
+        # The state: the request that is being answered (uvicorn's `cycle` is the last that has come) and its tasks, the timer of
+        # the head or of the rest, bytes of the head (read so far, and as they came while its end had not), and what is being read.
+        self._answered: RequestResponseCycle | None = None
         self._answering: set[asyncio.Task[object]] = set()
         self._timer: TimerHandle | None = None
         self._head_bytes = 0
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
+        # Whether a second parser is told a head again, and what the connection is closed with once all requests are answered.
+        self._resumes = False
+        self._refused: tuple[int, bytes] | None = None
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self) -> AbstractContextManager[None]:
         """The current task is cancelled if the client leaves within this context."""
-        task = cast("asyncio.Task[object]", asyncio.current_task())
-        self._answering.add(task)
-        try:
-            yield
-        finally:
-            self._answering.discard(task)
+        return _Answering(self._answering)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the request that is being answered has arrived."""
+        return not self.pipeline and not self._reads_head and not self._reads_body
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
@@ -98,46 +202,101 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        self.pipeline.clear()
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         for task in self._answering:
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-        if self._reads_head:
-            self._unfinished_bytes += len(data)
-            if self._unfinished_bytes > HEAD_BYTES:
-                self._refuse(431, _LARGE_HEAD)
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing() and not self._refused:
+            try:
+                self.parser.feed_data(data)
+                rest = b""
+            except httptools.HttpParserUpgrade as offer:
+                rest = data[offer.args[0] :]
+                self._decline_upgrade()
+            except httptools.HttpParserError:
+                return self._refuse(400, b"this is not an HTTP request")
+            if self._reads_head:
+                self._unfinished_bytes += len(data)
+                if self._unfinished_bytes > HEAD_BYTES:
+                    self._refuse(431, _LARGE_HEAD)
+            data = rest
+        return None
 
     def on_message_begin(self) -> None:
+        if self._resumes:
+            return
         self._reads_head, self._head_bytes, self._unfinished_bytes = True, 0, 0
         if self._timer is None:
             self._expect_head()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
+        if self._resumes:
+            return
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        super().on_header(name, value)
+        if self._resumes:
+            return
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """As uvicorn's, but for WebSockets and its own limit, and with a cycle of ours."""
+        if self._resumes:
+            self._resumes = False
+            return
         self._stop_timer()
-        if self._head_bytes > HEAD_BYTES:
+        head_bytes = self._head_bytes + sum(len(name) + len(value) for name, value in self.headers)
+        if head_bytes > HEAD_BYTES:
             self._refuse(431, _LARGE_HEAD)
         if self.transport.is_closing():
             return
         self._reads_head, self._reads_body = False, True
-        super().on_headers_complete()
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        version = self.parser.get_http_version()
+        scope = self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers),
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self.cycle.write_seconds = self._limits.write_seconds
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        elif len(self.pipeline) < MOST_PIPELINED:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._body_headers():
+            return  # `_decline_upgrade` goes on with the body
         self._reads_body = False
         if self.transport.is_closing():
             return
@@ -146,13 +305,35 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._refused and not self.pipeline:
+            return self._refuse(*self._refused)
         super().on_response_complete()
         if self._reads_body and not self.transport.is_closing():
             self._stop_timer()
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        return None
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, b"this is not an HTTP request")
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.is_closing():
+            closed(self.transport, LINGER_SECONDS)
+
+    def _decline_upgrade(self) -> None:
+        """Goes on with HTTP/1.1 after an offer to speak another protocol. The parser takes what follows the head for that protocol;
+        Java's HttpClient, which offers HTTP/2 in its first request, sends its body there. Another parser reads it, to which a
+        head without the offer is told."""
+        self.parser = httptools.HttpRequestParser(self)
+        if body := self._body_headers():
+            self._resumes = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + body + b"\r\n")
+
+    def _body_headers(self) -> bytes:
+        """The headers that say how long the body is; empty: there is none."""
+        told = (b"content-length", b"transfer-encoding")
+        return b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly")
@@ -163,14 +344,23 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status: int, message: bytes) -> None:
-        """Answers what is no request yet, in all dialects' form, and closes the connection."""
+        """Answers what is no request yet, in all dialects' form, and closes the connection. What came whole before it is answered
+        first."""
         if self.transport.is_closing():
+            return
+        if self._reads_body and self.pipeline:
+            self.pipeline.popleft()  # the newest, which is at fault
+        elif self._reads_body and self._answered is self.cycle:
+            self._answered = None
+        if self._answered is not None and not self._answered.response_complete:
+            self._refused = status, message
+            self.flow.pause_reading()
             return
         body = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},"message":"%b","detail":"%b"}'
         body = body % (message, message, message)
         head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
-        self.transport.close()
+        closed(self.transport, LINGER_SECONDS)
 
 
 class Server:

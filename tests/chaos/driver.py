@@ -19,6 +19,7 @@ from shoal.v1 import worker_pb2
 
 from libs.queue import LaneKey, connect
 from tests.chaos.faults import Fault, Faults
+from tests.chaos.http import HttpClient
 from tests.chaos.models import DENSE
 from tests.chaos.observer import Observer, unfairness
 from tests.chaos.plan import AT_ONCE, Planned, concerns, kinds, plan
@@ -114,7 +115,10 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         clients = await stack.enter_async_context(connected(stage.clients_address, settings.clients))
         answers = Answers()
         await answers.learn(clients["nobody"][0])
-        traffic = Traffic(settings.seed, answers, clients, at_once=settings.at_once, per_second=settings.per_second)
+        http = HttpClient(stage.cluster.http_addresses) if stage.cluster.edges else None
+        if http is not None:
+            stack.callback(http.close)
+        traffic = Traffic(settings.seed, answers, clients, http, at_once=settings.at_once, per_second=settings.per_second)
         text, expected = answers.example()
         faults = Faults(stage, redis, clients["nobody"][0], text, expected)
         harm = Harm(settings, stage, faults, traffic)
@@ -161,6 +165,7 @@ class Harm:
             cluster.routers,
             cluster.workers,
             cluster.schedulers,
+            cluster.edges,
             lease=LEASE_SECONDS,
             away=settings.away,
             is_long=settings.seconds >= LONG_SECONDS,

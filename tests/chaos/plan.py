@@ -44,10 +44,17 @@ class Planned:
 
 
 def kinds(
-    routers: Sequence[str], workers: Sequence[str], schedulers: Sequence[str], *, lease: float, is_long: bool, away: float = 1.0
+    routers: Sequence[str],
+    workers: Sequence[str],
+    schedulers: Sequence[str],
+    edges: Sequence[str] = (),
+    *,
+    lease: float,
+    is_long: bool,
+    away: float = 1.0,
 ) -> list[Kind]:
-    """All kinds. `lease` in seconds. `away`: at most so many of them a killed worker or router is gone. `is_long`: the run has time
-    for what takes a minute to be right again."""
+    """All kinds; those of edges only where there are any. `lease` in seconds. `away`: at most so many of them a killed worker,
+    router or edge is gone. `is_long`: the run has time for what takes a minute to be right again."""
     frozen = (lease + 0.5, lease + 3.0)
     client_links = [f"clients>{router}" for router in routers]
     worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [f"{worker}>" for worker in workers]
@@ -71,6 +78,12 @@ def kinds(
         Kind("wrong clock of router", routers, 2.0, 6.0),
         Kind("full disk", [EVERYBODY, *workers] if is_long else workers, 2.0, 4.0, core=True),
     ]
+    if edges:
+        found += [
+            Kind("kill edge", edges, max(0.0, away - 1.0), away, core=True),
+            Kind("stop edge", edges, 0.0, 0.5, core=True),
+            Kind("freeze edge", edges, 1.0, 5.0),
+        ]
     for ends, links, is_core in (
         ("clients>router", client_links, True),
         ("worker>router", worker_links, True),

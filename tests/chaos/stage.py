@@ -19,7 +19,7 @@ from tests.chaos.links import Links
 from tests.chaos.up import Up
 from tests.support.cluster import Cluster, lasting_port
 
-ROUTERS, WORKERS, SCHEDULERS = 2, 3, 2
+ROUTERS, WORKERS, SCHEDULERS, EDGES = 2, 3, 2, 2
 DISK_BYTES: Final = 24 << 20
 """Of each worker's disk for what it fetches: a few dozen small models."""
 LEASE_SECONDS: Final = 3.0
@@ -45,7 +45,10 @@ class Stage:
         return ",".join(self.links.address(f"clients>{router}") for router in self.cluster.routers)
 
     def listens(self, name: str) -> tuple[str, int]:
-        """Where a router or a scheduler does, not by a link."""
+        """Where a router, a scheduler or an edge does, not by a link."""
+        if name in self.cluster.edges:
+            host, _, port = self.cluster.http_addresses[self.cluster.edges.index(name)].rpartition(":")
+            return host, int(port)
         names, addresses = (
             (self.cluster.routers, self.cluster.addresses)
             if name in self.cluster.routers
@@ -106,6 +109,7 @@ async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
         routers=ROUTERS,
         workers=WORKERS,
         schedulers=SCHEDULERS,
+        edges=EDGES,
         durable=True,
         redis_port=redis_port,
         starter="tests.chaos.machine",

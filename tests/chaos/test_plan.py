@@ -9,10 +9,11 @@ import pytest
 from tests.chaos.plan import AT_ONCE, Kind, Planned, concerns, kinds, plan
 
 ROUTERS, WORKERS, SCHEDULERS = ["router-0", "router-1"], ["worker-0", "worker-1", "worker-2"], ["scheduler-0", "scheduler-1"]
+EDGES = ["edge-0", "edge-1"]
 
 
 def all_kinds(is_long: bool = True) -> list[Kind]:
-    return kinds(ROUTERS, WORKERS, SCHEDULERS, lease=2.0, is_long=is_long)
+    return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long)
 
 
 def of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from shoal.errors import DeadlinePassed, Overloaded, Unavailable
 from shoal.tasks import Priority
 
+from tests.chaos.http import HttpClient
 from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, OTHER_DENSE, RANKER
 from tests.chaos.stage import TENANTS
 from tests.support.texts import texts
@@ -32,6 +33,8 @@ MARGIN_SECONDS: Final = 10.0
 TOLERANCE: Final = 1e-5
 TEXTS: Final = 200
 MOST_DOCUMENTS: Final = 4
+OVER_HTTP: Final = 4
+"""Every so many-th request, if it encodes, goes over HTTP through an edge."""
 
 Verb = Literal["encode", "score", "classify"]
 Mood = Literal["patient", "hasty", "fickle"]
@@ -99,6 +102,11 @@ class Answers:
         """A text, and what models.DENSE says of it."""
         return self._texts[0], self._expected["encode", DENSE][:1]
 
+    async def ask_http(self, client: HttpClient, wanted: Request) -> Numbers:
+        """The same over HTTP, of a request that encodes."""
+        words = [self._texts[item] for item in wanted.items]
+        return await client.encode(wanted.model, words, tenant=wanted.tenant, priority=wanted.priority, timeout=wanted.seconds)
+
     async def ask(self, client: shoal.AsyncClient, wanted: Request) -> Numbers:
         """The answer as rows of numbers. Raises ShoalError."""
         words = [self._texts[item] for item in wanted.items]
@@ -156,11 +164,14 @@ class Tally:
 class Traffic:
     """Sends requests while `running`: at most `at_once`, and `per_second` while the mesh keeps up."""
 
-    def __init__(self, seed: int, answers: Answers, clients: Clients, *, at_once: int, per_second: float) -> None:
+    def __init__(
+        self, seed: int, answers: Answers, clients: Clients, http: HttpClient | None = None, *, at_once: int, per_second: float
+    ) -> None:
         self.tally = Tally()
         self._seed = seed
         self._answers = answers
         self._clients = clients
+        self._http = http
         self._at_once = at_once
         self._per_second = per_second
         # Mutable state: the requests in flight, and who watches them.
@@ -256,7 +267,10 @@ class Traffic:
 
     async def _check(self, wanted: Request) -> None:
         clients = self._clients[wanted.tenant]
-        answer = await self._answers.ask(clients[wanted.number % len(clients)], wanted)
+        if self._http is not None and wanted.verb == "encode" and wanted.number % OVER_HTTP == 0:
+            answer = await self._answers.ask_http(self._http, wanted)
+        else:
+            answer = await self._answers.ask(clients[wanted.number % len(clients)], wanted)
         self.tally.answers[wanted.number] += 1
         if not self._answers.are_right(wanted, answer):
             self.tally.wrong.append(f"{_clock()} request {wanted.number}: {wanted}")

@@ -35,13 +35,14 @@ class Names:
 
     def find(self, name: str) -> Target | None:
         """What the name stands for; None: it can be no model's name and is no alias."""
-        known = self.aliases.get(name)
+        known = self._whole(name)
         if known is not None:
             return known
-        if is_model_id(name):
-            return Target(name)
         start, _, end = name.rpartition(":")
         for role in ROLES:
-            if end == role and (found := self.find(start)) is not None:
+            if end == role and (found := self._whole(start)) is not None:
                 return Target(found.model, role, found.dimensions, found.adapter)
         return None
+
+    def _whole(self, name: str) -> Target | None:
+        return self.aliases.get(name) or (Target(name) if is_model_id(name) else None)
