@@ -34,6 +34,12 @@ class Settings:
     routers_tls: Tls | None = None
     """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME."""
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
+    console: bool = False
+    """Whether there is a console."""
+    console_address: str = ""
+    """Where the console listens. Empty: at `address`."""
+    console_hosts: tuple[str, ...] = ()
+    """Names by which browsers may open the console, besides those of this machine's loopback."""
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     body_bytes: int = 64 << 20
@@ -59,6 +65,9 @@ class Settings:
         check_name(self.edge_id, "SHOAL_EDGE_ID")
         _check_address(self.address)
         check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "host:port, or several of them with commas")
+        if self.console_address:
+            _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
+        check(all(map(_is_host, self.console_hosts)), "SHOAL_CONSOLE_HOSTS", "names without ports, in lower case, with commas")
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
         check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
@@ -77,9 +86,11 @@ class Settings:
         """Raises InvalidInput where credentials or texts would travel in clear text beyond this machine."""
         if self.security.allow_insecure:
             return
-        if not self.is_local and self.security.cert is None:
+        console = [self.console_address] if self.console and self.console_address else []
+        public = [address for address in (self.address, *console) if not is_loopback(address)]
+        if public and self.security.cert is None:
             raise InvalidInput(
-                f"refusing to listen on {self.address}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
+                f"refusing to listen on {public[0]}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
                 "SHOAL_ALLOW_INSECURE=1 if something else protects it",
                 field="SHOAL_ALLOW_INSECURE",
             )
@@ -93,7 +104,7 @@ class Settings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
-        return is_loopback(self.address)
+        return is_loopback(self.address) and (not self.console or is_loopback(self.console_address or self.address))
 
     @property
     def vouches(self) -> bool:
@@ -108,10 +119,15 @@ class Settings:
     def from_env(environ: Mapping[str, str]) -> Settings:
         """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
         aliases = environ.get("SHOAL_ALIASES", "")
+        address, console_address = environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080", environ.get("SHOAL_CONSOLE_ADDRESS", "")
+        security = _security(environ)
         return Settings(
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
-            address=environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
-            security=_security(environ),
+            address=address,
+            security=security,
+            console=_has_console(environ.get("SHOAL_CONSOLE", ""), console_address or address, security),
+            console_address=console_address,
+            console_hosts=tuple(filter(None, (name.strip() for name in environ.get("SHOAL_CONSOLE_HOSTS", "").split(",")))),
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
@@ -140,6 +156,7 @@ class Settings:
             "routers": ", ".join(self.routers),
             "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
             "aliases": len(self.aliases.content.aliases),
+            "console": "off" if not self.console else self.console_address or self.address,
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
@@ -170,11 +187,23 @@ def _security(environ: Mapping[str, str]) -> Security:
     return security
 
 
-def _check_address(address: str) -> None:
+def _has_console(given: str, address: str, security: Security) -> bool:
+    """Unless SHOAL_CONSOLE says it: only where it listens on this machine alone, to callers who need no certificate."""
+    check(given in ("", "0", "1"), "SHOAL_CONSOLE", "0 or 1")
+    if given:
+        return given == "1"
+    return is_loopback(address) and security.client_ca is None
+
+
+def _is_host(name: str) -> bool:
+    return name == name.lower() and name.isascii() and all(letter.isalnum() or letter in "-." for letter in name)
+
+
+def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:
     try:
         parse_address(address)
     except InvalidInput:
-        raise InvalidInput(f"SHOAL_HTTP_ADDRESS must be host:port, not {address!r}", field="SHOAL_HTTP_ADDRESS") from None
+        raise InvalidInput(f"{name} must be host:port, not {address!r}", field=name) from None
 
 
 def _routers_tls(environ: Mapping[str, str]) -> Tls | None:
