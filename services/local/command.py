@@ -34,6 +34,9 @@ def up(
     http_port: Annotated[
         int | None, typer.Option(help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one.")
     ] = None,
+    console: Annotated[
+        bool, typer.Option(help="Show the console in browsers at the port of HTTP (docs/console.md); not with --tls.")
+    ] = True,
     http: Annotated[bool, typer.Option(help="Answer HTTP, too: OpenAI's, Cohere's and other clients (docs/http.md).")] = True,
     workers: Annotated[
         int | None, typer.Option(help="Number of workers. Default: one per accelerator, or one per core without any.")
@@ -54,7 +57,7 @@ def up(
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
     """Start Redis, a router, a scheduler, workers and HTTP on this machine, keep them running, and stop them on Ctrl-C."""
-    console = Console(stderr=True)
+    out = Console(stderr=True)
     try:
         check_installed()
         found = accelerators(device, os.environ)
@@ -73,10 +76,11 @@ def up(
             has_scheduler=scheduler,
             keep_logs=keep_logs,
             tls=tls,
+            has_console=console,
         )
-        asyncio.run(_up(settings, console))
+        asyncio.run(_up(settings, out))
     except ShoalError as error:
-        console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
+        out.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
@@ -125,6 +129,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
+        if mesh.has_console:
+            console.print(f"console {_url(mesh)}/", highlight=False)
     if settings.accelerators:
         console.print(
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False

@@ -45,6 +45,7 @@ class LocalMesh:
     logs: Path
     certificates: Path | None
     supervisor: Supervisor
+    has_console: bool = False
 
 
 def to_stderr(message: str) -> None:
@@ -74,7 +75,8 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
             await child.start()
         await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers, http_address))
         supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
-        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor)
+        has_console = _has_console(settings)
+        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor, has_console)
 
 
 def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
@@ -96,6 +98,10 @@ async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
 
 
+def _has_console(settings: Settings) -> bool:
+    return settings.has_console and settings.http_port is not None and not settings.tls
+
+
 def _http_address(settings: Settings) -> str:
     if settings.http_port is None:
         return ""
@@ -113,6 +119,7 @@ def _common_variables(
         "SHOAL_ADDRESS": address,
         "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
         "SHOAL_HTTP_ADDRESS": http_address,
+        "SHOAL_CONSOLE": "1" if _has_console(settings) else "0",
         "SHOAL_ROUTERS": address,
         "SHOAL_REDIS_URL": f"unix://{place.redis / 'redis.sock'}",
         "SHOAL_PROCESSES": str(place.processes),

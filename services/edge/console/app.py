@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -98,11 +98,10 @@ class Console:
             await self._application(scope, receive, send)
             return
         connection = scope.get("state", {}).get("connection")
-        with connection.answering() if connection is not None else nullcontext():
-            try:
-                await self._answer(scope, headers, receive, send, connection)
-            except asyncio.CancelledError:
-                pass  # The page was closed, or the grace time has ended.
+        answering = connection.answering() if connection is not None else nullcontext()
+        # Cancelled: the page was closed, or the grace time has ended.
+        with answering, suppress(asyncio.CancelledError):
+            await self._answer(scope, headers, receive, send, connection)
 
     async def _answer(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any) -> None:
         method, path = scope["method"], scope["path"]
@@ -186,7 +185,9 @@ class Console:
         placement = await self._ask(EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS)
         known: dict[str, Any] | None = None
         try:
-            known = model_content((await self._ask(GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS)).model)
+            known = model_content(
+                (await self._ask(GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS)).model
+            )
         except ShoalError as error:
             if error.reason != "MODEL_NOT_FOUND":
                 raise
@@ -196,7 +197,13 @@ class Console:
             "scheduler": placement.scheduler.scheduler_id,
             "model": known,
             "workers": [
-                {"id": one.worker_id, "pool": one.pool, "eligible": one.eligible, "reason": one.reason, "score": round(one.score, 2)}
+                {
+                    "id": one.worker_id,
+                    "pool": one.pool,
+                    "eligible": one.eligible,
+                    "reason": one.reason,
+                    "score": round(one.score, 2),
+                }
                 for one in placement.workers
             ],
         }
@@ -245,7 +252,7 @@ def _problem(error: ShoalError) -> Problem:
 
 async def _body(receive: Receive) -> bytes:
     """Raises Problem."""
-    parts = b""
+    parts = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while True:
@@ -256,7 +263,7 @@ async def _body(receive: Receive) -> bytes:
                 if len(parts) > MOST_BYTES:
                     raise Problem("TOO_LARGE", f"the body of an action has at most {MOST_BYTES:,} bytes")
                 if not event.get("more_body"):
-                    return parts
+                    return bytes(parts)
     except TimeoutError:
         raise Problem("REQUEST_TIMEOUT", f"the request's body did not arrive within {BODY_SECONDS:g} s") from None
 

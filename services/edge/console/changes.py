@@ -111,7 +111,9 @@ def _lanes(before: Sequence[mesh_pb2.LaneStatus], after: Sequence[mesh_pb2.LaneS
         if expired > 0:
             yield Change(WARN, f"{_jobs(expired)} of {lane.model} passed {_their(expired)} deadline in the lane", lane.model)
         if dead > 0:
-            yield Change(BAD, f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}", lane.model)
+            yield Change(
+                BAD, f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}", lane.model
+            )
 
 
 def _lane(lane: mesh_pb2.LaneStatus) -> tuple[str, str, str]:

@@ -1,5 +1,5 @@
-"""The console's files, read once. Assets have the digest of all of them in their path, so that browsers keep them for ever and a new
-version is fetched whole; the page itself is asked for again each time, by its ETag."""
+"""The console's files, read once. Assets have the digest of all of them in their path, so that browsers keep them for ever and
+fetch a new version whole; the page itself is asked for again each time, by its ETag."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One WatchMesh for all pages that look on: it begins with the first and ends with the last.
 
-The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a minute,
-so nobody sees the mesh by another's right.
+The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
+minute, so nobody sees the mesh by another's right.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { setToken, token } from "./edge.js";
 import { follow, useMesh } from "./mesh.js";
 import { Dialog, Icon, Notices } from "./parts.js";
-import { cure, seconds, title } from "./text.js";
+import { cure, seconds, sentence, title } from "./text.js";
 import { MeshView } from "./view-mesh.js";
 import { ModelDrawer, ModelsView } from "./view-models.js";
 import { PlaygroundView } from "./view-playground.js";
 
 const VIEWS = [["mesh", "Mesh", MeshView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView]];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
+// Failures of the way to the mesh, whose titles fit above all views.
+const OURS = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
 const KEYS = [
   ["/", "Search"],
   ["g m", "Mesh"],
@@ -96,6 +98,7 @@ function Page() {
 
   const [, , View] = VIEWS.find(([name]) => name === where.view);
   const isRefused = mesh.status === "refused";
+  const again = isRefused ? "" : OURS.includes(mesh.failure?.reason) ? cure(mesh.failure.reason) : "This page tries again by itself.";
   return html`<a class="skip" href="#main" onClick=${(event) => [event.preventDefault(), document.getElementById("main").focus()]}>To the content</a>
     <header class="top">
       <a class="brand" href="#/mesh"><svg viewBox="0 0 34 22" aria-hidden="true"><path d="M2 7c4-5 10-5 14-1l4-3v8l-4-3C12 12 6 12 2 7zM14 16c3.500-4.300 8.500-4.300 12-.9l3.500-2.600v7L26 16.900c-3.500 3.400-8.500 3.400-12-.9z" /></svg>Shoal</a>
@@ -113,7 +116,7 @@ function Page() {
     </header>
     ${mesh.failure &&
     html`<div class="banner ${isRefused ? "asks" : ""}" role="alert">
-      <div><strong>${title(mesh.failure.reason)}.</strong> ${mesh.failure.message} ${!isRefused && cure(mesh.failure.reason)} ${mesh.seen && !isRefused ? `What is shown is ${seconds((Date.now() - mesh.seen) / 1000)} old.` : ""}</div>
+      <div><strong>${OURS.includes(mesh.failure.reason) ? title(mesh.failure.reason) : "The mesh cannot be shown"}.</strong> ${sentence(mesh.failure.message)} ${again} ${mesh.seen && !isRefused ? `What is shown is ${seconds((Date.now() - mesh.seen) / 1000)} old.` : ""}</div>
       ${isRefused && html`<button class="primary" onClick=${() => setAsksToken(true)}>Enter a token</button>`}
     </div>`}
     <main id="main" tabindex="-1" class=${mesh.status === "lost" && mesh.seen ? "old" : ""}>
@@ -123,7 +126,7 @@ function Page() {
         : where.view !== "playground" && mesh.status === "connecting"
           ? html`<div class="view"><p class="muted waiting" role="status">Looking at the mesh …</p></div>`
           : where.view !== "playground" && mesh.status === "lost" && !mesh.seen
-            ? html`<div class="view"><section class="card"><div class="empty"><h1>There is no mesh to show</h1><p>${cure(mesh.failure.reason)}</p></div></section></div>`
+            ? html`<div class="view"><section class="card"><div class="empty"><h1>There is no mesh to show</h1><p>${again}</p></div></section></div>`
             : html`<${View} key=${where.view} query=${where.query} go=${go} open=${setDrawer} />`}
     </main>
     ${drawer && html`<${ModelDrawer} key=${drawer} id=${drawer} onClose=${() => setDrawer("")} />`}

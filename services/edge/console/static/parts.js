@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { act } from "./edge.js";
-import { STATES, MEANING, bytes, cure, share, title } from "./text.js";
+import { STATES, MEANING, bytes, cure, sentence, share, title } from "./text.js";
 
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
@@ -30,13 +30,13 @@ export function State({ state, quiet }) {
 export const Chip = ({ children, tone = "" }) => html`<span class="chip ${tone}">${children}</span>`;
 
 export function Empty({ heading, children, action }) {
-  return html`<div class="empty"><h3>${heading}</h3><p>${children}</p>${action}</div>`;
+  return html`<div class="empty"><h2>${heading}</h2><p>${children}</p>${action}</div>`;
 }
 
 export function Problem({ failure, children }) {
   return html`<div class="problem" role="alert">
     <strong>${title(failure.reason)}</strong>
-    <p>${failure.message}</p>
+    <p>${sentence(failure.message)}</p>
     ${cure(failure.reason) && html`<p class="muted">${cure(failure.reason)}</p>`}
     ${(failure.field || failure.requestId) &&
     html`<p class="small muted">
@@ -65,12 +65,12 @@ export function Bar({ part, whole, tone = "" }) {
 
 export function Line({ values, width = 160, height = 36, label }) {
   const most = Math.max(1, ...values);
-  const step = width / 119;
+  const step = width / Math.max(29, values.length - 1);
   const begin = width - (values.length - 1) * step;
   const points = values.map((value, at) => `${(begin + at * step).toFixed(1)},${(height - 2 - ((height - 6) * value) / most).toFixed(1)}`);
   return html`<svg class="line" viewBox="0 0 ${width} ${height}" role="img" aria-label=${label} preserveAspectRatio="none">
     <path class="base" d="M0 ${height - 1}H${width}" />
-    ${points.length > 1 && html`<polyline points=${points.join(" ")} />`}
+    ${points.length > 1 && html`<path class="under" d=${`M${begin.toFixed(1)},${height - 1} L${points.join(" ")} L${width},${height - 1}Z`} /><polyline points=${points.join(" ")} />`}
   </svg>`;
 }
 
@@ -90,7 +90,13 @@ export function Dialog({ kind = "", label, onClose, children }) {
     event.preventDefault();
     onClose();
   };
-  return html`<dialog ref=${element} class=${kind} aria-label=${label} onCancel=${cancel} onClick=${(event) => event.target === element.current && onClose()}>
+  // The browser may close several dialogs by one Escape; here it closes the one on top.
+  const pressed = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    cancel(event);
+  };
+  return html`<dialog ref=${element} class=${kind} aria-label=${label} onCancel=${cancel} onKeyDown=${pressed} onClick=${(event) => event.target === element.current && onClose()}>
     <div class="inside">
       <header>
         <h2>${label}</h2>
@@ -174,7 +180,7 @@ export function Confirm({ action, model, pools = [], onClose }) {
     try {
       notify("good", (await act(action, model, pool)).message);
     } catch (error) {
-      notify("bad", `${title(error.reason)}: ${error.message} ${cure(error.reason)}`);
+      notify("bad", `${title(error.reason)}: ${sentence(error.message)} ${cure(error.reason)}`);
     } finally {
       dismiss(running);
     }

@@ -11,7 +11,8 @@ const STAGE_WORDS = {
   wait: "for a batch and the device",
   forward: "on the device",
   finish: "making the answer",
-  mesh: "the mesh and the network",
+  mesh: "the mesh itself",
+  way: "edge, network and browser",
 };
 
 export const timingsOf = (header) =>
@@ -19,8 +20,9 @@ export const timingsOf = (header) =>
 
 export function Timings({ stages, elapsed, tokens }) {
   const known = STAGES.map((name) => [name, stages[name] || 0]);
-  const rest = Math.max(0, elapsed - known.reduce((sum, [, value]) => sum + value, 0));
-  const all = [...known, ["mesh", rest]];
+  const sum = known.reduce((all, [, value]) => all + value, 0);
+  const total = Math.max(sum, stages.total || 0);
+  const all = [...known, ["mesh", total - sum], ["way", Math.max(0, elapsed - total)]];
   return html`<figure class="timings">
     <figcaption>
       <strong>${milliseconds(elapsed)} ms</strong>
@@ -48,7 +50,7 @@ export function Encoded({ texts, items }) {
 function Dense({ texts, rows }) {
   const first = rows[0];
   return html`<section>
-    <h3>${rows.length > 1 ? "Cosine similarity" : "Vector"}</h3>
+    <h2>${rows.length > 1 ? "Cosine similarity" : "Vector"}</h2>
     ${rows.length > 1 &&
     html`<div class="scroll"><table class="heat">
       <caption class="hidden">Cosine similarity of each text to each other</caption>
@@ -59,7 +61,7 @@ function Dense({ texts, rows }) {
             <th scope="row" title=${texts[at]}><b>${at + 1}</b><span>${texts[at]}</span></th>
             ${rows.map((other, column) => {
               const value = cosine(row, other);
-              return html`<td key=${column} style=${{ "--v": Math.max(0, value).toFixed(3) }}>${value.toFixed(2)}</td>`;
+              return html`<td key=${column} style=${{ "--v": (Math.max(0, value) ** 2).toFixed(3) }}>${value.toFixed(2)}</td>`;
             })}
           </tr>`,
         )}
@@ -73,21 +75,23 @@ function Dense({ texts, rows }) {
 function Tokens({ texts, rows }) {
   const canvas = useRef();
   const [one, two] = [rows[0], rows[1] || rows[0]];
-  const best = one.map((row) => Math.max(...two.map((other) => cosine(row, other))));
+  const grid = one.map((row) => two.map((other) => cosine(row, other)));
+  const best = grid.map((row) => Math.max(...row));
+  const low = Math.min(...grid.flat());
   useEffect(() => {
     const context = canvas.current.getContext("2d");
     const style = getComputedStyle(canvas.current);
     context.clearRect(0, 0, two.length, one.length);
-    context.fillStyle = style.getPropertyValue("--accent");
-    one.forEach((row, y) =>
-      two.forEach((other, x) => {
-        context.globalAlpha = Math.max(0, cosine(row, other)) ** 2;
+    context.fillStyle = style.color;
+    grid.forEach((row, y) =>
+      row.forEach((value, x) => {
+        context.globalAlpha = (value - low) / (1 - low || 1);
         context.fillRect(x, y, 1, 1);
       }),
     );
   }, [rows]);
   return html`<section>
-    <h3>Similarity by token</h3>
+    <h2>Similarity by token</h2>
     <canvas ref=${canvas} width=${two.length} height=${one.length} class="grid" role="img"
       aria-label="Similarity of ${plural(one.length, "token")} of text 1 to ${plural(two.length, "token")} of text ${rows[1] ? 2 : 1}" />
     <p class="small muted">
@@ -101,7 +105,7 @@ const TERMS = 12;
 
 function Sparse({ texts, rows }) {
   return html`<section>
-    <h3>Heaviest terms</h3>
+    <h2>Heaviest terms</h2>
     ${rows.map((row, at) => {
       const terms = row.indices.map((index, place) => [index, row.values[place]]).sort((one, two) => two[1] - one[1]);
       return html`<div key=${at} class="terms">
@@ -122,7 +126,7 @@ export function Scored({ texts, scores, other, models }) {
   const others = other && new Map(other.map((one) => [one.item_id, one]));
   const [otherLow, otherHigh] = other ? [Math.min(0, ...other.map((one) => one.score)), Math.max(...other.map((one) => one.score))] : [0, 1];
   return html`<section>
-    <h3>Ranking</h3>
+    <h2>Ranking</h2>
     ${other && html`<p class="small muted versus"><span><i class="key forward"></i>${models[0]}</span><span><i class="key other"></i>${models[1]}</span></p>`}
     <ol class="ranking">
       ${scores.map((one) => {

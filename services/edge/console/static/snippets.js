@@ -17,6 +17,7 @@ export function body(ask) {
   }
   const options = {
     ...(ask.threshold !== null ? { threshold: ask.threshold } : {}),
+    task: ask.task,
     ...(ask.task === "classify" ? { classification_type: ask.multi ? "multi-label" : "single-label" } : {}),
     ...(ask.task === "relations" ? { relation_labels: ask.relations } : {}),
     ...adapter,

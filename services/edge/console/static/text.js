@@ -73,6 +73,9 @@ const CURES = {
   TIMEOUT: "A model that is loaded for the first time takes a while: try again.",
 };
 
+// Messages of the mesh begin small and end without a stop.
+export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?…]$/.test(text) ? "" : ".") : "");
+
 export const title = (reason) => TITLES[reason] || "That did not work";
 export const cure = (reason) => CURES[reason] || "";
 

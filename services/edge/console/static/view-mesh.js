@@ -1,6 +1,6 @@
 // What the mesh does now.
 
-import { html, useState } from "./vendor/htm-preact.js";
+import { html, useRef, useState } from "./vendor/htm-preact.js";
 import { useMesh } from "./mesh.js";
 import { Bar, Chip, Empty, Line, Memory } from "./parts.js";
 import { bytes, clock, number, plural, seconds, share, short } from "./text.js";
@@ -26,7 +26,7 @@ export function MeshView({ open }) {
         <span>Workers</span><strong>${workers.length}</strong
         ><em>${draining ? `${draining} draining` : plural(new Set(workers.map((one) => one.pool)).size, "pool")}</em>
       </div>
-      <div class="figure"><span>Resident models</span><strong>${number(resident)}</strong><em>of ${number(mesh.models.size)} known</em></div>
+      <div class="figure"><span>Resident</span><strong>${number(resident)}</strong><em>of ${plural(mesh.models.size, "model")}</em></div>
     </section>
     <div class="columns">
       <div class="main">
@@ -43,10 +43,23 @@ export function MeshView({ open }) {
 }
 
 const FEW_LANES = 12;
+const ORDER_SECONDS = 5;
+const byAge = (one, two) =>
+  two.oldest - one.oldest || two.queued_tokens - one.queued_tokens || two.rate - one.rate || (one.key < two.key ? -1 : 1);
+
+// Oldest first, but sorted anew only every few seconds: rows that jump cannot be read.
+function useOrder(lanes) {
+  const order = useRef({ at: 0, places: new Map() });
+  const { at, places } = order.current;
+  if (Date.now() - at > ORDER_SECONDS * 1000 || lanes.some((lane) => !places.has(lane.key))) {
+    order.current = { at: Date.now(), places: new Map([...lanes].sort(byAge).map((lane, place) => [lane.key, place])) };
+  }
+  return [...lanes].sort((one, two) => order.current.places.get(one.key) - order.current.places.get(two.key));
+}
 
 function Lanes({ lanes, open }) {
   const [all, setAll] = useState(false);
-  const sorted = lanes.sort((one, two) => two.oldest - one.oldest || two.queued_tokens - one.queued_tokens || two.rate - one.rate || (one.key < two.key ? -1 : 1));
+  const sorted = useOrder(lanes);
   const shown = all ? sorted : sorted.slice(0, FEW_LANES);
   const most = Math.max(1, ...lanes.map((lane) => lane.queued_tokens + lane.leased_tokens));
   return html`<section class="card" aria-labelledby="lanes">

@@ -4,7 +4,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./v
 import { act } from "./edge.js";
 import { mesh as known, useMesh } from "./mesh.js";
 import { Chip, Confirm, Dialog, Empty, Icon, Problem, State } from "./parts.js";
-import { STATES, bytes, number, plural, seconds, short } from "./text.js";
+import { STATES, bytes, number, plural, seconds, sentence, short } from "./text.js";
 
 const ROW = 56;
 const AROUND = 6;
@@ -98,7 +98,7 @@ function ByName({ onClose }) {
 function Rows({ models, open }) {
   const list = useRef();
   const [sight, setSight] = useState([0, 30]);
-  const wanted = useRef(-1);
+  const wanted = useRef(-1); // the row that has the focus
   useLayoutEffect(() => {
     const look = () => {
       const top = list.current.getBoundingClientRect().top;
@@ -111,11 +111,19 @@ function Rows({ models, open }) {
     window.addEventListener("resize", look);
     return () => [window.removeEventListener("scroll", look), window.removeEventListener("resize", look)];
   }, [models.length]);
+  // A row that leaves the document, or moves in it, loses the focus: it gets it back.
   useLayoutEffect(() => {
     if (wanted.current < 0) return;
     const button = list.current.querySelector(`[data-at="${wanted.current}"]`);
-    if (button) [button.focus({ preventScroll: true }), (wanted.current = -1)];
+    if (button && document.activeElement !== button) button.focus({ preventScroll: true });
   });
+  const entered = (event) => (wanted.current = Number(event.target.dataset?.at ?? -1));
+  const left = (event) => event.relatedTarget && !list.current.contains(event.relatedTarget) && (wanted.current = -1);
+  useEffect(() => {
+    const pointed = () => (wanted.current = -1);
+    window.addEventListener("pointerdown", pointed, true);
+    return () => window.removeEventListener("pointerdown", pointed, true);
+  }, []);
   const move = (event) => {
     const at = Number(event.target.dataset?.at ?? -1);
     const page = Math.max(1, Math.floor(window.innerHeight / ROW) - 3);
@@ -131,15 +139,15 @@ function Rows({ models, open }) {
     setSight((before) => (next >= before[0] && next < before[1] ? [...before] : [Math.max(0, next - 30), next + 30]));
   };
   const [first, last] = [Math.min(sight[0], models.length), Math.min(sight[1], models.length)];
-  return html`<section class="card rows" role="table" aria-label="Models" aria-rowcount=${models.length + 1}>
+  return html`<div class="card rows" role="table" aria-label="Models" aria-rowcount=${models.length + 1}>
     <div class="row head" role="row" aria-rowindex="1">
       <span role="columnheader">Model</span><span role="columnheader" class="tasks">Tasks</span><span role="columnheader" class="n size">Size</span>
       <span role="columnheader" class="n length">Tokens</span><span role="columnheader" class="n speed">Tokens/s</span><span role="columnheader" class="where">State</span>
     </div>
-    <div class="window" role="rowgroup" ref=${list} style=${{ height: `${models.length * ROW}px` }} onKeyDown=${move}>
+    <div class="window" role="rowgroup" ref=${list} style=${{ height: `${models.length * ROW}px` }} onKeyDown=${move} onFocusIn=${entered} onFocusOut=${left}>
       ${models.slice(first, last).map((model, at) => html`<${Row} key=${model.id} model=${model} at=${first + at} open=${open} />`)}
     </div>
-  </section>`;
+  </div>`;
 }
 
 function Row({ model, at, open }) {
@@ -218,7 +226,7 @@ export function ModelDrawer({ id, onClose }) {
             (place) => html`<li key=${place.worker}>
               <div><strong>${place.worker}</strong><${State} state=${place.state} />${place.pinned && html`<${Chip} tone="accent">pinned<//>`}${place.leaving && html`<${Chip} tone="warn">leaving<//>`}</div>
               <span class="small muted">${[
-                place.bytes && `${bytes(place.bytes)} on the device`,
+                place.state === "resident" && `${bytes(place.bytes)} on the device`,
                 place.host_bytes && `${bytes(place.host_bytes)} in host memory`,
                 place.load_seconds && `loaded in ${seconds(place.load_seconds)}`,
                 place.tokens_per_second && `${short(place.tokens_per_second)} tokens/s`,
@@ -253,8 +261,6 @@ function Why({ answer }) {
       )}
     </ul>`}`;
 }
-
-const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".") : "");
 
 function Card({ card }) {
   const rows = [
