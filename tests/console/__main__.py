@@ -1,7 +1,7 @@
 """`python -m tests.console [--only NAME]`: opens the console of real edges in Chromium, in every state of a mesh.
 
-Behind the edges stand fake routers (tests/edge/fake_mesh.py): empty, busy, failing, with 1,000 models, one that asks for tokens, and
-none at all. check.mjs drives the browser by playwright-core; what it needs is installed below .cache/console from the lock file.
+Behind the edges stand fake routers (tests/edge/fake_mesh.py): empty, busy, failing, with 1,000 models, one that asks for tokens,
+and none at all. check.mjs drives the browser by playwright-core, which is installed below .cache/console from the lock file.
 Screenshots lie in build/console. Exit status 1 if anything is wrong, 2 if something is missing here.
 """
 

@@ -377,7 +377,7 @@ def busy() -> FakeMesh:
     pools = [mesh_pb2.PoolStatus(pool="l4", desired_workers=4), mesh_pb2.PoolStatus(pool="cpu", desired_workers=1)]
     mesh = mesh_pb2.Mesh(
         workers=workers,
-        models=sorted(models, key=lambda model: model.model),
+        models=[models[at] for at in sorted(range(len(models)), key=lambda at: models[at].model)],
         lanes=lanes,
         router_id="router-7c9f",
         scheduler=mesh_pb2.SchedulerStatus(scheduler_id="scheduler-0", plan=(3 << 32) + 112, age_seconds=1.2),

@@ -123,12 +123,18 @@ export function dismiss(id) {
 }
 
 export function Notices() {
+  const element = useRef();
   const [, again] = useState(0);
   useEffect(() => {
     notices.listener = () => again((value) => value + 1);
     return () => (notices.listener = null);
   }, []);
-  return html`<div class="notices" role="status" aria-live="polite">
+  // Above a dialog that is open: what is shown last is on top.
+  useEffect(() => {
+    element.current.hidePopover?.();
+    if (notices.list.length) element.current.showPopover?.();
+  }, [notices.list]);
+  return html`<div ref=${element} popover="manual" class="notices" role="status" aria-live="polite">
     ${notices.list.map(
       (notice) => html`<div key=${notice.id} class="notice ${notice.tone}">
         <span>${notice.text}</span>

@@ -1,7 +1,15 @@
 // The request of the playground, as programs and shells would send it. Pure. Tokens are named, never shown.
 
 const shell = (text) => `'${String(text).replaceAll("'", "'\\''")}'`;
-const py = (value) => JSON.stringify(value).replaceAll(/\btrue\b(?=[,}\]])/g, "True").replaceAll(/\bfalse\b(?=[,}\]])/g, "False");
+
+// A literal of Python: lists on one line, objects as dicts.
+function py(value) {
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(py).join(", ")}]`;
+  if (value && typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${py(key)}: ${py(one)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
 const pretty = (value) => JSON.stringify(value, null, 2);
 
 // `ask`: {verb, model, texts, query, role, forms, task, labels, relations, threshold, multi, pool, adapter, priority, tenant}

@@ -80,7 +80,7 @@ function Lanes({ lanes, open }) {
                     <i class="leased" style=${{ width: `${share(lane.leased_tokens, most)}%` }}></i
                     ><i style=${{ width: `${share(lane.queued_tokens, most)}%` }}></i>
                   </span>
-                  <span class="sub">${plural(lane.queued_jobs, "job")} waiting</span>
+                  <span class="sub">${lane.queued_jobs ? `${plural(lane.queued_jobs, "job")} waiting` : "nothing waits"}</span>
                 </td>
                 <td class="n" title="${number(lane.queued_tokens)} wait, ${number(lane.leased_tokens)} at work">${short(lane.queued_tokens + lane.leased_tokens)}</td>
                 <td class="n ${lane.oldest > 10 ? "bad" : ""}">${lane.oldest ? seconds(lane.oldest) : "–"}</td>
@@ -125,7 +125,7 @@ function Worker({ worker, places, open }) {
   return html`<li class="worker ${worker.age > 5 ? "old" : ""}">
     <div class="head">
       <strong>${worker.id}</strong>
-      <span class="muted">${worker.device} · ${worker.pool}</span>
+      <span class="muted">${[...new Set([worker.device, worker.pool])].join(" · ")}</span>
       ${worker.preempted_in !== null && html`<${Chip} tone="bad">machine goes in ${seconds(worker.preempted_in)}<//>`}
       ${worker.draining && html`<${Chip} tone="warn">draining<//>`}
       ${worker.age > 5 && html`<${Chip} tone="bad">silent for ${seconds(worker.age)}<//>`}
@@ -185,16 +185,22 @@ function Pools({ pools, workers, scheduler }) {
   </section>`;
 }
 
+// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
+function told({ text, model }) {
+  const at = model ? text.indexOf(model) : -1;
+  return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
+}
+
 function Events({ events, open }) {
   return html`<section class="card" aria-labelledby="events">
-    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "click for the reason" : ""}</span></header>
+    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
     ${!events.length
       ? html`<p class="muted pad">Nothing has happened while somebody looked: loads, evictions and lost workers appear here.</p>`
       : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
           ${events.map((event, at) => {
-            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${event.text}</span>`;
+            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${told(event)}</span>`;
             return html`<li key=${`${event.at} ${event.text} ${events.length - at}`}>
-              ${event.model ? html`<button onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
+              ${event.model ? html`<button title=${event.model} onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
             </li>`;
           })}
         </ol>`}

@@ -29,7 +29,7 @@ const lines = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean
 export function PlaygroundView({ query, go }) {
   const mesh = useMesh();
   const [verb, setVerb] = useState(VERBS.some(([name]) => name === query.verb) ? query.verb : "encode");
-  const [model, setModel] = useState(query.model || "");
+  const [model, setModel] = useState(query.model || null);
   const [texts, setTexts] = useState({ ...SAMPLES });
   const [question, setQuestion] = useState(QUERY);
   const [role, setRole] = useState("document");
@@ -51,7 +51,7 @@ export function PlaygroundView({ query, go }) {
     [mesh.catalogue],
   );
   const fitting = models.filter((one) => serves(one, verb));
-  const chosen = model || fitting[0]?.id || "";
+  const chosen = model ?? fitting[0]?.id ?? "";
   const card = mesh.models.get(chosen)?.card;
   const tasks = EXTRACT_TASKS.filter((one) => !card?.tasks?.length || card.tasks.includes(one));
   const doing = tasks.includes(task) ? task : tasks[0] || "entities";
@@ -61,7 +61,7 @@ export function PlaygroundView({ query, go }) {
     setAnswer(null);
     setFailure(null);
     const known = mesh.models.get(model);
-    if (known && !serves(known, name)) setModel("");
+    if (known && !serves(known, name)) setModel(null);
   };
 
   const ask = {
@@ -107,7 +107,7 @@ export function PlaygroundView({ query, go }) {
           ${VERBS.map(([name, word]) => html`<button type="button" key=${name} aria-pressed=${verb === name} onClick=${() => turn(name)}>${word}</button>`)}
         </div>
         <label class="field"><span>Model</span>
-          <input id="search" list="models" value=${model} placeholder=${fitting[0]?.id || "org/name"} spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
+          <input id="search" list="models" value=${chosen} placeholder="org/name" spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
           <datalist id="models">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
         ${verb === "score" && html`<label class="field"><span>Query</span><input value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>`}
         ${verb === "extract" &&
