@@ -134,21 +134,33 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
         self, request: mesh_pb2.ExplainPlacementRequest, context: Context
     ) -> mesh_pb2.ExplainPlacementResponse:
         await self.fake.enter("ExplainPlacement", request, context, role="admin")
+        places = [place for model in self.fake.mesh.models if model.model == request.model for place in model.places]
+        held = {place.worker_id for place in places if place.state == RESIDENT}
         workers = [
             mesh_pb2.PlacementReason(
                 worker_id=worker.worker_id,
                 pool=worker.pool,
                 eligible=not worker.draining,
-                reason="it is draining" if worker.draining else "it holds the model, and 4,200 tokens wait in its lanes",
+                reason=_reason(worker, held),
                 score=0.0 if worker.draining else 1.0 - at / 10,
             )
             for at, worker in enumerate(self.fake.mesh.workers)
         ]
-        summary = "it is resident, and requests are answered at once" if workers else "there is no worker in pool default"
+        summary = (
+            f"{len(held)} of pool l4 hold {request.model}; 4,200 tokens wait" if workers else "there is no worker in pool default"
+        )
         plan = "keep on one worker: 310 tokens/s are asked for, and one copy does 21,000"
         return mesh_pb2.ExplainPlacementResponse(
             workers=workers, summary=summary, scheduler=self.fake.mesh.scheduler, plan=plan if workers else ""
         )
+
+
+def _reason(worker: mesh_pb2.WorkerStatus, held: set[str]) -> str:
+    if worker.draining:
+        return "it is draining"
+    if worker.worker_id in held:
+        return "it holds the model: 573,571,072 bytes, 28,600 tokens/s"
+    return "the scheduler may have it load the model when there is work that its present copies cannot do sooner"
 
 
 class FakeModelService(models_pb2_grpc.ModelServiceServicer):

@@ -74,7 +74,7 @@ const CURES = {
 };
 
 // Messages of the mesh begin small and end without a stop.
-export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?…]$/.test(text) ? "" : ".") : "");
+export const sentence = (text) => (text ? (/^[a-z]+[ ,]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text) + (/[.!?…]$/.test(text) ? "" : ".") : "");
 
 export const title = (reason) => TITLES[reason] || "That did not work";
 export const cure = (reason) => CURES[reason] || "";

@@ -249,7 +249,7 @@ export function ModelDrawer({ id, onClose }) {
 function Why({ answer }) {
   return html`<h3>Why</h3>
     <p>${sentence(answer.message)}</p>
-    ${answer.plan && html`<p class="muted">The scheduler's last plan: ${answer.plan}</p>`}
+    ${answer.plan && html`<p class="muted">The scheduler's last plan: ${sentence(answer.plan).replace(/^./, (letter) => letter.toLowerCase())}</p>`}
     ${answer.workers.length > 0 &&
     html`<ul class="why">
       ${answer.workers.map(
