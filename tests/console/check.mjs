@@ -109,6 +109,13 @@ const parts = {
     assert.ok(parseFloat(before) > 0);
     await record(page, "mesh-busy");
     await shoot(page, "mesh-busy-whole", { full: true });
+    // Shortcuts of two keys, with the page drawn anew between them.
+    await page.keyboard.press("g");
+    await page.waitForTimeout(700);
+    await page.keyboard.press("c");
+    await page.getByRole("heading", { name: "Models" }).waitFor();
+    await page.keyboard.press("g");
+    await page.keyboard.press("m");
     // The theme that is chosen stays.
     await page.keyboard.press("t");
     await page.keyboard.press("t");

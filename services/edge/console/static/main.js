@@ -1,6 +1,6 @@
 // The frame: views by the address' fragment, theme, token, shortcuts.
 
-import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { setToken, token } from "./edge.js";
 import { follow, useMesh } from "./mesh.js";
 import { Dialog, Icon, Notices } from "./parts.js";
@@ -43,7 +43,8 @@ function go(view, query = {}, quietly = false) {
 function useTheme() {
   const [theme, setTheme] = useState(document.documentElement.dataset.theme || "");
   const change = () => {
-    const at = THEMES.findIndex(([name]) => name === theme);
+    const now = document.documentElement.dataset.theme || "";
+    const at = THEMES.findIndex(([name]) => name === now);
     const [next] = THEMES[(at + 1) % THEMES.length];
     if (next) document.documentElement.dataset.theme = next;
     else delete document.documentElement.dataset.theme;
@@ -73,14 +74,14 @@ function Page() {
   useEffect(() => {
     document.title = `${VIEWS.find(([name]) => name === where.view)[1]} · Shoal`;
   }, [where.view]);
+  const before = useRef(""); // the key before, for shortcuts of two; the page may be drawn between them
   useEffect(() => {
-    let before = "";
     const pressed = (event) => {
       const typing = event.target.closest?.("input, textarea, select");
       if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
       const { key } = event;
-      const two = before + key;
-      before = key === "g" ? "g" : "";
+      const two = before.current + key;
+      before.current = key === "g" ? "g" : "";
       if (key === "/") {
         event.preventDefault();
         const field = document.getElementById("search");
