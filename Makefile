@@ -26,7 +26,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -194,6 +194,9 @@ bench-infinity: ## Install Infinity into an environment of its own, so that `mak
 
 bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
 	VENV=$(VENV) benchmarks/setup_openvino.sh
+
+console-check: $(VENV)/.dev ## Drive the console in real Chromium (needs chromium and npm; says so): every view and state, axe, screenshots in build/console
+	$(BIN)/python -m tests.console $(ARGS)
 
 interop: $(VENV)/.dev native ## Run unmodified clients of OpenAI, Cohere, Voyage, Hugging Face, Ollama, SIE, Triton, Haystack (Python and Node) against the edge of a mesh
 	$(BIN)/python -m tests.interop $(ARGS)

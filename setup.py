@@ -40,5 +40,6 @@ setup(
         f"{INSIDE}.libs.kernels.native": ["source/*"],
         f"{INSIDE}.libs.fleet": ["lua/*.lua"],
         f"{INSIDE}.libs.queue": ["lua/*.lua"],
+        f"{INSIDE}.services.edge.console": ["static/*", "static/vendor/*"],
     },
 )

@@ -12,10 +12,12 @@ from prometheus_client.core import Metric
 from shoal.errors import ShoalError
 
 from libs.serving import serving
+from libs.serving.security.settings import is_loopback
 from libs.telemetry import metrics
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
+from services.edge.console import Console
 from services.edge.credentials import Trust
 from services.edge.dialects.base import Answer, json_of
 from services.edge.doors import Door
@@ -41,6 +43,7 @@ class Edge:
     def __init__(self, settings: Settings, routers: Routers) -> None:
         self.state = State()
         self.routers = routers
+        self.console_address = ""
         self.aliases = settings.aliases
         # Beyond this machine the edge serves only for routers that know who calls.
         self._trust = Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches)
@@ -74,6 +77,18 @@ class Edge:
             vocabulary=settings.vocabulary,
             compression=settings.compression,
         )
+
+        self.console = None
+        if settings.console:
+            self.console = Console(
+                self.application,
+                routers,
+                self.state,
+                hosts=settings.console_hosts,
+                trust=self._trust,
+                addresses=settings.routers,
+                guards_all=bool(settings.console_address),
+            )
 
     async def look(self) -> None:
         """Looks once whether a router serves, and at files that may have changed."""
@@ -149,17 +164,23 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         looking = asyncio.create_task(edge.look_around(publish))
         stack.callback(looking.cancel)
         limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds, settings.body_seconds)
-        server = await stack.enter_async_context(
-            serving_http(settings.address, edge.application, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
-        )
+        grace, tls = settings.grace_seconds, settings.security.tls
+        shared = edge.console if edge.console is not None and not settings.console_address else edge.application
+        server = await stack.enter_async_context(serving_http(settings.address, shared, limits, tls, grace_seconds=grace))
         servers.append(server)
+        if edge.console is not None and settings.console_address:
+            # On this machine alone the console is plain HTTP: no certificate names a tunnel's end.
+            console_tls = None if is_loopback(settings.console_address) else tls
+            own = serving_http(settings.console_address, edge.console, limits, console_tls, grace_seconds=grace)
+            edge.console_address = (await stack.enter_async_context(own)).address
         for address, model in settings.tei_http:
             door = Door(edge.application, model)
-            await stack.enter_async_context(
-                serving_http(address, door, limits, settings.security.tls, grace_seconds=settings.grace_seconds)
-            )
-        await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=settings.grace_seconds))
+            await stack.enter_async_context(serving_http(address, door, limits, tls, grace_seconds=grace))
+        await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=grace))
         await publish(edge.state.is_ready)
+        if edge.console is not None:
+            stack.push_async_callback(edge.console.hub.stop)
+            log.info("console", extra=fields({"address": edge.console_address or server.address}))
         try:
             yield server.address
         finally:

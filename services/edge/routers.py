@@ -6,18 +6,18 @@ clients of HTTP repeat by themselves, and two layers of retries multiply an over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from shoal.errors import CannotConnect, Draining, ShoalError
 from shoal.transport.addresses import Addresses
 from shoal.transport.aio import AsyncTransport
-from shoal.transport.methods import HEALTH, LIST_MODELS, Method
+from shoal.transport.methods import GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata
-from shoal.v1 import models_pb2
+from shoal.v1 import mesh_pb2, models_pb2
 
 INFERENCE: Final = "shoal.v1.InferenceService"
 LOOK_SECONDS: Final = 2.0
@@ -61,6 +61,22 @@ class Routers:
                 is_taken = isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
                 if is_taken or tries <= 0:
                     raise
+
+    async def watch(self, metadata: Metadata) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
+        """The mesh once a second, from one router until it ends the stream. Raises ShoalError."""
+        address = self._addresses.current
+        try:
+            looks = self._transport.stream(address, WATCH_MESH, mesh_pb2.WatchMeshRequest(), metadata=metadata)
+            async with aclosing(looks):
+                async for look in looks:
+                    yield look
+        except (CannotConnect, Draining):
+            self._addresses.failed(address)
+            raise
+
+    async def may_watch(self, metadata: Metadata) -> None:
+        """Raises the ShoalError by which a router refuses this caller a look at the mesh."""
+        await self.ask(GET_MESH, mesh_pb2.GetMeshRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
 
     async def is_serving(self) -> bool:
         """Whether a router takes inference requests now."""

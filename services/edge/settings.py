@@ -43,6 +43,12 @@ class Settings:
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
     vocabulary: Vocabulary | None = None
     """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K), by which `input` of token ids is read. None: it is refused."""
+    console: bool = False
+    """Whether there is a console."""
+    console_address: str = ""
+    """Where the console listens. Empty: at `address`."""
+    console_hosts: tuple[str, ...] = ()
+    """Names by which browsers may open the console, besides those of this machine's loopback."""
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     body_bytes: int = 64 << 20
@@ -74,6 +80,9 @@ class Settings:
                 _check_address(address, name)
         check(all(model for _, model in self.tei_http), "SHOAL_TEI_HTTP_ADDRESSES", "host:port=model, or several with commas")
         check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "host:port, or several of them with commas")
+        if self.console_address:
+            _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
+        check(all(map(_is_host, self.console_hosts)), "SHOAL_CONSOLE_HOSTS", "names without ports, in lower case, with commas")
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
         check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
@@ -114,7 +123,11 @@ class Settings:
     @property
     def addresses(self) -> tuple[str, ...]:
         """All at which it takes requests."""
-        return self.address, *(address for address, _ in (*self.tei_http, *self.tei_grpc))
+        return self.address, *self._console_addresses, *(address for address, _ in (*self.tei_http, *self.tei_grpc))
+
+    @property
+    def _console_addresses(self) -> tuple[str, ...]:
+        return (self.console_address,) if self.console and self.console_address else ()
 
     @property
     def vouches(self) -> bool:
@@ -129,12 +142,17 @@ class Settings:
     def from_env(environ: Mapping[str, str]) -> Settings:
         """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
         aliases = environ.get("SHOAL_ALIASES", "")
+        address, console_address = environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080", environ.get("SHOAL_CONSOLE_ADDRESS", "")
+        security = _security(environ)
         return Settings(
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
-            address=environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
-            security=_security(environ),
+            address=address,
+            security=security,
             tei_http=_doors(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
             tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
+            console=_has_console(environ.get("SHOAL_CONSOLE", ""), console_address or address, security),
+            console_address=console_address,
+            console_hosts=tuple(filter(None, (name.strip() for name in environ.get("SHOAL_CONSOLE_HOSTS", "").split(",")))),
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
@@ -168,6 +186,7 @@ class Settings:
             "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
             "aliases": len(self.aliases.content.aliases),
             "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
+            "console": "off" if not self.console else self.console_address or self.address,
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
@@ -208,6 +227,18 @@ def _vocabulary(path: str) -> Vocabulary | None:
         raise InvalidInput(f"SHOAL_CL100K: {path} cannot be read: {error.strerror}", field="SHOAL_CL100K") from error
     except ValueError as error:
         raise InvalidInput(f"SHOAL_CL100K: {path} is no file of tiktoken's: {error}", field="SHOAL_CL100K") from error
+
+
+def _has_console(given: str, address: str, security: Security) -> bool:
+    """Unless SHOAL_CONSOLE says it: only where it listens on this machine alone, to callers who need no certificate."""
+    check(given in ("", "0", "1"), "SHOAL_CONSOLE", "0 or 1")
+    if given:
+        return given == "1"
+    return is_loopback(address) and security.client_ca is None
+
+
+def _is_host(name: str) -> bool:
+    return name == name.lower() and name.isascii() and all(letter.isalnum() or letter in "-." for letter in name)
 
 
 def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:

@@ -34,6 +34,9 @@ def up(
     http_port: Annotated[
         int | None, typer.Option(help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one.")
     ] = None,
+    console: Annotated[
+        bool, typer.Option(help="Show the console in browsers at the port of HTTP (docs/console.md); not with --tls.")
+    ] = True,
     http: Annotated[bool, typer.Option(help="Answer HTTP, too: OpenAI's, Cohere's and other clients (docs/http.md).")] = True,
     tei_grpc_port: Annotated[
         int | None, typer.Option(help="Port of TEI's gRPC API on 127.0.0.1 (docs/http.md); 0 takes a free one. Default: off.")
@@ -57,7 +60,7 @@ def up(
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
     """Start Redis, a router, a scheduler, workers and HTTP on this machine, keep them running, and stop them on Ctrl-C."""
-    console = Console(stderr=True)
+    out = Console(stderr=True)
     try:
         check_installed()
         found = accelerators(device, os.environ)
@@ -77,10 +80,11 @@ def up(
             has_scheduler=scheduler,
             keep_logs=keep_logs,
             tls=tls,
+            has_console=console,
         )
-        asyncio.run(_up(settings, console))
+        asyncio.run(_up(settings, out))
     except ShoalError as error:
-        console.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
+        out.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
@@ -129,6 +133,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
+        if mesh.has_console:
+            console.print(f"console {_url(mesh)}/", highlight=False)
     if mesh.tei_grpc_address:
         console.print(f"tei     {mesh.tei_grpc_address} (tei.v1 over gRPC, with reflection)", highlight=False)
     if settings.accelerators:

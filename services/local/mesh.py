@@ -46,6 +46,7 @@ class LocalMesh:
     certificates: Path | None
     supervisor: Supervisor
     tei_grpc_address: str = ""
+    has_console: bool = False
 
 
 def to_stderr(message: str) -> None:
@@ -79,7 +80,16 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
             await child.start()
         await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers, http_address))
         supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
-        yield LocalMesh(address, scheduler_address, http_address, place.logs, certificates, supervisor, tei_address)
+        yield LocalMesh(
+            address,
+            scheduler_address,
+            http_address,
+            place.logs,
+            certificates,
+            supervisor,
+            tei_grpc_address=tei_address,
+            has_console=_has_console(settings),
+        )
 
 
 def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
@@ -99,6 +109,10 @@ async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
     """Stops the edge and then the router first: they drain, which needs all other processes to answer the calls in flight."""
     for role in STOP_ORDER:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
+
+
+def _has_console(settings: Settings) -> bool:
+    return settings.has_console and settings.http_port is not None and not settings.tls
 
 
 def _http_address(settings: Settings) -> str:
@@ -123,6 +137,7 @@ def _common_variables(
         "SHOAL_ADDRESS": address,
         "SHOAL_SCHEDULER_ADDRESS": scheduler_address,
         "SHOAL_HTTP_ADDRESS": http_address,
+        "SHOAL_CONSOLE": "1" if _has_console(settings) else "0",
         "SHOAL_ROUTERS": address,
         "SHOAL_REDIS_URL": f"unix://{place.redis / 'redis.sock'}",
         "SHOAL_PROCESSES": str(place.processes),

@@ -40,6 +40,8 @@ class Settings:
     has_scheduler: bool = False
     keep_logs: Path | None = None
     """The folder for logs. None: a temporary one, removed with the mesh unless the mesh fails."""
+    has_console: bool = False
+    """Whether the edge shows the console, at the port of HTTP; never with `tls`, where the edge itself has the role client."""
     tls: bool = False
     """Mutual TLS between all processes, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()

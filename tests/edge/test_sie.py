@@ -143,6 +143,26 @@ def test_the_card_says_which_task_is_meant() -> None:
     assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.multi_label is True  # type: ignore[attr-defined]
 
 
+def test_the_caller_says_the_task_of_a_model_that_has_several() -> None:
+    kinds = (models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS)
+    for task in ("entities", "classify", "relations"):
+        body = {"items": [{"text": "a"}], "params": {"labels": ["person"], "options": {"task": task}}}
+        assert extracted(body, *kinds).message.WhichOneof("task") == task
+
+
+def test_stages_are_told_as_browsers_read_them() -> None:
+    timings = pb.Timings(
+        queue_seconds=0.002, prepare_seconds=0.0004, wait_seconds=0.001, forward_seconds=0.0625, total_seconds=0.07
+    )
+    question = ask(sie.score, {"query": {"text": "q"}, "items": [{"text": "a"}]})
+    reply = scores(0.5)
+    reply.timings.CopyFrom(timings)
+    answer = question.answer(reply)
+    assert not isinstance(answer, Question)
+    expected = b"queue;dur=2.000, prepare;dur=0.400, wait;dur=1.000, forward;dur=62.500, finish;dur=0.000, total;dur=70.000"
+    assert dict(answer.headers)[b"server-timing"] == expected
+
+
 def test_a_model_that_no_worker_knows_is_asked_all_the_same() -> None:
     question = ask(sie.extract, {"items": [{"text": "a"}], "params": {"labels": ["person"]}})
     found = question.otherwise(Problem("MODEL_NOT_FOUND", ""))

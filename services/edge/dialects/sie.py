@@ -7,7 +7,7 @@ card says which task of Extract is meant; SIE's wire does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -92,6 +92,8 @@ class Options(msgspec.Struct, kw_only=True):
     threshold: float | None = None
     relation_labels: list[str] | None = None
     classification_type: str | None = None
+    task: Literal["entities", "classify", "relations"] | None = None
+    """Ours: what is meant where a model can do several things."""
     profile: str | None = None
     overflow_policy: str | None = None
     dimensions: int | None = None
@@ -174,6 +176,11 @@ _STORED: Final = {
     "float16": tensor_pb2.DATA_TYPE_FLOAT16,
     "int8": tensor_pb2.DATA_TYPE_INT8,
     "binary": tensor_pb2.DATA_TYPE_BINARY,
+}
+_TASKS: Final = {
+    "entities": models_pb2.TASK_ENTITIES,
+    "classify": models_pb2.TASK_CLASSIFY,
+    "relations": models_pb2.TASK_RELATIONS,
 }
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
@@ -284,6 +291,8 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
 
 def _set_task(message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]) -> None:
     labels = params.labels or []
+    if options.task is not None:
+        tasks = [_TASKS[options.task]]
     if options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
         wanted, kinds = (options.relation_labels, labels) if options.relation_labels else (labels, [])
         message.relations.CopyFrom(pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold))
@@ -446,8 +455,15 @@ def _headers(received: Received, reply: Any) -> Headers:
         (b"x-sie-server-version", VERSION),
         (b"x-sie-request-id", received.request_id.encode()),
         *(((b"x-sie-model-revision", revision),) if revision else ()),
+        (b"server-timing", _server_timing(reply.timings)),
         *times,
     )
+
+
+def _server_timing(timings: pb.Timings) -> bytes:
+    """All stages in milliseconds, in the header that browsers know (W3C Server Timing); the fields above join two of them."""
+    stages = ("queue", "prepare", "wait", "forward", "finish", "total")
+    return ", ".join(f"{stage};dur={getattr(timings, f'{stage}_seconds') * 1000:.3f}" for stage in stages).encode()
 
 
 def _packed(content: Any) -> Any:

@@ -1,0 +1,272 @@
+"""The console's part of the edge's ASGI application: `/`, its files, the stream of the mesh, and what a page may do.
+
+| | |
+| --- | --- |
+| `GET /`, `GET /console/static/…` | the page |
+| `GET /console/events` | server-sent events: the mesh, then its changes |
+| `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check |
+
+What it may do is the caller's own right: the credential goes on to the router, which wants the role admin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing, nullcontext, suppress
+from typing import Any, Final, Literal
+
+import msgspec
+from shoal.errors import ShoalError
+from shoal.transport.methods import EVICT_MODEL, EXPLAIN, GET_MODEL, LOAD_MODEL, PIN_MODEL
+from shoal.transport.wire import Metadata
+from shoal.v1 import mesh_pb2, models_pb2
+from shoal.version import VERSION
+
+from libs.serving.calls.call import new_request_id
+from libs.telemetry import metrics
+from libs.telemetry.logs import fields
+from services.edge.asgi import Receive, Scope, Send, State
+from services.edge.console.access import check_host, check_json, check_page
+from services.edge.console.board import model_content
+from services.edge.console.files import ASSETS, PROTECTION, Files
+from services.edge.console.hub import Hub
+from services.edge.credentials import Trust, headers_of, metadata_of
+from services.edge.dialects.base import Answer, Problem, json_of, retry_headers
+from services.edge.routers import Routers
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES: Final = 16 << 10
+"""Of the body of an action."""
+BODY_SECONDS: Final = 10.0
+ACTION_SECONDS: Final = 600.0
+"""How long a load may take before the page is told that it goes on by itself."""
+LOOK_SECONDS: Final = 10.0
+_EVENTS: Final = "/console/events"
+_ACT: Final = "/console/act"
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /console/act`. `pool`: for a load; empty: the model's own."""
+
+    action: Literal["load", "evict", "pin", "unpin", "check"]
+    model: str
+    pool: str = ""
+
+
+class Console:
+    """Answers the console's paths and leaves the others to `application`. `guards_all`: the Host of those is checked, too."""
+
+    def __init__(
+        self,
+        application: Application,
+        routers: Routers,
+        state: State,
+        *,
+        hosts: Collection[str] = (),
+        trust: Trust | None = None,
+        hub: Hub | None = None,
+        addresses: Collection[str] = (),
+        guards_all: bool = False,
+    ) -> None:
+        self._application = application
+        self._routers = routers
+        self._state = state
+        self._hosts = frozenset(hosts)
+        self._trust = trust or Trust()
+        self._guards_all = guards_all
+        self._files = Files()
+        self.hub = hub or Hub(routers.watch, routers.may_watch)
+        self._about = {"version": VERSION, "routers": sorted(addresses), "digest": self._files.digest}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not (_is_ours(scope) or self._guards_all):
+            await self._application(scope, receive, send)
+            return
+        headers = headers_of(scope["headers"])
+        try:
+            check_host(headers, self._hosts)
+        except Problem as problem:
+            await self._send(send, "/console", _told(problem))
+            return
+        if not _is_ours(scope):
+            await self._application(scope, receive, send)
+            return
+        connection = scope.get("state", {}).get("connection")
+        answering = connection.answering() if connection is not None else nullcontext()
+        # Cancelled: the page was closed, or the grace time has ended.
+        with answering, suppress(asyncio.CancelledError):
+            await self._answer(scope, headers, receive, send, connection)
+
+    async def _answer(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any) -> None:
+        method, path = scope["method"], scope["path"]
+        route = path if path in ("/", _EVENTS, _ACT) else "/console"
+        try:
+            found = self._files.get(path, headers) if method in ("GET", "HEAD") else None
+            if found is not None:
+                await self._send(send, route, found)
+            elif path == _EVENTS and method == "GET":
+                await self._stream(headers, send, connection)
+            elif path == _ACT and method == "POST":
+                await self._send(send, route, await self._act(headers, receive, connection))
+            elif path.startswith(ASSETS):
+                raise Problem("NO_SUCH_ROUTE", "this file is of another version of the console: load the page again")
+            else:
+                raise Problem("NO_SUCH_ROUTE", f"the console has no {method} {path[:200]}")
+        except Problem as problem:
+            await self._send(send, route, _told(problem))
+        except ShoalError as error:
+            await self._send(send, route, _told(_problem(error)))
+        except Exception:
+            log.exception("request of the console failed", extra=fields({"route": route}))
+            await self._send(send, route, _told(Problem("INTERNAL", "unexpected error; the edge's log has it")))
+
+    async def _stream(self, headers: dict[str, str], send: Send, connection: Any) -> None:
+        """Raises Problem and ShoalError before the first byte; after it, tells them as an event."""
+        check_page(headers)
+        metadata = self._metadata(headers, connection)
+        has_begun = False
+        try:
+            async with aclosing(self.hub.events(metadata, self._about)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if not has_begun:
+                        metrics.HTTP_REQUESTS.labels(_EVENTS, "200").inc()
+                        await send(_start(200, b"text/event-stream", (_NO_STORE, (b"x-accel-buffering", b"no"))))
+                        has_begun = True
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        except (Problem, ShoalError) as error:
+            if not has_begun:
+                raise
+            problem = error if isinstance(error, Problem) else _problem(error)
+            told = json_of({"reason": problem.reason, "message": problem.message})
+            await send({"type": "http.response.body", "body": b"event: refused\ndata: " + told + b"\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _act(self, headers: dict[str, str], receive: Receive, connection: Any) -> Answer:
+        """Raises Problem and ShoalError."""
+        check_page(headers)
+        check_json(headers)
+        metadata = self._metadata(headers, connection)
+        try:
+            action = msgspec.json.decode(await _body(receive), type=Action)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise Problem("INVALID_INPUT", str(error)) from None
+        log.info("console action", extra=fields({"action": action.action, "model": action.model}))
+        return Answer(json_of(await self._done(action, metadata)), headers=(_NO_STORE,))
+
+    async def _done(self, action: Action, metadata: Metadata) -> dict[str, Any]:
+        """Does it, and says what was done. Raises ShoalError."""
+        name = action.model
+        if action.action == "check":
+            return await self._checked(name, metadata)
+        if action.action == "load":
+            load = models_pb2.LoadModelRequest(model=name, pool=action.pool)
+            loaded = await self._ask(LOAD_MODEL, load, metadata, ACTION_SECONDS)
+            holders = [place.worker_id for place in loaded.model.places if place.state == models_pb2.MODEL_STATE_RESIDENT]
+            return {"message": f"{name} is resident on {_listed(holders)}"}
+        if action.action == "evict":
+            evicted = await self._ask(EVICT_MODEL, models_pb2.EvictModelRequest(model=name), metadata)
+            ids = list(evicted.worker_ids)
+            return {"message": f"{_listed(ids)} will unload {name}" if ids else f"no worker holds {name}"}
+        pinned = action.action == "pin"
+        reply = await self._ask(PIN_MODEL, models_pb2.PinModelRequest(model=name, pinned=pinned), metadata)
+        holders = [place.worker_id for place in reply.model.places if place.pinned]
+        if pinned and not holders:
+            return {"message": f"no worker holds {name}, so there is nothing to pin: load it first"}
+        return {"message": f"{name} is pinned on {_listed(holders)}" if pinned else f"{name} may be evicted again"}
+
+    async def _checked(self, name: str, metadata: Metadata) -> dict[str, Any]:
+        """What is known of a model, and why it is where it is."""
+        placement = await self._ask(EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS)
+        known: dict[str, Any] | None = None
+        try:
+            known = model_content(
+                (await self._ask(GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS)).model
+            )
+        except ShoalError as error:
+            if error.reason != "MODEL_NOT_FOUND":
+                raise
+        return {
+            "message": placement.summary,
+            "plan": placement.plan,
+            "scheduler": placement.scheduler.scheduler_id,
+            "model": known,
+            "workers": [
+                {
+                    "id": one.worker_id,
+                    "pool": one.pool,
+                    "eligible": one.eligible,
+                    "reason": one.reason,
+                    "score": round(one.score, 2),
+                }
+                for one in placement.workers
+            ],
+        }
+
+    async def _ask(self, method: Any, message: Any, metadata: Metadata, seconds: float = 60.0) -> Any:
+        named = (*((key, value) for key, value in metadata if key != "x-request-id"), ("x-request-id", new_request_id()))
+        return await self._routers.ask(method, message.SerializeToString(), seconds=seconds, metadata=named)
+
+    def _metadata(self, headers: dict[str, str], connection: Any) -> Metadata:
+        """Raises Problem."""
+        if self._state.is_open:
+            raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+        certificate = connection.certificate if connection is not None and self._trust.certificates else None
+        return metadata_of(headers, new_request_id(), certificate, self._trust)
+
+    async def _send(self, send: Send, route: str, answer: Answer) -> None:
+        metrics.HTTP_REQUESTS.labels(route, str(answer.status)).inc()
+        body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+        length = () if answer.status == 304 else ((b"content-length", b"%d" % len(body)),)
+        await send(_start(answer.status, answer.media_type, (*answer.headers, *length)))
+        await send({"type": "http.response.body", "body": body})
+
+
+def _is_ours(scope: Scope) -> bool:
+    path = scope["path"]
+    return (path == "/" and scope["method"] in ("GET", "HEAD")) or path == "/console" or path.startswith("/console/")
+
+
+def _start(status: int, kind: bytes, headers: Collection[tuple[bytes, bytes]]) -> dict[str, Any]:
+    names = {name for name, _ in headers}
+    protection = [(name, value) for name, value in PROTECTION if name not in names]
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind), *headers, *protection]}
+
+
+def _told(problem: Problem) -> Answer:
+    content = {"error": {"reason": problem.reason, "message": problem.message, "field": problem.field}}
+    return Answer(json_of(content), problem.status, headers=(_NO_STORE, *retry_headers(problem)))
+
+
+def _problem(error: ShoalError) -> Problem:
+    problem = Problem(error.reason, error.message, field=error.field, retry_after=error.retry_after)
+    if error.code == "NOT_FOUND":
+        problem.status = 404
+    return problem
+
+
+async def _body(receive: Receive) -> bytes:
+    """Raises Problem."""
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                parts += event.get("body", b"")
+                if len(parts) > MOST_BYTES:
+                    raise Problem("TOO_LARGE", f"the body of an action has at most {MOST_BYTES:,} bytes")
+                if not event.get("more_body"):
+                    return bytes(parts)
+    except TimeoutError:
+        raise Problem("REQUEST_TIMEOUT", f"the request's body did not arrive within {BODY_SECONDS:g} s") from None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,168 @@
+"""One WatchMesh for all pages that look on: it begins with the first and ends with the last.
+
+The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
+minute, so nobody sees the mesh by another's right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
+from shoal.v1 import mesh_pb2
+
+from services.edge.console.board import Board
+from services.edge.dialects.base import Problem, json_of
+
+log = logging.getLogger(__name__)
+
+MOST_PAGES: Final = 256
+HEARTBEAT_SECONDS: Final = 15.0
+"""A page hears at least so often that the stream lives; proxies close what is silent for longer."""
+CHECK_SECONDS: Final = 60.0
+FIRST_PAUSE_SECONDS: Final = 0.5
+LONGEST_PAUSE_SECONDS: Final = 10.0
+REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
+Watch = Callable[[Metadata], AsyncGenerator[mesh_pb2.WatchMeshResponse]]
+Allow = Callable[[Metadata], Awaitable[None]]
+
+
+@dataclass(eq=False, slots=True)
+class _Page:
+    """One open page. `refusal`: why its credential no longer lets it look on."""
+
+    metadata: Metadata
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: Problem | None = None
+
+
+class Hub:
+    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError."""
+
+    def __init__(self, watch: Watch, allow: Allow) -> None:
+        self._watch = watch
+        self._allow = allow
+        # The state: what is shown, the pages in the order in which they came, the task that watches, and whether the edge drains.
+        self._board = Board()
+        self._pages: list[_Page] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._watcher: _Page | None = None
+        self._is_closed = False
+
+    @property
+    def pages(self) -> int:
+        return len(self._pages)
+
+    async def events(self, metadata: Metadata, about: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Server-sent events for one page: everything, then what changes. The first has `about`, too. Raises ShoalError and Problem
+        for a caller who may not look, at the beginning or later."""
+        if len(self._pages) >= MOST_PAGES:
+            raise Problem("QUEUE_FULL", f"{MOST_PAGES} pages look at the mesh here already", retry_after=10.0)
+        await self._allow(metadata)
+        page = _Page(metadata)
+        self._enter(page)
+        try:
+            number, checked = 0, time.monotonic()
+            yield b"retry: 2000\nevent: about\ndata: " + json_of(about) + b"\n\n"
+            while not self._is_closed:
+                if page.refusal is not None:
+                    raise page.refusal
+                page.news.clear()
+                told = self._board.since(number)
+                if told is not None:
+                    number = self._board.number
+                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(told))
+                    continue
+                try:
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        await page.news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                if time.monotonic() - checked > CHECK_SECONDS:
+                    await self._check_again(metadata)
+                    checked = time.monotonic()
+            yield b"event: closing\ndata: {}\n\n"
+        finally:
+            self._leave(page)
+
+    def close(self) -> None:
+        """Ends all pages' streams: the edge drains."""
+        self._is_closed = True
+        self._tell()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _check_again(self, metadata: Metadata) -> None:
+        """Raises ShoalError if the credential is refused by now; that no router answers is no refusal."""
+        try:
+            await self._allow(metadata)
+        except ShoalError as error:
+            if error.code in REFUSED:
+                raise
+
+    def _enter(self, page: _Page) -> None:
+        self._pages.append(page)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._look())
+
+    def _leave(self, page: _Page) -> None:
+        self._pages.remove(page)
+        if page is self._watcher or not self._pages:
+            self._restart()
+
+    def _restart(self) -> None:
+        """Watches on in the name of another page, or not at all."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watcher = None
+        self._watching = asyncio.create_task(self._look()) if self._pages and not self._is_closed else None
+        if not self._pages:
+            self._board.rest()
+
+    async def _look(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            page = next((one for one in self._pages if one.refusal is None), None)
+            if page is None:
+                self._watching = None
+                return
+            self._watcher = page
+            try:
+                async with aclosing(self._watch(page.metadata)) as looks:
+                    async for look in looks:
+                        self._board.show(look.mesh, time.time())
+                        self._tell()
+                        pause = FIRST_PAUSE_SECONDS
+            except ShoalError as error:
+                if error.code in REFUSED:
+                    page.refusal = Problem(error.reason, error.message)
+                    page.news.set()
+                    continue
+                self._board.fail(error.reason, error.message)
+            except Exception:
+                log.exception("the watch of the mesh failed")
+                self._board.fail("INTERNAL", "the mesh could not be shown: the edge's log says why")
+            else:
+                self._board.fail("CANNOT_CONNECT", "the router ended the watch")
+            self._tell()
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+
+    def _tell(self) -> None:
+        for page in self._pages:
+            page.news.set()
+
+    async def stop(self) -> None:
+        """Waits for the watch to end."""
+        self.close()
+        if self._watching is not None:
+            with suppress(asyncio.CancelledError):
+                await self._watching

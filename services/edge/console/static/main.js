@@ -1,0 +1,167 @@
+// The frame: views by the address' fragment, theme, token, shortcuts.
+
+import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { setToken, token } from "./edge.js";
+import { follow, useMesh } from "./mesh.js";
+import { Dialog, Icon, Notices } from "./parts.js";
+import { cure, seconds, sentence, title } from "./text.js";
+import { MeshView } from "./view-mesh.js";
+import { ModelDrawer, ModelsView } from "./view-models.js";
+import { PlaygroundView } from "./view-playground.js";
+
+const VIEWS = [["mesh", "Mesh", MeshView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView]];
+const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
+// Failures of the way to the mesh, whose titles fit above all views.
+const OURS = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
+const KEYS = [
+  ["/", "Search"],
+  ["g m", "Mesh"],
+  ["g c", "Models (the catalogue)"],
+  ["g p", "Playground"],
+  ["↑ ↓", "Go through the list of models"],
+  ["Enter", "Open a model"],
+  ["Ctrl Enter", "Run the request"],
+  ["t", "Change the theme"],
+  ["?", "This list"],
+  ["Esc", "Close what is open"],
+];
+
+function place() {
+  const [name, rest = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const view = VIEWS.some(([known]) => known === name) ? name : "mesh";
+  return { view, query: Object.fromEntries(new URLSearchParams(rest)) };
+}
+
+function go(view, query = {}, quietly = false) {
+  const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+  const hash = `#/${view}${given ? `?${given}` : ""}`;
+  if (hash === location.hash) return;
+  if (quietly) history.replaceState(null, "", hash);
+  else location.hash = hash;
+}
+
+function useTheme() {
+  const [theme, setTheme] = useState(document.documentElement.dataset.theme || "");
+  const change = () => {
+    const now = document.documentElement.dataset.theme || "";
+    const at = THEMES.findIndex(([name]) => name === now);
+    const [next] = THEMES[(at + 1) % THEMES.length];
+    if (next) document.documentElement.dataset.theme = next;
+    else delete document.documentElement.dataset.theme;
+    try {
+      if (next) localStorage.setItem("shoal.theme", next);
+      else localStorage.removeItem("shoal.theme");
+    } catch {
+      // It holds for this page.
+    }
+    setTheme(next);
+  };
+  return [THEMES.find(([name]) => name === theme) || THEMES[0], change];
+}
+
+function Page() {
+  const mesh = useMesh();
+  const [where, setWhere] = useState(place());
+  const [drawer, setDrawer] = useState("");
+  const [help, setHelp] = useState(false);
+  const [asksToken, setAsksToken] = useState(false);
+  const [theme, changeTheme] = useTheme();
+  useEffect(() => {
+    const moved = () => [setWhere(place()), setDrawer(""), window.scrollTo(0, 0)];
+    window.addEventListener("hashchange", moved);
+    return () => window.removeEventListener("hashchange", moved);
+  }, []);
+  useEffect(() => {
+    document.title = `${VIEWS.find(([name]) => name === where.view)[1]} · Shoal`;
+  }, [where.view]);
+  const before = useRef(""); // the key before, for shortcuts of two; the page may be drawn between them
+  useEffect(() => {
+    const pressed = (event) => {
+      const typing = event.target.closest?.("input, textarea, select");
+      if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+      const { key } = event;
+      const two = before.current + key;
+      before.current = key === "g" ? "g" : "";
+      if (key === "/") {
+        event.preventDefault();
+        const field = document.getElementById("search");
+        if (field) field.focus();
+        else [go("models"), setTimeout(() => document.getElementById("search")?.focus(), 60)];
+      } else if (key === "?") setHelp(true);
+      else if (key === "t") changeTheme();
+      else if (two === "gm") go("mesh");
+      else if (two === "gc") go("models");
+      else if (two === "gp") go("playground");
+    };
+    window.addEventListener("keydown", pressed);
+    return () => window.removeEventListener("keydown", pressed);
+  }, [changeTheme]);
+
+  const [, , View] = VIEWS.find(([name]) => name === where.view);
+  const isRefused = mesh.status === "refused";
+  const again = isRefused ? "" : OURS.includes(mesh.failure?.reason) ? cure(mesh.failure.reason) : "This page tries again by itself.";
+  return html`<a class="skip" href="#main" onClick=${(event) => [event.preventDefault(), document.getElementById("main").focus()]}>To the content</a>
+    <header class="top">
+      <a class="brand" href="#/mesh"><svg viewBox="0 0 34 22" aria-hidden="true"><path d="M2 7c4-5 10-5 14-1l4-3v8l-4-3C12 12 6 12 2 7zM14 16c3.500-4.300 8.500-4.300 12-.9l3.500-2.600v7L26 16.900c-3.500 3.400-8.500 3.400-12-.9z" /></svg>Shoal</a>
+      <nav aria-label="Views">
+        ${VIEWS.map(
+          ([name, word]) => html`<a key=${name} href="#/${name}" aria-current=${where.view === name ? "page" : undefined}><${Icon} name=${name} />${word}</a>`,
+        )}
+      </nav>
+      <div class="end">
+        <${Status} />
+        <button class="plain square" aria-label="Token" title="Token" onClick=${() => setAsksToken(true)}><${Icon} name="key" />${token() && html`<i class="mark"></i>`}</button>
+        <button class="plain square" aria-label="Theme: ${theme[2]}" title="Theme: ${theme[2]} (t)" onClick=${changeTheme}><${Icon} name=${theme[1]} /></button>
+        <button class="plain square help" aria-label="Shortcuts" title="Shortcuts (?)" onClick=${() => setHelp(true)}><${Icon} name="help" /></button>
+      </div>
+    </header>
+    ${mesh.failure &&
+    html`<div class="banner ${isRefused ? "asks" : ""}" role="alert">
+      <div><strong>${OURS.includes(mesh.failure.reason) ? title(mesh.failure.reason) : "The mesh cannot be shown"}.</strong> ${sentence(mesh.failure.message)} ${again} ${mesh.seen && !isRefused ? `What is shown is ${seconds((Date.now() - mesh.seen) / 1000)} old.` : ""}</div>
+      ${isRefused && html`<button class="primary" onClick=${() => setAsksToken(true)}>Enter a token</button>`}
+    </div>`}
+    <main id="main" tabindex="-1" class=${mesh.status === "lost" && mesh.seen ? "old" : ""}>
+      ${where.view === "mesh" && isRefused
+        ? html`<div class="view"><section class="card"><div class="empty"><h1>The mesh is not shown without the role admin</h1>
+            <p>${cure("PERMISSION_DENIED")}</p></div></section></div>`
+        : where.view !== "playground" && mesh.status === "connecting"
+          ? html`<div class="view"><p class="muted waiting" role="status">Looking at the mesh …</p></div>`
+          : where.view !== "playground" && mesh.status === "lost" && !mesh.seen
+            ? html`<div class="view"><section class="card"><div class="empty"><h1>There is no mesh to show</h1><p>${again}</p></div></section></div>`
+            : html`<${View} key=${where.view} query=${where.query} go=${go} open=${setDrawer} />`}
+    </main>
+    ${drawer && html`<${ModelDrawer} key=${drawer} id=${drawer} onClose=${() => setDrawer("")} />`}
+    ${asksToken && html`<${Token} onClose=${() => setAsksToken(false)} />`}
+    ${help &&
+    html`<${Dialog} kind="ask" label="Shortcuts" onClose=${() => setHelp(false)}>
+      <dl class="keys">${KEYS.map(([keys, does]) => html`<div key=${keys}><dt>${keys.split(" ").map((one) => html`<kbd key=${one}>${one}</kbd>`)}</dt><dd>${does}</dd></div>`)}</dl>
+      <p class="small muted">Shoal ${mesh.about.version}${mesh.router && ` · router ${mesh.router}`}</p>
+    <//>`}
+    <${Notices} />`;
+}
+
+function Status() {
+  const mesh = useMesh();
+  const [tone, word] = {
+    connecting: ["warn", "connecting"],
+    live: ["good", "live"],
+    lost: ["bad", "not connected"],
+    refused: ["warn", "no view of the mesh"],
+  }[mesh.status];
+  return html`<span class="state ${tone} status" role="status"><i></i><span>${word}</span></span>`;
+}
+
+function Token({ onClose }) {
+  const [value, setValue] = useState(token());
+  const keep = (given) => [setToken(given.trim()), follow(), onClose()];
+  return html`<${Dialog} kind="ask" label="Token" onClose=${onClose}>
+    <form onSubmit=${(event) => [event.preventDefault(), keep(value)]}>
+      <p class="muted">It is kept in this tab until it is closed, and goes to the router with each request. Watching and changing need the role admin.</p>
+      <label class="field"><span>Token</span><input type="password" autocomplete="off" spellcheck="false" autofocus value=${value} onInput=${(event) => setValue(event.target.value)} /></label>
+      <footer>${token() && html`<button type="button" onClick=${() => keep("")}>Forget it</button>`}<button type="button" onClick=${onClose}>Cancel</button><button class="primary">Use it</button></footer>
+    </form>
+  <//>`;
+}
+
+follow();
+render(html`<${Page} />`, document.getElementById("page"));

@@ -1,0 +1,100 @@
+// Numbers, times and errors in words. Pure.
+
+const count = new Intl.NumberFormat("en-GB");
+
+export const number = (value) => count.format(Math.round(value));
+
+export function short(value) {
+  if (value < 1000) return value < 10 && value % 1 ? value.toFixed(1) : String(Math.round(value));
+  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= size * 0.9995) return `${trim(value / size)} ${unit}`;
+  }
+  return String(value);
+}
+
+const trim = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)).replace(/\.0+$/, "");
+
+export function bytes(value) {
+  if (!value) return "0 B";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (value >= 999.5 && at < units.length - 1) [value, at] = [value / 1024, at + 1];
+  return `${at ? trim(value) : value} ${units[at]}`;
+}
+
+export function seconds(value) {
+  if (value < 0.0005) return "0 s";
+  if (value < 0.9995) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
+  if (value < 59.95) return `${value.toFixed(1)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+}
+
+export const milliseconds = (value) => (value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0));
+
+export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+
+export const plural = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+
+export const share = (part, whole) => (whole > 0 ? Math.min(100, (100 * part) / whole) : 0);
+
+const TITLES = {
+  CANNOT_CONNECT: "No router answers",
+  NO_EDGE: "The edge does not answer",
+  UNAUTHENTICATED: "This mesh asks for a token",
+  PERMISSION_DENIED: "This token may not do that",
+  MODEL_NOT_FOUND: "There is no such model",
+  MODEL_LOAD_FAILED: "The model could not be loaded",
+  NO_CAPACITY: "No worker is free for this",
+  PROVISIONING: "No worker is ready yet",
+  QUEUE_FULL: "Too much is waiting already",
+  RATE_LIMITED: "This tenant asks too often",
+  DEADLINE_PASSED: "It took too long",
+  TIMEOUT: "It took too long",
+  TASK_NOT_SUPPORTED: "This model does something else",
+  INPUT_TOO_LONG: "The text is too long for this model",
+  INVALID_INPUT: "Something in the request is wrong",
+  NOT_READY: "The edge is not ready",
+  DRAINING: "The router is shutting down",
+  WORKER_LOST: "The worker was lost",
+};
+
+const CURES = {
+  CANNOT_CONNECT: "Look whether the mesh runs. This page tries again by itself.",
+  NO_EDGE: "Look whether it runs (shoal up). This page tries again by itself.",
+  UNAUTHENTICATED: "Enter a token: the key at the top.",
+  PERMISSION_DENIED: "Watching the mesh and changing models need the role admin. The playground works with the role client.",
+  MODEL_NOT_FOUND: "Look for it under Models, or check how its name is spelt.",
+  NO_CAPACITY: "Start a worker in its pool, or look under Mesh why there is none.",
+  PROVISIONING: "Look under Mesh whether there are workers, then try again.",
+  QUEUE_FULL: "Try again in a moment.",
+  RATE_LIMITED: "Try again in a moment.",
+  DEADLINE_PASSED: "A model that is loaded for the first time takes a while: try again.",
+  TIMEOUT: "A model that is loaded for the first time takes a while: try again.",
+};
+
+// Messages of the mesh begin small and end without a stop.
+export const sentence = (text) => (text ? (/^[a-z]+[ ,]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text) + (/[.!?…]$/.test(text) ? "" : ".") : "");
+
+export const title = (reason) => TITLES[reason] || "That did not work";
+export const cure = (reason) => CURES[reason] || "";
+
+export const STATES = {
+  resident: ["Resident", "good"],
+  warm: ["Warm", "accent"],
+  loading: ["Loading", "warn"],
+  downloading: ["Fetching", "warn"],
+  cold: ["Cold", "idle"],
+  failed: ["Failed", "bad"],
+  absent: ["Absent", "idle"],
+};
+
+export const MEANING = {
+  resident: "on a worker's device",
+  warm: "in a worker's host memory",
+  loading: "on its way to a device",
+  downloading: "on its way to a disk",
+  cold: "on a worker's disk",
+  failed: "could not be loaded",
+  absent: "on no worker",
+};

@@ -1,0 +1,9 @@
+// Before the first paint: the theme that was chosen here; without one, the system's.
+(function () {
+  try {
+    var theme = localStorage.getItem("shoal.theme");
+    if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
+  } catch (error) {
+    // Without storage the system's theme is used.
+  }
+})();

@@ -1,0 +1,97 @@
+"""`python -m tests.console [--only NAME]`: opens the console of real edges in Chromium, in every state of a mesh.
+
+Behind the edges stand fake routers (tests/edge/fake_mesh.py): empty, busy, failing, with 1,000 models, one that asks for tokens,
+and none at all. check.mjs drives the browser by playwright-core, which is installed below .cache/console from the lock file.
+Screenshots lie in build/console. Exit status 1 if anything is wrong, 2 if something is missing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from libs.errors import NoCapacity
+from services.edge.app import running
+from services.edge.settings import Settings
+from tests.edge import fake_mesh
+from tests.edge.fake_mesh import FakeMesh
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+TOOLS: Final = ROOT / ".cache/console"
+SHOTS: Final = ROOT / "build/console"
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.console")
+    parser.add_argument("--only", default="", help="the name of one part of check.mjs")
+    only = parser.parse_args().only
+    browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), "")
+    missing = [
+        *([] if browser else ["Chromium: apt-get install -y chromium, or set CHROMIUM to its path"]),
+        *([] if shutil.which("npm") else ["npm with Node 20 or newer: apt-get install -y nodejs npm, or from nodejs.org"]),
+    ]
+    if missing:
+        print("the console cannot be checked here; install", *missing, sep="\n  ", file=sys.stderr)
+        return 2
+    _install()
+    shutil.rmtree(SHOTS, ignore_errors=True)
+    SHOTS.mkdir(parents=True)
+    return asyncio.run(_check(browser, only))
+
+
+def _install() -> None:
+    """What package-lock.json names, by its hashes."""
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    lock = TOOLS / "package-lock.json"
+    if lock.is_file() and lock.read_bytes() == (HERE / lock.name).read_bytes() and (TOOLS / "node_modules").is_dir():
+        return
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, TOOLS / name)
+    subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=TOOLS, check=True)
+
+
+async def _check(browser: str, only: str) -> int:
+    fakes = {
+        "empty": FakeMesh(),
+        "busy": fake_mesh.busy(),
+        "failing": FakeMesh(refusal=NoCapacity("Redis cannot be reached, so nothing is known of the mesh")),
+        "many": fake_mesh.many(),
+        "guarded": fake_mesh.busy(),
+    }
+    fakes["empty"].mesh.router_id = "router-7c9f"
+    fakes["guarded"].tokens = {"admin-token": "admin", "client-token": "client"}
+    async with AsyncExitStack() as stack:
+        addresses = {name: await stack.enter_async_context(fake_mesh.routing(fake)) for name, fake in fakes.items()}
+        addresses["gone"] = "127.0.0.1:9"
+        urls = {}
+        for name, router in addresses.items():
+            settings = Settings(edge_id=f"edge-{name}", address="127.0.0.1:0", routers=(router,), console=True, grace_seconds=1.0)
+            urls[name] = f"http://{await stack.enter_async_context(running(settings))}"
+        environment = {
+            "CONSOLE_URLS": json.dumps(urls),
+            "CHROMIUM": browser,
+            "SHOTS": str(SHOTS),
+            "ONLY": only,
+            "TOOLS": str(TOOLS),
+        }
+        process = await asyncio.create_subprocess_exec("node", HERE / "check.mjs", env={**os.environ, **environment})
+        status = await process.wait()
+        watched = {name: fake.most_watchers for name, fake in fakes.items() if fake.most_watchers > 1}
+        if watched:
+            print(f"more than one WatchMesh at a time: {watched}", file=sys.stderr)
+            return 1
+    return 1 if status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

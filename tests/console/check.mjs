@@ -1,0 +1,381 @@
+// Drives the console in Chromium; see __main__.py. Every page fails the run on a JavaScript error, a refused resource (CSP), or a
+// serious finding of axe.
+
+import assert from "node:assert/strict";
+import { mkdtempSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const { TOOLS, SHOTS, CHROMIUM, ONLY } = process.env;
+const urls = JSON.parse(process.env.CONSOLE_URLS);
+const require = createRequire(join(TOOLS, "package.json"));
+const { chromium } = require("playwright-core");
+const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const WIDE = { width: 1360, height: 860 };
+const PHONE = { width: 390, height: 844 };
+
+const folder = mkdtempSync(join(tmpdir(), "shoal-console-"));
+const context = await chromium.launchPersistentContext(folder, { executablePath: CHROMIUM, headless: true, args: ARGS, viewport: WIDE, colorScheme: "light" });
+context.setDefaultTimeout(15_000);
+const faults = [];
+let shots = 0;
+
+async function open(where, hash = "", { size = WIDE, theme = "light", allows = [] } = {}) {
+  const page = await context.newPage();
+  await page.setViewportSize(size);
+  await page.emulateMedia({ colorScheme: theme, reducedMotion: "reduce" });
+  page.on("pageerror", (error) => faults.push(`${where}${hash}: ${error.stack || error}`));
+  page.on("console", (message) => {
+    const text = message.text();
+    // Chromium logs every answer that is no success; those that a state is about are no fault.
+    if (message.type() === "error" && !(/^Failed to load resource/.test(text) && allows.some((one) => text.includes(one)))) faults.push(`${where}${hash}: ${text}`);
+  });
+  await page.addInitScript(() => {
+    document.addEventListener("securitypolicyviolation", (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
+  });
+  const response = await page.goto(`${urls[where]}/${hash}`);
+  assert.equal(response.status(), 200);
+  await page.locator("main").waitFor();
+  return page;
+}
+
+async function inspect(page, name) {
+  // The script is given through the debugger's own world of this page, which the page's policy does not bind.
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  for (const one of violations) {
+    const told = `axe in ${name}: ${one.impact} ${one.id}: ${one.help}: ${one.nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary?.split("\n")[1] || ""}`).join(" | ")}`;
+    if (one.impact === "serious" || one.impact === "critical") faults.push(told);
+    else console.log(`  (${told})`);
+  }
+}
+
+async function shoot(page, name, { full = false } = {}) {
+  await page.screenshot({ path: join(SHOTS, `${name}.png`), fullPage: full, animations: "disabled" });
+  shots += 1;
+}
+
+// In both themes and at a phone's width; no view may scroll sideways.
+async function record(page, name) {
+  await inspect(page, `${name} light`);
+  await shoot(page, `${name}-light`);
+  await page.emulateMedia({ colorScheme: "dark", reducedMotion: "reduce" });
+  await inspect(page, `${name} dark`);
+  await shoot(page, `${name}-dark`);
+  await page.setViewportSize(PHONE);
+  await page.waitForTimeout(120);
+  const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  if (over > 0) faults.push(`${name} is ${over} px wider than a phone`);
+  await inspect(page, `${name} phone`);
+  await shoot(page, `${name}-phone-dark`);
+  await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
+  await shoot(page, `${name}-phone-light`);
+  await page.setViewportSize(WIDE);
+}
+
+const has = (page, text) => page.getByText(text).first().waitFor();
+const notice = (page, text) => page.locator(".notice", { hasText: text }).waitFor();
+
+const parts = {
+  async empty() {
+    const page = await open("empty", "", { allows: ["503"] });
+    await has(page, "No worker has reported");
+    await has(page, "No lane has work yet");
+    await record(page, "mesh-empty");
+    await page.keyboard.press("g");
+    await page.keyboard.press("c");
+    await has(page, "No worker knows a model yet");
+    await record(page, "models-empty");
+    await page.getByRole("button", { name: "Load a model by name" }).click();
+    await page.getByLabel("Name").fill("org/name");
+    await page.getByRole("button", { name: "Go on" }).click();
+    await page.getByRole("button", { name: "Load", exact: true }).click();
+    await notice(page, "there is no worker in pool default");
+    await page.keyboard.press("g");
+    await page.keyboard.press("p");
+    await has(page, "There is no model to try");
+    await record(page, "playground-empty");
+    await page.close();
+  },
+
+  async busy() {
+    const page = await open("busy");
+    await page.locator(".worker").nth(3).waitFor();
+    await page.locator(".figure.wide strong").filter({ hasText: /[1-9]/ }).waitFor();
+    await page.waitForTimeout(6000); // for the line of jobs a second
+    const before = await page.locator(".figure.wide strong").innerText();
+    assert.ok(parseFloat(before) > 0);
+    await record(page, "mesh-busy");
+    await shoot(page, "mesh-busy-whole", { full: true });
+    // Shortcuts of two keys, with the page drawn anew between them.
+    await page.keyboard.press("g");
+    await page.waitForTimeout(700);
+    await page.keyboard.press("c");
+    await page.getByRole("heading", { name: "Models" }).waitFor();
+    await page.keyboard.press("g");
+    await page.keyboard.press("m");
+    // The theme that is chosen stays.
+    await page.keyboard.press("t");
+    await page.keyboard.press("t");
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+    await page.reload();
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+    await page.keyboard.press("t");
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), undefined);
+    await page.keyboard.press("?");
+    await page.getByRole("dialog", { name: "Shortcuts" }).waitFor();
+    await inspect(page, "shortcuts");
+    await page.keyboard.press("Escape");
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    await page.close();
+  },
+
+  async actions() {
+    const name = "nomic-ai/nomic-embed-text-v1.5";
+    const page = await open("busy", "#/models", { allows: ["502"] });
+    await page.getByRole("button", { name }).waitFor();
+    await record(page, "models-busy");
+    await page.keyboard.press("/");
+    await page.keyboard.type("nomic");
+    await page.locator(".window .row").nth(0).waitFor();
+    assert.equal(await page.locator(".window .row").count(), 1);
+    assert.match(page.url(), /q=nomic/);
+    await page.getByRole("button", { name }).press("Enter");
+    const drawer = page.getByRole("dialog", { name });
+    await drawer.getByText("4,200 tokens wait").first().waitFor();
+    await record(page, "model-open");
+    const confirm = async (button, text, said) => {
+      await drawer.getByRole("button", { name: button, exact: true }).click();
+      const asked = page.getByRole("dialog", { name: text });
+      await asked.waitFor();
+      if (button === "Evict") [await inspect(page, "confirmation"), await shoot(page, "confirmation")];
+      await asked.getByRole("button", { name: button, exact: true }).click();
+      await notice(page, said);
+    };
+    await confirm("Load", "Load this model?", "is resident on cpu-0");
+    await drawer.getByText("Resident").first().waitFor();
+    await confirm("Pin", "Pin this model?", "is pinned on cpu-0");
+    await drawer.getByRole("button", { name: "Unpin" }).waitFor();
+    await confirm("Unpin", "Unpin this model?", "may be evicted again");
+    await confirm("Evict", "Evict this model?", "will unload");
+    await drawer.getByText("Cold").first().waitFor();
+    // Nothing is done unless it is confirmed.
+    await drawer.getByRole("button", { name: "Load", exact: true }).click();
+    await page.getByRole("dialog", { name: "Load this model?" }).waitFor();
+    await page.keyboard.press("Escape");
+    await page.getByRole("dialog", { name: "Load this model?" }).waitFor({ state: "detached" });
+    await drawer.getByText("Cold").first().waitFor();
+    await drawer.getByRole("button", { name: "Check" }).click();
+    await page.keyboard.press("Escape");
+    await drawer.waitFor({ state: "detached" });
+    await page.evaluate(() => (location.hash = "#/mesh"));
+    await page.locator(".events li", { hasText: "evicted nomic-embed-text-v1.5" }).first().waitFor();
+    await page.locator(".events li", { hasText: "loaded nomic-embed-text-v1.5 in 1.4 s" }).first().waitFor();
+    await record(page, "mesh-events");
+    // A load that fails says why, in words.
+    await page.evaluate(() => (location.hash = "#/models?q=jina"));
+    await page.getByRole("button", { name: "jinaai/" }).click();
+    await page.getByRole("button", { name: "Load", exact: true }).click();
+    await page.getByRole("dialog", { name: "Load this model?" }).getByRole("button", { name: "Load", exact: true }).click();
+    await notice(page, "The model could not be loaded");
+    await record(page, "model-failed");
+    await page.close();
+  },
+
+  async playground() {
+    const page = await open("busy", "#/playground?verb=encode&model=BAAI%2Fbge-m3", { allows: ["502"] });
+    await page.getByRole("button", { name: "Run" }).click();
+    await has(page, "Cosine similarity");
+    await record(page, "playground-encode");
+    await shoot(page, "playground-encode-whole", { full: true });
+    for (const kind of ["openai", "shoal", "grpcurl", "curl"]) {
+      await page.getByRole("button", { name: kind, exact: true }).click();
+      assert.match(await page.locator(".snippets code").innerText(), /BAAI/);
+    }
+    await page.getByLabel("Model", { exact: true }).fill("colbert-ir/colbertv2.0");
+    await page.keyboard.press("Control+Enter");
+    await has(page, "Similarity by token");
+    await record(page, "playground-tokens");
+    await page.getByLabel("Model", { exact: true }).fill("naver/splade-v3");
+    await page.keyboard.press("Control+Enter");
+    await has(page, "Heaviest terms");
+    await record(page, "playground-sparse");
+    await page.getByRole("button", { name: "Score", exact: true }).click();
+    await page.getByLabel("Compare with").selectOption("BAAI/bge-m3");
+    await page.getByRole("button", { name: "Run" }).click();
+    await has(page, "Ranking");
+    assert.equal(await page.locator(".ranking li").count(), 4);
+    await record(page, "playground-score");
+    await page.getByRole("button", { name: "Extract", exact: true }).click();
+    await page.getByLabel("Model", { exact: true }).fill("urchade/gliner_medium-v2.1");
+    await page.getByLabel("Texts").fill("🐟🐟 Marie Curie moved from Warsaw to Paris in 1891 and worked at the Sorbonne.\nIn Paris <b>nobody</b> knew.");
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator("mark", { hasText: "Sorbonne" }).waitFor();
+    assert.match(await page.locator("mark").nth(1).innerText(), /^Marie/);
+    await record(page, "playground-entities");
+    await page.getByRole("button", { name: "Classify" }).click();
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator(".classes li").first().waitFor();
+    await record(page, "playground-classify");
+    await page.getByRole("button", { name: "Relations" }).click();
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator(".relations td").first().waitFor();
+    await page.getByRole("button", { name: "Encode", exact: true }).click();
+    await page.getByLabel("Model", { exact: true }).fill("jinaai/jina-embeddings-v2-base-code");
+    await page.getByRole("button", { name: "Run" }).click();
+    await has(page, "The model could not be loaded");
+    await record(page, "playground-failed");
+    await page.close();
+  },
+
+  async failing() {
+    for (const where of ["failing", "gone"]) {
+      const page = await open(where, "", { allows: ["503"] });
+      await page.getByRole("alert").first().waitFor();
+      await has(page, "There is no mesh to show");
+      await record(page, `mesh-${where}`);
+      await page.evaluate(() => (location.hash = "#/models"));
+      await has(page, "There is no mesh to show");
+      await page.evaluate(() => (location.hash = "#/playground"));
+      await page.getByLabel("Model", { exact: true }).fill("org/model");
+      await page.getByRole("button", { name: "Run" }).click();
+      await page.locator(".result .problem").waitFor();
+      await record(page, `playground-${where}`);
+      await page.close();
+    }
+  },
+
+  async many() {
+    const page = await open("many", "#/models");
+    await page.getByText("1,000").first().waitFor();
+    await record(page, "models-many");
+    assert.ok((await page.locator(".window .row").count()) < 60, "only rows in sight are in the document");
+    // Scrolled from end to end while the mesh changes. The page's work is measured in CPU time: wall time is the machine's.
+    const debug = await context.newCDPSession(page);
+    await debug.send("Performance.enable", { timeDomain: "threadTicks" });
+    const work = async () => {
+      const { metrics } = await debug.send("Performance.getMetrics");
+      return Object.fromEntries(metrics.map(({ name, value }) => [name, value * 1000]));
+    };
+    const before = await work();
+    const slow = await page.evaluate(async () => {
+      const gaps = [];
+      let last = performance.now();
+      const height = document.documentElement.scrollHeight;
+      const begin = last;
+      while (performance.now() - begin < 4000) {
+        window.scrollTo(0, (((performance.now() - begin) / 4000) * height) | 0);
+        await new Promise(requestAnimationFrame);
+        const now = performance.now();
+        gaps.push(now - last);
+        last = now;
+      }
+      gaps.sort((one, two) => one - two);
+      return { frames: gaps.length, median: gaps[gaps.length >> 1], p95: gaps[Math.floor(gaps.length * 0.95)], most: gaps[gaps.length - 1] };
+    });
+    const after = await work();
+    const [script, style, layout] = ["ScriptDuration", "RecalcStyleDuration", "LayoutDuration"].map((name) => (after[name] - before[name]) / slow.frames);
+    console.log(
+      `  1,000 models: ${slow.frames} frames in 4 s (median ${slow.median.toFixed(0)} ms, which the machine's other work decides); CPU a frame: ` +
+        `script ${script.toFixed(1)} ms, style ${style.toFixed(1)} ms, layout ${layout.toFixed(1)} ms`,
+    );
+    assert.ok(script + style + layout < 16, "the page's own work for a frame of scrolling fits into it");
+    await page.evaluate(() => window.scrollTo(0, 0));
+    await page.getByLabel("Search models").fill("splade 0996");
+    await page.locator(".window .row").first().waitFor();
+    assert.equal(await page.locator(".window .row").count(), 1);
+    await page.getByLabel("Search models").fill("org/unheard-of");
+    await page.getByRole("button", { name: "Load org/unheard-of" }).waitFor();
+    await record(page, "models-none-found");
+    await page.getByRole("button", { name: "Show all" }).click();
+    await page.getByRole("button", { name: /^Warm/ }).click();
+    await page.getByText("200 of 1,000").waitFor();
+    // By keyboard to the last row and back.
+    await page.locator(".window button").first().focus();
+    await page.keyboard.press("End");
+    await page.waitForFunction(() => document.activeElement.dataset.at === "199");
+    await page.keyboard.press("ArrowUp");
+    await page.waitForFunction(() => document.activeElement.dataset.at === "198");
+    await page.keyboard.press("Home");
+    await page.waitForFunction(() => document.activeElement.dataset.at === "0");
+    await page.evaluate(() => (location.hash = "#/mesh"));
+    await page.locator(".worker").nth(23).waitFor();
+    await record(page, "mesh-many");
+    await page.close();
+  },
+
+  async guarded() {
+    const page = await open("guarded", "", { allows: ["401", "403"] });
+    await has(page, "This mesh asks for a token");
+    await record(page, "mesh-guarded");
+    const enter = async (value) => {
+      await page.getByRole("button", { name: "Token", exact: true }).click();
+      await page.getByLabel("Token", { exact: true }).last().fill(value);
+      await page.getByRole("button", { name: "Use it" }).click();
+    };
+    await enter("client-token");
+    await has(page, "This token may not do that");
+    await page.evaluate(() => (location.hash = "#/playground"));
+    await page.getByRole("button", { name: "Run" }).click();
+    await has(page, "Cosine similarity");
+    assert.match(await page.locator(".snippets code").innerText(), /\$SHOAL_TOKEN/);
+    assert.doesNotMatch(await page.locator(".snippets code").innerText(), /client-token/);
+    await record(page, "playground-client");
+    await enter("admin-token");
+    await page.evaluate(() => (location.hash = "#/mesh"));
+    await page.locator(".worker").nth(3).waitFor();
+    assert.doesNotMatch(page.url(), /token/);
+    await page.close();
+  },
+
+  async shared() {
+    // Three pages, one watch: __main__.py counts.
+    const pages = await Promise.all([open("busy"), open("busy"), open("busy")]);
+    await Promise.all(pages.map((page) => page.locator(".worker").nth(3).waitFor()));
+    await pages[0].close();
+    await pages[1].waitForTimeout(500);
+    await Promise.all(pages.slice(1).map((page) => page.locator(".status", { hasText: "live" }).waitFor()));
+    await Promise.all(pages.slice(1).map((page) => page.close()));
+  },
+
+  async strangers() {
+    // A page of another origin may neither read nor do anything.
+    const page = await context.newPage();
+    await page.goto(urls.empty.replace("127.0.0.1", "localhost"));
+    const told = await page.evaluate(async (target) => {
+      const tries = {
+        plain: () => fetch(`${target}/console/act`, { method: "POST", mode: "no-cors", body: '{"action":"evict","model":"a/b"}' }),
+        header: () => fetch(`${target}/console/act`, { method: "POST", headers: { "x-shoal-console": "1", "content-type": "application/json" }, body: "{}" }),
+        events: () => fetch(`${target}/console/events`, { headers: { "x-shoal-console": "1" } }),
+      };
+      const found = {};
+      for (const [name, attempt] of Object.entries(tries)) {
+        found[name] = await attempt().then((response) => `${response.type} ${response.status}`, (error) => error.name);
+      }
+      return found;
+    }, urls.busy);
+    for (const answer of Object.values(told)) assert.match(answer, /^(TypeError|opaque 0)$/);
+    await page.close();
+  },
+};
+
+for (const [name, part] of Object.entries(parts)) {
+  if (ONLY && !ONLY.split(",").includes(name)) continue;
+  const begin = Date.now();
+  try {
+    await part();
+  } catch (error) {
+    faults.push(`${name}: ${error.stack}`);
+    for (const page of context.pages()) {
+      await page.screenshot({ path: join(SHOTS, `fault-${name}.png`) }).catch(() => {});
+      if (context.pages().length > 1) await page.close();
+    }
+  }
+  console.log(`${name}: ${((Date.now() - begin) / 1000).toFixed(1)} s`);
+}
+await context.close();
+console.log(`${shots} screenshots in ${SHOTS}`);
+for (const fault of [...new Set(faults)]) console.error(`FAULT ${fault}`);
+process.exit(faults.length ? 1 : 0);

@@ -1,0 +1,537 @@
+"""The console's server: who may see and do what, one watch for all pages, the files; before a fake mesh (fake_mesh.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal.v1 import mesh_pb2, models_pb2
+
+from libs.errors import InvalidInput, NoCapacity, Unauthenticated
+from services.edge.app import Edge, running
+from services.edge.console import files
+from services.edge.console.access import check_host, check_page
+from services.edge.console.board import Board
+from services.edge.console.changes import changes
+from services.edge.dialects.base import Problem
+from services.edge.routers import Routers
+from services.edge.settings import Settings
+from tests.edge import fake_mesh
+from tests.edge.fake_mesh import NAMES, RESIDENT, FakeMesh, busy, model_of, worker_of
+from tests.edge.parts import Http, head, read_reply
+from tests.edge.test_server import until
+
+MODEL = "nomic-ai/nomic-embed-text-v1.5"
+OURS = {"host": "127.0.0.1:8080", "x_shoal_console": "1"}
+
+
+@asynccontextmanager
+async def console(fake: FakeMesh, **settings: Any) -> AsyncIterator[Http]:
+    async with fake_mesh.routing(fake) as router:
+        given = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), console=True, grace_seconds=5.0)
+        async with running(replace(given, **settings)) as address:
+            yield Http(address)
+
+
+async def get(http: Http, path: str, host: str = "127.0.0.1:8080", **headers: str) -> Any:
+    return await send(http, "GET", path, b"", {"host": host, **headers})
+
+
+async def act(http: Http, body: Any, **headers: str) -> Any:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await send(http, "POST", "/console/act", content, OURS | {"content_type": "application/json"} | headers)
+
+
+async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
+    """As Http.send, with a Host of the test's own."""
+    reader, writer = await http.open()
+    try:
+        text = head(
+            method, path, {"content-length": str(len(body)), **{key: value for key, value in headers.items() if key != "host"}}
+        )
+        writer.write(text.replace(b"host: test", f"host: {headers['host']}".encode()) + body)
+        return await read_reply(reader, method)
+    finally:
+        writer.close()
+
+
+class Page:
+    """One page's stream of events."""
+
+    def __init__(self, http: Http, **headers: str) -> None:
+        self._http = http
+        self._headers = OURS | headers
+        self.status = 0
+
+    async def __aenter__(self) -> Page:
+        self._reader, self._writer = await self._http.open()
+        headers = {key: value for key, value in self._headers.items() if key != "host"}
+        self._writer.write(
+            head("GET", "/console/events", headers).replace(b"host: test", f"host: {self._headers['host']}".encode())
+        )
+        self.head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        self.status = int(self.head.split()[1])
+        self._text = ""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._writer.close()
+
+    async def next(self, name: str = "mesh") -> dict[str, Any]:
+        """The data of the next event of that name."""
+        while True:
+            while "\n\n" in self._text:
+                event, _, self._text = self._text.partition("\n\n")
+                fields = dict(line.split(": ", 1) for line in event.split("\n") if not line.startswith(":"))
+                if fields.get("event") == name:
+                    found: dict[str, Any] = json.loads(fields["data"])
+                    return found
+            size = int(await asyncio.wait_for(self._reader.readline(), 10), 16)
+            if not size:
+                raise EOFError
+            self._text += (await self._reader.readexactly(size + 2))[:-2].decode()
+
+
+async def test_the_page_and_its_files() -> None:
+    async with console(FakeMesh()) as http:
+        page = await get(http, "/")
+        assert page.status == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["cache-control"] == "no-cache"
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert "unsafe" not in policy
+        assert page.headers["x-frame-options"] == "DENY"
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert (await get(http, "/", if_none_match=page.headers["etag"])).status == 304
+        assert (await send(http, "HEAD", "/", b"", {"host": "localhost"})).status == 200
+        paths = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+        assert len(paths) == 4
+        for path in paths:
+            found = await get(http, path)
+            assert (found.status, found.headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
+            assert (await get(http, path, if_none_match=f'"x", {found.headers["etag"]}')).status == 304
+        assert (await get(http, "/console/static/0123456789abcdef/main.js")).status == 404
+        assert (await get(http, paths[0].replace("icon.svg", "../app.py"))).status == 404
+        # What is not the console's stays the edge's.
+        assert (await get(http, "/livez")).json == {"status": "ok"}
+        assert (await get(http, "/v1/models")).status == 200
+
+
+def test_no_page_needs_what_the_policy_forbids() -> None:
+    """No address beyond this origin, no inline script or style, and all that is imported is there."""
+    page = (files.STATIC / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", page)
+    for path in files.STATIC.glob("*.js"):
+        text = path.read_text()
+        assert not re.search(r"\beval\(|new Function|innerHTML|dangerously|document\.write", text), path
+        assert not re.search(r"https?://(?!www\.w3\.org)", text), path
+        for name in re.findall(r'from "(\./[^"]+)"', text):
+            assert (path.parent / name).is_file(), (path, name)
+    assert "url(" not in (files.STATIC / "console.css").read_text()
+
+
+def test_what_others_wrote_is_as_they_published_it() -> None:
+    """By the hashes that were taken from npm's package; docs/console.md says which."""
+    folder = files.STATIC / "vendor"
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in map(str.split, lines)}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    assert found == listed
+    assert listed["htm-preact.js"] == "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"
+    licences = (folder / "LICENCES.txt").read_text()
+    assert "Apache License" in licences
+    assert "The MIT License" in licences
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:9", "localhost:8080", "[::1]:8080", "LOCALHOST", "mesh.example:443", "localhost."]
+)
+def test_hosts_that_are_ours(host: str) -> None:
+    check_host({"host": host}, {"mesh.example"})
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"]
+)
+def test_hosts_that_are_not(host: str) -> None:
+    with pytest.raises(Problem) as caught:
+        check_host({"host": host}, {"mesh.example"})
+    assert caught.value.status == 421
+
+
+async def test_a_name_that_was_rebound_gets_nothing() -> None:
+    """DNS rebinding: the browser believes that the console is a part of evil.example, and says so in Host."""
+    async with console(busy()) as http:
+        for path in ("/", "/console/events", "/console/static/x"):
+            assert (await get(http, path, "evil.example:8080", x_shoal_console="1")).status == 421
+        assert (await act(http, {"action": "evict", "model": NAMES[0][0]}, host="evil.example")).status == 421
+        assert (await get(http, "/livez", "evil.example")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_ours"),
+    [
+        ({"x-shoal-console": "1"}, True),
+        ({"x-shoal-console": "1", "origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, True),
+        ({"x-shoal-console": "1", "origin": "HTTP://127.0.0.1:8080"}, False),
+        ({"x-shoal-console": "1", "origin": "http://127.0.0.1:8081"}, False),
+        ({"x-shoal-console": "1", "origin": "null"}, False),
+        ({"x-shoal-console": "1", "origin": "https://evil.example", "sec-fetch-site": "cross-site"}, False),
+        ({"x-shoal-console": "1", "sec-fetch-site": "same-site"}, False),
+        ({"origin": "http://127.0.0.1:8080"}, False),
+        ({}, False),
+    ],
+)
+def test_requests_of_other_pages_are_told_by_their_headers(headers: dict[str, str], is_ours: bool) -> None:
+    given = {"host": "127.0.0.1:8080", **headers}
+    if is_ours:
+        check_page(given)
+        return
+    with pytest.raises(Problem) as caught:
+        check_page(given)
+    assert caught.value.status == 403
+
+
+async def test_forms_of_other_pages_do_nothing() -> None:
+    """CSRF: what a page elsewhere can send without a permission (CORS) is refused before any router hears of it."""
+    fake = busy()
+    async with console(fake) as http:
+        body = {"action": "evict", "model": NAMES[0][0]}
+        seen = len(fake.calls)
+        assert (await act(http, body, x_shoal_console="")).status == 403
+        assert (await act(http, body, origin="http://evil.example")).status == 403
+        assert (await act(http, body, content_type="text/plain")).status == 415
+        assert (await act(http, body, content_type="application/x-www-form-urlencoded")).status == 415
+        assert (await send(http, "GET", "/console/act", b"", OURS)).status == 404
+        preflight = await send(http, "OPTIONS", "/console/act", b"", {"host": "127.0.0.1", "origin": "http://evil.example"})
+        assert preflight.status == 404
+        assert not any(name.startswith("access-control") for name in preflight.headers)
+        assert len(fake.calls) == seen
+
+
+async def test_actions_are_the_routers_own() -> None:
+    fake = busy()
+    async with console(fake) as http:
+        loaded = await act(http, {"action": "load", "model": MODEL, "pool": "cpu"}, authorization="Bearer mine")
+        assert loaded.json == {"message": f"{MODEL} is resident on cpu-0"}
+        name, request = fake.calls[-1]
+        assert (name, request.model, request.pool) == ("LoadModel", MODEL, "cpu")
+        assert fake.metadata[-1]["authorization"] == "Bearer mine"
+        assert (await act(http, {"action": "pin", "model": MODEL})).json["message"] == f"{MODEL} is pinned on cpu-0"
+        assert (await act(http, {"action": "unpin", "model": MODEL})).json["message"] == f"{MODEL} may be evicted again"
+        assert (await act(http, {"action": "evict", "model": MODEL})).json["message"] == f"cpu-0 will unload {MODEL}"
+        assert (await act(http, {"action": "evict", "model": MODEL})).json["message"] == f"no worker holds {MODEL}"
+        found = (await act(http, {"action": "check", "model": MODEL})).json
+        assert found["model"]["card"]["family"] == "nomic_bert"
+        assert [one["id"] for one in found["workers"]] == ["cpu-0", "l4-0", "l4-1", "l4-2"]
+        assert found["plan"].startswith("keep on one worker")
+        unknown = (await act(http, {"action": "check", "model": "org/unknown"})).json
+        assert unknown["model"] is None
+        ids = [metadata["x-request-id"] for metadata in fake.metadata]
+        assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"no json", 400, "INVALID_INPUT"),
+        ({"action": "drop", "model": MODEL}, 400, "INVALID_INPUT"),
+        ({"action": "load", "model": MODEL, "tenant": "x"}, 400, "INVALID_INPUT"),
+        ({"action": "load"}, 400, "INVALID_INPUT"),
+        (b" " * 20_000, 413, "TOO_LARGE"),
+        ({"action": "evict", "model": "org/unknown"}, 404, "MODEL_NOT_FOUND"),
+        ({"action": "load", "model": NAMES[9][0]}, 502, "MODEL_LOAD_FAILED"),
+    ],
+)
+async def test_actions_that_fail_say_why(body: Any, status: int, reason: str) -> None:
+    async with console(busy()) as http:
+        reply = await act(http, body)
+        assert (reply.status, reply.json["error"]["reason"]) == (status, reason)
+        assert reply.json["error"]["message"]
+
+
+async def test_roles_are_the_routers_business() -> None:
+    fake = busy()
+    fake.tokens = {"a": "admin", "c": "client"}
+    async with console(fake) as http:
+        body = {"action": "evict", "model": NAMES[0][0]}
+        assert (await act(http, body)).status == 401
+        denied = await act(http, body, authorization="Bearer c")
+        assert (denied.status, denied.json["error"]["reason"]) == (403, "PERMISSION_DENIED")
+        assert (await act(http, body, authorization="Bearer a")).status == 200
+        async with Page(http) as page:
+            assert page.status == 401
+        async with Page(http, authorization="Bearer c") as page:
+            assert page.status == 403
+        async with Page(http, authorization="Bearer a") as page:
+            assert (await page.next())["full"]
+
+
+async def test_one_watch_for_all_pages() -> None:
+    fake = busy()
+    fake.seconds = 0.02
+    async with console(fake) as http, Page(http) as one:
+        assert "text/event-stream" in one.head
+        assert (await one.next("about"))["version"]
+        first = await one.next()
+        while "router" not in first:
+            first = await one.next()
+        async with Page(http) as two, Page(http) as three:
+            for page in (two, three):
+                told = await page.next()
+                assert told["full"]
+                assert len(told["models"]) == 10
+                assert len(told["workers"]) == 4
+            assert fake.watchers == 1
+            # Later only what changed is told.
+            later = await one.next()
+            assert "models" not in later
+            fake.set(MODEL, RESIDENT, load_seconds=2.0)
+            while "models" not in (later := await one.next()):
+                pass
+            assert list(later["models"]) == [MODEL]
+            assert [event["text"] for event in later["events"]] == [f"cpu-0 loaded {MODEL} in 2.0 s"]
+            assert (later["events"][0]["tone"], later["events"][0]["model"]) == ("good", MODEL)
+        # A page that comes later sees what happened before.
+        async with Page(http) as four:
+            assert (await four.next())["events"]
+        assert fake.most_watchers == 1
+
+
+async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last() -> None:
+    fake = busy()
+    fake.tokens = {"a": "admin", "b": "admin"}
+    async with console(fake) as http:
+        async with Page(http, authorization="Bearer a") as one:
+            await one.next()
+            two = Page(http, authorization="Bearer b")
+            await two.__aenter__()
+            await two.next()
+
+        def watchers() -> list[str]:
+            return [fake.metadata[at]["authorization"] for at, (name, _) in enumerate(fake.calls) if name == "WatchMesh"]
+
+        await until(lambda: watchers() == ["Bearer a", "Bearer b"])
+        await until(lambda: fake.watchers == 1)
+        await two.next()
+        # Its token is withdrawn while it looks on.
+        fake.tokens = {}
+        fake.refusal = Unauthenticated("this token was withdrawn")
+        assert (await two.next("refused"))["reason"] == "UNAUTHENTICATED"
+        with pytest.raises(EOFError):
+            await two.next()
+        await two.__aexit__()
+        await until(lambda: fake.watchers == 0)
+
+
+async def test_a_mesh_that_cannot_be_seen_is_told_and_seen_again() -> None:
+    fake = busy()
+    fake.seconds = 0.02
+    async with console(fake) as http, Page(http) as page:
+        await page.next()
+        fake.refusal = NoCapacity("Redis cannot be reached")
+        while (told := await page.next()).get("problem") is None:
+            pass
+        assert told["problem"] == {"reason": "NO_CAPACITY", "message": "Redis cannot be reached"}
+        fake.refusal = None
+        while "problem" not in (told := await page.next()):
+            pass
+        assert told["problem"] is None
+
+
+async def test_open_pages_do_not_hold_up_a_drain() -> None:
+    async with console(busy()) as http:
+        page = await Page(http).__aenter__()
+        await page.next()
+        begin = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - begin < 4
+    await page.__aexit__()
+
+
+async def test_an_address_of_its_own() -> None:
+    fake = busy()
+    async with fake_mesh.routing(fake) as router, Routers((router,), None) as routers:
+        given = Settings(
+            edge_id="e", routers=(router,), console=True, console_address="127.0.0.1:0", console_hosts=("mesh.example",)
+        )
+        edge = Edge(given, routers)
+        assert edge.console is not None
+        replies: list[Any] = []
+
+        async def answered(application: Any, path: str, host: bytes) -> int:
+            scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", host)], "state": {}}
+
+            async def nothing() -> dict[str, Any]:
+                return {"type": "http.request"}
+
+            async def keep(message: Any) -> None:
+                replies.append(message)
+
+            replies.clear()
+            await application(scope, nothing, keep)
+            return int(replies[0]["status"])
+
+        assert await answered(edge.application, "/", b"localhost") == 404
+        assert await answered(edge.console, "/", b"mesh.example") == 200
+        assert await answered(edge.console, "/livez", b"localhost") == 200
+        # There the whole listener is for browsers: other names get nothing at all.
+        assert await answered(edge.console, "/livez", b"evil.example") == 421
+    async with console(fake, console_address="127.0.0.1:0") as http:
+        assert (await get(http, "/")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_on"),
+    [
+        ({}, True),
+        ({"SHOAL_CONSOLE": "0"}, False),
+        ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1"}, False),
+        ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1", "SHOAL_CONSOLE": "1"}, True),
+        ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1", "SHOAL_CONSOLE_ADDRESS": "127.0.0.1:8081"}, True),
+        ({"SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"}, False),
+    ],
+)
+def test_the_switch(environment: dict[str, str], is_on: bool) -> None:
+    settings = Settings.from_env(environment)
+    assert settings.console is is_on
+    assert (settings.describe()["console"] != "off") is is_on
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SHOAL_CONSOLE": "yes"},
+        {"SHOAL_CONSOLE_ADDRESS": "8081"},
+        {"SHOAL_CONSOLE_HOSTS": "https://mesh.example"},
+        {"SHOAL_CONSOLE_HOSTS": "mesh.example:80"},
+        {"SHOAL_CONSOLE": "1", "SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"},
+    ],
+)
+def test_settings_of_the_console_that_are_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput):
+        Settings.from_env(environment)
+
+
+def test_changes_in_words() -> None:
+    def mesh(**more: Any) -> mesh_pb2.Mesh:
+        return mesh_pb2.Mesh(**more)
+
+    def told(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[str]:
+        return [f"{change.tone}: {change.text}" for change in changes(before, after)]
+
+    worker = worker_of("w", "p", "cpu", 1)
+    draining = worker_of("w", "p", "cpu", 1, draining=True, preempted_in_seconds=30.0)
+    assert told(mesh(), mesh(workers=[worker])) == ["good: worker w joined pool p"]
+    assert told(mesh(workers=[worker]), mesh()) == ["bad: worker w was lost"]
+    assert told(mesh(workers=[draining]), mesh()) == ["plain: worker w left after draining"]
+    assert told(mesh(workers=[worker]), mesh(workers=[draining])) == [
+        "warn: worker w loses its machine in 30 s",
+        "warn: worker w drains: it takes no more work",
+    ]
+
+    def held(state: models_pb2.ModelState, **place: Any) -> mesh_pb2.Mesh:
+        return mesh(workers=[worker], models=[model_of("o/m", "bert", 8, 1, state, "w", **place)])
+
+    resident, cold = held(RESIDENT), held(models_pb2.MODEL_STATE_COLD)
+    assert told(cold, held(models_pb2.MODEL_STATE_LOADING)) == ["plain: w loads o/m"]
+    assert told(cold, held(RESIDENT, load_seconds=1.25)) == ["good: w loaded o/m in 1.2 s"]
+    assert told(resident, cold) == ["plain: w evicted o/m: it stays on disk"]
+    assert told(resident, held(models_pb2.MODEL_STATE_WARM)) == ["plain: w evicted o/m: it stays in host memory"]
+    assert told(resident, mesh(workers=[worker])) == ["plain: w evicted o/m"]
+    assert told(resident, mesh()) == ["bad: worker w was lost"]
+    assert told(cold, held(models_pb2.MODEL_STATE_FAILED, last_error="no config")) == ["bad: w could not load o/m: no config"]
+    assert told(resident, held(RESIDENT, pinned=True)) == ["plain: o/m is pinned on w"]
+    lanes = [mesh_pb2.LaneStatus(pool="p", model="o/m", expired_jobs=at, dead_jobs=at) for at in (0, 1, 3)]
+    assert told(mesh(lanes=lanes[:1]), mesh(lanes=lanes[1:2])) == [
+        "warn: 1 job of o/m passed its deadline in the lane",
+        "bad: 1 job of o/m was given up after workers died with it",
+    ]
+    assert told(mesh(lanes=lanes[1:2]), mesh(lanes=lanes[2:])) == [
+        "warn: 2 jobs of o/m passed their deadline in the lane",
+        "bad: 2 jobs of o/m were given up after workers died with them",
+    ]
+    leader = mesh_pb2.SchedulerStatus(scheduler_id="s")
+    assert told(mesh(), mesh(scheduler=leader)) == ["plain: scheduler s leads"]
+    assert told(mesh(scheduler=leader), mesh()) == ["warn: no scheduler leads: workers claim models by themselves"]
+    processes = [mesh_pb2.ProcessStatus(name="w-0", state="running", restarts=at, detail="killed") for at in (0, 1)]
+    assert told(mesh(processes=processes[:1]), mesh(processes=processes[1:])) == [
+        "bad: process w-0 ended and was started again: killed"
+    ]
+
+
+def test_a_page_that_is_behind_gets_what_changed() -> None:
+    board, fake = Board(), busy()
+    assert board.since(0) is None
+
+    def show(at: float) -> None:
+        copy = mesh_pb2.Mesh()
+        copy.CopyFrom(fake.mesh)
+        board.show(copy, at)
+
+    show(1.0)
+    first = board.since(0)
+    assert first is not None
+    assert first["full"]
+    assert "events" not in first
+    assert board.since(1) is None
+    show(2.0)
+    same = board.since(1)
+    assert same is not None
+    assert set(same) == {"router", "scheduler"}
+    del fake.mesh.workers[3]
+    del fake.mesh.models[0]
+    show(3.0)
+    board.fail("CANNOT_CONNECT", "no router")
+    behind = board.since(1)
+    assert behind is not None
+    assert ("workers", "l4-2") in behind["gone"]
+    assert [event["at"] for event in behind["events"]] == [3.0, 3.0]
+    assert behind["problem"]["reason"] == "CANNOT_CONNECT"
+    # Nobody looked for a while: what differs then happened at no known time.
+    board.rest()
+    fake.mesh.workers.append(worker_of("new", "l4", "NVIDIA L4", 4))
+    show(900.0)
+    after = board.since(4)
+    assert after is not None
+    assert "new" in after["workers"]
+    assert "events" not in after
+
+
+def test_models_that_come_and_go_for_long_take_no_more_memory() -> None:
+    board = Board()
+    for at in range(3000):
+        board.show(mesh_pb2.Mesh(router_id="r", models=[model_of(f"o/m-{at}", "bert", 8, 1)]), float(at))
+    told = board.since(1)
+    assert told is not None
+    assert told["full"], "a page that is too far behind gets everything anew"
+    recent = board.since(board.number - 1)
+    assert recent is not None
+    assert recent["gone"] == [("models", "o/m-2998")]
+
+
+async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
+    model = model_of("o/m", "bert", 8, 1)
+    model.card.labels.extend(f"label {at}" for at in range(5000))
+    model.state = 99  # type: ignore[assignment]
+    board = Board()
+    board.show(mesh_pb2.Mesh(models=[model]), 1.0)
+    told = board.since(0)
+    assert told is not None
+    shown = told["models"]["o/m"]
+    assert (shown["state"], shown["card"]["label_count"], len(shown["card"]["labels"])) == ("99", 5000, 32)
+
+
+def test_wheels_have_the_files() -> None:
+    """setup.py names each folder below static; tests/local/test_wheels.py builds them."""
+    text = (Path(__file__).parents[2] / "setup.py").read_text()
+    folders = {path.parent.relative_to(files.STATIC.parent).as_posix() for path in files.STATIC.rglob("*") if path.is_file()}
+    assert all(f'"{folder}/*"' in text for folder in folders)
