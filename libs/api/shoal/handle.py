@@ -99,13 +99,6 @@ class ModelHandle:
     async def aforms(self, texts: Sequence[str], forms: Sequence[Form], role: Role | None = None) -> dict[Form, list[Any]]:
         return _forms(await self.async_client.encode(self.model, texts, **self._encoding(forms, role)), forms)
 
-    def dimensions(self, form: Form = "dense") -> int:
-        """The length of a vector, for "sparse" the width of the matrix: of an encoded text."""
-        result = self.client.encode(self.model, ["dimensions"], **self._encoding(form, None))
-        if form == "sparse":
-            return result.sparse.shape[1]
-        return int((result.dense if form == "dense" else result.multi_vector.values).shape[1])
-
     def rank(self, query: str, texts: Sequence[str], top_n: int = 0) -> list[tuple[int, float]]:
         """Index and score of the `top_n` best texts (0: of all), best first."""
         return _ranked(self.client.score(self.model, query, texts, top_n=top_n, **self._scoring()))
