@@ -20,8 +20,8 @@ def address() -> str:
 
 @pytest.fixture(scope="session")
 def models() -> dict[str, str]:
-    """`dense`: the bundled all-MiniLM-L6-v2. With random weights: `prompted`, dense with a prompt for queries; `hybrid`, of all three
-    forms, with a prompt for queries; `reranker`, `entities` and `classes`."""
+    """`dense`: the bundled all-MiniLM-L6-v2. With random weights: `prompted`, dense, and `hybrid`, of all three forms, both with
+    prompts for queries and documents; `reranker`, `entities` and `classes`."""
     found: dict[str, str] = json.loads(os.environ["SHOAL_TEST_MODELS"])
     return found
 

@@ -1,7 +1,7 @@
 """`python -m tools.integrations [--check]`: the tables of docs/integrations.md, from the distributions below integrations/.
 
-Each pyproject.toml says in its table `tool.shoal` which class gives what, and which test shows it; integrations/results.json says what
-passed when `make integrations` last ran. A proof that did not pass fails (`make test`, tests/integrations).
+Each pyproject.toml says in its table `tool.shoal` which class gives what, and which test shows it; integrations/results.json says
+what passed when `make integrations` last ran. A proof that did not pass fails (`make test`, tests/integrations).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ FOLDER: Final = ROOT / "integrations"
 RESULTS: Final = FOLDER / "results.json"
 PAGE: Final = ROOT / "docs/integrations.md"
 FORMS: Final = ("dense", "sparse", "multi_vector", "rerank", "extract")
+NO: Final = "no"
 _TABLES: Final = re.compile(r"(<!-- tables -->\n).*?(\n<!-- /tables -->)", re.DOTALL)
 
 
@@ -120,15 +121,17 @@ def tables(found: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in integrations():
-        cells = [", ".join(f"`{name}`" for name, forms in one.classes.items() if form in forms) or "–" for form in FORMS]
-        also = ["yes" if claim in one.also else "–" for claim in ("async", "serialisation")]
+        cells = [", ".join(f"`{name}`" for name, forms in one.classes.items() if form in forms) or NO for form in FORMS]
+        also = ["yes" if claim in one.also else NO for claim in ("async", "serialisation")]
         result = found.get(one.folder, {"seen": "not yet", "pins": {}, "passed": []})
         pins = ", ".join(f"{name} {version}" for name, version in result["pins"].items())
         seen = f"{result['seen']}: {pins}; {len(result['passed'])} tests"
         lines.append(f"| {' | '.join([one.framework, f'`{one.name}`', *cells, *also, seen])} |")
     lines += ["", "| distribution | what | proven by |", "| --- | --- | --- |"]
     for one in integrations():
-        claims = {f"`{name}`, {form.replace('_', '-')}": test for name, forms in one.classes.items() for form, test in forms.items()}
+        claims = {
+            f"`{name}`, {form.replace('_', '-')}": test for name, forms in one.classes.items() for form, test in forms.items()
+        }
         for claim, test in (claims | dict(one.also)).items():
             file, _, name = test.partition("::")
             lines.append(f"| {one.name} | {claim} | [{name}](../integrations/{one.folder}/tests/{file}) |")

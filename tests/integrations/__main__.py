@@ -1,8 +1,8 @@
 """`python -m tests.integrations [NAME …]`: builds each distribution below integrations/, and runs its tests against a mesh.
 
-Each has an environment of its own below .cache/integrations, because their pins collide: the pins of its requirements.txt and nothing
-else, the wheel of shoal and its own wheel. What passed is written to integrations/results.json, from which tools/integrations.py makes
-the table of docs/integrations.md.
+Each has an environment of its own below .cache/integrations, because their pins collide: the pins of its requirements.txt and
+nothing else, the wheel of shoal and its own wheel. What passed is written to integrations/results.json, from which
+tools/integrations.py makes the tables of docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ MODELS: Final = {
     "entities": "random/entities",
     "classes": "random/classes",
 }
+README_TEST: Final = ROOT / "integrations/test_readme.py"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check")
 
 
@@ -91,7 +92,7 @@ def install(one: Integration) -> Path:
 def passed(report: Path) -> list[str]:
     """The tests that passed, as `file::Class::test`, parameters left out."""
     found = set()
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 -- pytest has just written it
+    for case in ElementTree.parse(report).iter("testcase"):
         if not {"failure", "error", "skipped"} & {child.tag for child in case}:
             parts = case.attrib["classname"].split(".tests.")[-1].split(".")
             found.add("::".join([f"{parts[0]}.py", *parts[1:], re.sub(r"\[.*", "", case.attrib["name"])]))
@@ -101,9 +102,10 @@ def passed(report: Path) -> list[str]:
 def run_tests(one: Integration, python: Path, address: str, arguments: Sequence[str]) -> tuple[int, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        variables = {"SHOAL_ADDRESS": address, "SHOAL_TEST_MODELS": json.dumps(MODELS), "HOME": folder} | one.variables
+        variables = {"SHOAL_ADDRESS": address, "SHOAL_TEST_MODELS": json.dumps(MODELS), "SHOAL_INTEGRATION": one.folder}
+        variables |= {"HOME": folder} | one.variables
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")} | variables
-        command = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", str(one.path / "tests"), *arguments]
+        command = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", str(one.path / "tests"), str(README_TEST), *arguments]
         ended = subprocess.run(command, cwd=ROOT / "integrations", env=variables, check=False)
         return ended.returncode, passed(report) if report.exists() else []
 

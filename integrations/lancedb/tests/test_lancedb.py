@@ -52,8 +52,10 @@ def test_rows_without_text_get_no_vector(models: dict[str, str]) -> None:
 
 def test_a_table_is_opened_again(models: dict[str, str], texts: list[str], tmp_path: Path, token: str, address: str) -> None:
     get_registry().set_var("shoal_token", token)
-    function = get_registry().get("shoal").create(
-        model=models["prompted"], address=address, token="$var:shoal_token", options={"truncation": "end"}
+    function = (
+        get_registry()
+        .get("shoal")
+        .create(model=models["prompted"], address=address, token="$var:shoal_token", options={"truncation": "end"})
     )
     wanted = made(tmp_path, function, texts).search("fish").limit(3).to_list()
     table = lancedb.connect(tmp_path).open_table("texts")
@@ -87,7 +89,9 @@ def test_multi_vectors(models: dict[str, str], client: shoal.Client, texts: list
     found = table.search("fish").metric("cosine").limit(3).to_list()
     maxsim = np.array([(query @ rows.T).max(axis=1).sum() for rows in documents])
     assert [one["text"] for one in found] == [texts[i] for i in np.argsort(-maxsim, kind="stable")[:3]]
-    assert isinstance(lancedb.connect(tmp_path).open_table("texts").embedding_functions["vector"].function, ShoalMultiVectorEmbeddings)
+    assert isinstance(
+        lancedb.connect(tmp_path).open_table("texts").embedding_functions["vector"].function, ShoalMultiVectorEmbeddings
+    )
 
 
 @pytest.mark.parametrize("kind", ["dense", "reranker"])

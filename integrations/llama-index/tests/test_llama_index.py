@@ -19,7 +19,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 from shoal_llama_index import ShoalEmbedding, ShoalExtractor, ShoalReranker, ShoalSparseEmbedding
 
 ALL = (ShoalEmbedding, ShoalExtractor, ShoalReranker, ShoalSparseEmbedding)
@@ -76,12 +76,14 @@ def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> No
         [TextNode(text=text) for text in texts], storage_context=StorageContext.from_defaults(vector_store=store),
         embed_model=ShoalEmbedding(model_name=models["hybrid"]),
     )  # fmt: skip
-    found = index.as_retriever(vector_store_query_mode="hybrid", similarity_top_k=len(texts), sparse_top_k=len(texts)).retrieve("fish")
+    found = index.as_retriever(vector_store_query_mode="hybrid", similarity_top_k=len(texts), sparse_top_k=len(texts)).retrieve(
+        "fish"
+    )
     assert {one.text for one in found} == set(texts)
 
 
 class Heard(BaseEventHandler):
-    names: list[str] = []
+    names: list[str] = Field(default_factory=list)
 
     @classmethod
     def class_name(cls) -> str:

@@ -7,7 +7,8 @@ import pickle
 import numpy as np
 import pytest
 import shoal
-from qdrant_client import AsyncQdrantClient, QdrantClient, models as qm
+from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import models as qm
 from shoal_qdrant import ShoalExtractor, ShoalReranker, ShoalVectorizer
 
 FORMS = ("dense", "sparse", "multi_vector")
@@ -51,7 +52,9 @@ async def test_stored_and_found(forms: tuple[str, ...], models: dict[str, str], 
     assert (await vectorizer.aquery("fish", limit=3)) == asked
     if len(forms) == 1:
         wanted = scores(client, models["hybrid"], forms[0], texts)
-        order = [int(i) for i in np.argsort(-wanted, kind="stable")[:3] if wanted[i] > 0]  # Qdrant leaves out sparse vectors that share nothing
+        order = [
+            int(i) for i in np.argsort(-wanted, kind="stable")[:3] if wanted[i] > 0
+        ]  # Qdrant leaves out sparse vectors that share nothing
         assert [one.id for one in found] == order
         np.testing.assert_allclose([one.score for one in found], wanted[order], rtol=1e-5)
 
@@ -90,7 +93,9 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
     wanted = client.entities(models["entities"], texts, aggregation="none")
     payloads = [{"text": text} for text in texts]
     found = extractor.payloads(payloads)
-    assert [[one["start"] for one in payload["entities"]] for payload in found] == [[e.start for e in one.entities] for one in wanted]
+    assert [[one["start"] for one in payload["entities"]] for payload in found] == [
+        [e.start for e in one.entities] for one in wanted
+    ]
     assert await extractor.apayloads(payloads) == found
     qdrant, vectorizer = QdrantClient(":memory:"), ShoalVectorizer(models["dense"])
     qdrant.create_collection("texts", **vectorizer.collection())

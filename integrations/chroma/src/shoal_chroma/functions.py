@@ -1,4 +1,4 @@
-"""The embedding functions. What `get_config` gives is stored with a collection: the name of the token's variable, never the token."""
+"""The embedding functions. What `get_config` gives is stored with a collection: the token's variable, never the token."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _FIXED: Final = ("model", "options", "query_instruction")
 
 
 class _OfModel:
-    """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else 127.0.0.1:50051.
-    `token_env_var`: the variable that holds the token. `timeout`: seconds for a request, retries included. `query_instruction`
-    replaces the model's prompt of queries. `options`: further arguments of `shoal.Client.encode`, such as {"dimensions": 256}."""
+    """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else
+    127.0.0.1:50051. `token_env_var`: the variable that holds the token. `timeout`: seconds for a request, retries included.
+    `query_instruction` replaces the model's prompt of queries. `options`: further arguments of `shoal.Client.encode`, such as
+    {"dimensions": 256}."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class _OfModel:
         *,
         address: str | None = None,
         tenant: str = "",
-        token_env_var: str = "SHOAL_TOKEN",  # noqa: S107 -- a variable's name
+        token_env_var: str = "SHOAL_TOKEN",
         timeout: float = 60.0,
         query_instruction: str = "",
         options: Mapping[str, Any] | None = None,
@@ -58,7 +59,9 @@ class _OfModel:
         """Raises ValueError if stored vectors and new ones would not be of one model."""
         for name in _FIXED:
             if name in new_config and new_config[name] != old_config.get(name):
-                raise ValueError(f"{name} cannot change once vectors are stored: {old_config.get(name)!r}, not {new_config[name]!r}")
+                raise ValueError(
+                    f"{name} cannot change once vectors are stored: {old_config.get(name)!r}, not {new_config[name]!r}"
+                )
 
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:

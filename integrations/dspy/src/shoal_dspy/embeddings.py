@@ -16,8 +16,9 @@ Floats = npt.NDArray[np.float32]
 class ShoalEmbedder(dspy.Embedder):
     """Dense vectors in one role; float32 [texts, dimensions], or [dimensions] of a single text.
 
-    `role`: "query", "document" or None for no prompt. Other arguments as for `shoal.ModelHandle`. DSPy's cache is not used: it tells
-    callables apart by their source, which is the same for all models. Nor are its batches: the client splits lists by itself.
+    `role`: "query", "document" or None for no prompt. Other arguments as for `shoal.ModelHandle`. DSPy's cache is not used: it
+    tells callables apart by their source, which is the same for all models. Nor are its batches: the client splits lists by
+    itself.
     """
 
     def __init__(self, model: str, *, role: Role | None = None, **settings: Any) -> None:
@@ -31,15 +32,11 @@ class ShoalEmbedder(dspy.Embedder):
         other.handle = self.handle
         return other
 
-    def __call__(
-        self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any
-    ) -> Floats:
+    def __call__(self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any) -> Floats:
         texts = [inputs] if isinstance(inputs, str) else inputs
         return _array(self.handle.dense(texts, self.role), inputs)
 
-    async def acall(
-        self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any
-    ) -> Floats:
+    async def acall(self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any) -> Floats:
         texts = [inputs] if isinstance(inputs, str) else inputs
         return _array(await self.handle.adense(texts, self.role), inputs)
 
@@ -58,7 +55,9 @@ class ShoalRetriever(dspy.retrievers.Embeddings):  # type: ignore[misc]
     async def aforward(self, query: str) -> dspy.Prediction:
         """As `forward`, over asyncio."""
         vector = (await self.embedder.acall(query))[None]
-        ((passages, indices, _),) = self._rerank_and_predict(*self._candidates(self._normalize(vector) if self.normalize else vector))
+        ((passages, indices, _),) = self._rerank_and_predict(
+            *self._candidates(self._normalize(vector) if self.normalize else vector)
+        )
         return dspy.Prediction(passages=passages, indices=indices)
 
     async def acall(self, query: str) -> dspy.Prediction:

@@ -12,8 +12,8 @@ from shoal.handle import Findings
 
 class ShoalReranker(dspy.Module):  # type: ignore[misc]
     """`reranker(query=…, passages=…)` gives a Prediction with the `k` best `passages`, best first (0: all), their `indices` and
-    `scores`. Arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late interaction
-    (MaxSim) or an embedder (cosine)."""
+    `scores`. Arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late
+    interaction (MaxSim) or an embedder (cosine)."""
 
     def __init__(self, model: str, *, k: int = 0, **settings: Any) -> None:
         super().__init__()

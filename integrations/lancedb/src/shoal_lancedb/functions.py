@@ -82,8 +82,8 @@ class ShoalEmbeddings(_OfModel):
 class ShoalMultiVectorEmbeddings(_OfModel):
     """A vector for each token, for a column `MultiVector(function.ndims())` and metric "cosine".
 
-    A query is encoded by LanceDB. Rows are not: LanceDB (0.40) drops vectors of which there are not as many as they are long. So add
-    rows with `compute_source_embeddings(texts)` in the vector column.
+    A query is encoded by LanceDB. Rows are not: LanceDB (0.40) drops vectors of which there are not as many as they are long. So
+    add rows with `compute_source_embeddings(texts)` in the vector column.
     """
 
     def ndims(self) -> int:

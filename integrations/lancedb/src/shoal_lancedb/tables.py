@@ -24,8 +24,8 @@ class ShoalReranker(Reranker):
     """Results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
 
     `column`: where the text is. `top_n`: how many are kept (0: all). `return_score` "all" keeps the searches' own scores. Other
-    arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim)
-    or an embedder (cosine).
+    arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late interaction
+    (MaxSim) or an embedder (cosine).
     """
 
     def __init__(

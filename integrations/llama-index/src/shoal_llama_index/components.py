@@ -33,9 +33,7 @@ class ShoalReranker(OfModel, BaseNodePostprocessor):
         query = self._begin(nodes, query_bundle)
         return self._end(nodes, self.handle.rank(query, self._texts(nodes), self.top_n))
 
-    async def _apostprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
+    async def _apostprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
         query = self._begin(nodes, query_bundle)
         return self._end(nodes, await self.handle.arank(query, self._texts(nodes), self.top_n))
 

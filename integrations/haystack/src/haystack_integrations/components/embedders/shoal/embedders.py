@@ -139,5 +139,7 @@ class ShoalMultiVectorDocumentEmbedder(_OfDocuments):
         return self._answer(documents, await self._handle.amulti_vector(self._texts(documents), "document"))
 
     def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
-        made = [replace(document, meta=document.meta | {"multi_vector": row}) for document, row in zip(documents, rows, strict=True)]
+        made = [
+            replace(document, meta=document.meta | {"multi_vector": row}) for document, row in zip(documents, rows, strict=True)
+        ]
         return {"documents": made, "meta": self._meta}

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from haystack import Document, default_from_dict, default_to_dict
 from haystack.utils import Secret
+
 from shoal import ModelHandle
 
 TOKEN = Secret.from_env_var("SHOAL_TOKEN", strict=False)
@@ -16,8 +17,8 @@ class OfModel:
 
     `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else 127.0.0.1:50051.
     `token`: a Secret; one from a variable is written as the variable's name, one from a string cannot be written. `timeout`:
-    seconds for a request, retries included. `query_instruction` replaces the model's prompt of queries. `options`: further arguments
-    of `shoal.Client`'s calls, such as {"dimensions": 256}.
+    seconds for a request, retries included. `query_instruction` replaces the model's prompt of queries. `options`: further
+    arguments of `shoal.Client`'s calls, such as {"dimensions": 256}.
     """
 
     def __init__(

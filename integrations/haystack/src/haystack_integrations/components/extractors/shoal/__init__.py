@@ -7,9 +7,9 @@ from typing import Any
 
 from haystack import Document, component
 from haystack.utils import Secret
-from shoal.handle import Findings
-
 from haystack_integrations.components.embedders.shoal.of_model import TOKEN, OfModel, checked, texts
+
+from shoal.handle import Findings
 
 __all__ = ["ShoalExtractor"]
 _KEYS = {"entities": "named_entities", "labels": "labels", "relations": "relations"}

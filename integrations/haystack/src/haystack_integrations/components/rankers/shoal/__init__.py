@@ -7,7 +7,6 @@ from typing import Any
 
 from haystack import Document, component
 from haystack.utils import Secret
-
 from haystack_integrations.components.embedders.shoal.of_model import TOKEN, OfModel, checked, texts
 
 __all__ = ["ShoalRanker"]
