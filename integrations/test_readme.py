@@ -14,5 +14,5 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
     if "connect_to_local" in example:
         pytest.skip("needs a server of the framework")
-    exec(compile(example, str(readme), "exec"), {"__name__": "example"})
+    exec(compile(example, str(readme), "exec", dont_inherit=True), {"__name__": "example"})
     assert "a shoal of fish" in capsys.readouterr().out

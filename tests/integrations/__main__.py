@@ -39,6 +39,7 @@ MODELS: Final = {
     "entities": "random/entities",
     "classes": "random/classes",
 }
+MYPY: Final = ROOT / "integrations/mypy.ini"
 README_TEST: Final = ROOT / "integrations/test_readme.py"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check")
 
@@ -89,6 +90,21 @@ def install(one: Integration) -> Path:
     return python
 
 
+def types_are_right(one: Integration, python: Path) -> bool:
+    """Whether mypy, which is this environment's, finds nothing in the distribution with its framework's own types."""
+    options = [
+        "--config-file",
+        str(MYPY),
+        "--python-executable",
+        str(python),
+        "--cache-dir",
+        str(ENVIRONMENTS / f"{one.folder}.mypy"),
+    ]
+    source = one.path / "src"
+    command = [sys.executable, "-m", "mypy", *options, str(source)]
+    return subprocess.run(command, env=os.environ | {"MYPYPATH": str(source)}, check=False).returncode == 0
+
+
 def passed(report: Path) -> list[str]:
     """The tests that passed, as `file::Class::test`, parameters left out."""
     found = set()
@@ -111,7 +127,7 @@ def run_tests(one: Integration, python: Path, address: str, arguments: Sequence[
 
 
 async def run(wanted: Sequence[Integration], arguments: Sequence[str]) -> dict[str, Any]:
-    """What to remember of each whose tests all passed, by its folder."""
+    """What to remember of each whose tests all passed and whose types are right, by its folder."""
     pythons = {one.folder: await asyncio.to_thread(install, one) for one in wanted}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +136,7 @@ async def run(wanted: Sequence[Integration], arguments: Sequence[str]) -> dict[s
             for one in wanted:
                 print(f"== {one.name}", flush=True)
                 status, tests = await asyncio.to_thread(run_tests, one, pythons[one.folder], mesh.address, arguments)
-                if status == 0:
+                if status == 0 and await asyncio.to_thread(types_are_right, one, pythons[one.folder]):
                     found[one.folder] = {"seen": f"{datetime.now(UTC):%Y-%m-%d}", "pins": one.tested_with(), "passed": tests}
     return found
 

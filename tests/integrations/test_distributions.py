@@ -1,4 +1,4 @@
-"""Metadata, imports, examples and claims of the distributions below integrations/, without their frameworks (`make integrations`)."""
+"""Metadata, imports, examples and claims of the distributions below integrations/, without their frameworks."""
 
 from __future__ import annotations
 

@@ -58,6 +58,9 @@ def test_written_and_read_again_without_the_token(kind: Any, token: str, monkeyp
     assert token not in text
     again = kind.build_from_config(json.loads(text))
     assert again.get_config() == function.get_config()
+    monkeypatch.delenv("MY_TOKEN")
+    with pytest.raises(ValueError, match="MY_TOKEN is not set"):
+        kind.build_from_config(json.loads(text))
     with pytest.raises(ValueError, match="unknown fields: colour"):
         kind.validate_config(function.get_config() | {"colour": "red"})
     with pytest.raises(ValueError, match="no model"):

@@ -46,7 +46,7 @@ class _OfModel:
             model,
             address=address,
             tenant=tenant,
-            token=os.environ.get(token_env_var) or None,
+            token=_token(token_env_var),
             timeout=timeout,
             query_instruction=query_instruction,
             options=options,
@@ -116,6 +116,14 @@ class ShoalSparseEmbeddingFunction(_OfModel, SparseEmbeddingFunction[Documents])
     def build_from_config(config: dict[str, Any]) -> ShoalSparseEmbeddingFunction:
         _OfModel.validate_config(config)
         return ShoalSparseEmbeddingFunction(**config)
+
+
+def _token(variable: str) -> str | None:
+    """What the variable holds; without SHOAL_TOKEN the client looks for SHOAL_TOKEN_FILE. Raises ValueError for another that is
+    not set."""
+    if variable != "SHOAL_TOKEN" and not os.environ.get(variable):
+        raise ValueError(f"the token's variable {variable} is not set")
+    return os.environ.get(variable) or None
 
 
 def _rows(rows: list[list[float]]) -> Embeddings:

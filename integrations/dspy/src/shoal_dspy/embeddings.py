@@ -44,7 +44,7 @@ class ShoalEmbedder(dspy.Embedder):
         return self.handle.dense(texts, self.role)
 
 
-class ShoalRetriever(dspy.retrievers.Embeddings):  # type: ignore[misc]
+class ShoalRetriever(dspy.retrievers.Embeddings):
     """The `k` passages of a corpus that are nearest to a query. The corpus is encoded as documents and queries as queries, which
     `dspy.retrievers.Embeddings` with one embedder cannot say."""
 

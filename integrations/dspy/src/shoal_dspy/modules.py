@@ -10,7 +10,7 @@ from shoal import ModelHandle
 from shoal.handle import Findings
 
 
-class ShoalReranker(dspy.Module):  # type: ignore[misc]
+class ShoalReranker(dspy.Module):
     """`reranker(query=…, passages=…)` gives a Prediction with the `k` best `passages`, best first (0: all), their `indices` and
     `scores`. Arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late
     interaction (MaxSim) or an embedder (cosine)."""
@@ -27,7 +27,7 @@ class ShoalReranker(dspy.Module):  # type: ignore[misc]
         return _prediction(passages, await self.handle.arank(query, passages, self.k if k is None else k))
 
 
-class ShoalExtractor(dspy.Module):  # type: ignore[misc]
+class ShoalExtractor(dspy.Module):
     """`extractor(text=…)` gives a Prediction with `found`: entities, labels or relations, maps with the fields of shoal's `Entity`,
     `LabelScore` or `Relation`. `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
     `shoal.ModelHandle`. As `dspy.Tool(extractor.tool)` it is a tool of an agent."""

@@ -118,7 +118,7 @@ class ShoalVectorizer:
 
     def _search(self, vectors: Mapping[str, Vector], limit: int, candidates: int) -> dict[str, Any]:
         found_by = [self.names[form] for form in self.forms if form != "multi_vector"]
-        prefetch = [models.Prefetch(query=vectors[name], using=name, limit=candidates) for name in found_by]  # type: ignore[arg-type]
+        prefetch = [models.Prefetch(query=vectors[name], using=name, limit=candidates) for name in found_by]
         common = {"limit": limit, "with_payload": True}
         if "multi_vector" in self.forms:
             name = self.names["multi_vector"]
@@ -143,6 +143,6 @@ def _points(
     payloads = [{}] * len(texts) if payloads is None else payloads
     ids = [str(uuid.uuid4()) for _ in texts] if ids is None else ids
     return [
-        models.PointStruct(id=number, vector=dict(named), payload={text_key: text, **payload})  # type: ignore[arg-type]
+        models.PointStruct(id=number, vector=dict(named), payload={text_key: text, **payload})
         for number, text, named, payload in zip(ids, texts, vectors, payloads, strict=True)
     ]
