@@ -26,7 +26,7 @@ RESULTS: Final = FOLDER / "results.json"
 PAGE: Final = ROOT / "docs/integrations.md"
 FORMS: Final = ("dense", "sparse", "multi_vector", "rerank", "extract")
 NO: Final = "no"
-_TABLES: Final = re.compile(r"(<!-- tables -->\n).*?(\n<!-- /tables -->)", re.DOTALL)
+_TABLES: Final = re.compile(r"(<!-- tables -->\n).*?(<!-- /tables -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,12 @@ def tables(found: Mapping[str, Any]) -> str:
 
 
 def page() -> str:
+    """What the page should be. Raises ValueError if it has no place for the tables."""
     text = tables(results())
-    return _TABLES.sub(lambda found: found[1] + text + found[2], PAGE.read_text())
+    made, places = _TABLES.subn(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text())
+    if places != 1:
+        raise ValueError(f"{PAGE} has {places} places for the tables")
+    return made
 
 
 def write_page() -> None:

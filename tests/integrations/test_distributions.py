@@ -116,6 +116,7 @@ class TestDistribution:
 
 def test_the_page_is_current() -> None:
     assert page() == PAGE.read_text(), "run python -m tools.integrations"
+    assert [one.name for one in ALL if f"`{one.name}`" not in PAGE.read_text()] == []
 
 
 def test_a_claim_that_nothing_shows_is_a_fault() -> None:
