@@ -26,7 +26,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -57,6 +57,7 @@ check-types:
 check-lint:
 	$(BIN)/python -m tools.dashboards --check
 	$(BIN)/python -m tools.chart --check
+	$(BIN)/python -m tools.integrations --check
 	$(BIN)/python -m tools.lua
 	$(BIN)/python -m tools.references
 	$(BIN)/ruff check .
@@ -87,10 +88,10 @@ lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from const
 wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
 	SHOAL_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/local/test_wheels.py $(ARGS)
 
-wheels: $(VENV)/.dev ## Build both wheels of the last commit into dist/
+wheels: $(VENV)/.dev ## Build both wheels and those of the integrations, of the last commit, into dist/
 	rm -rf dist .cache/source && mkdir -p dist .cache/source
 	git archive HEAD | tar -x -C .cache/source
-	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source .cache/source/integrations/*/
 
 release-check: $(VENV)/.dev ## Everything that has a version says the same one, and TAG if one is given: make release-check TAG=v0.2.0
 	$(BIN)/python -m tools.release $(TAG)
@@ -206,6 +207,9 @@ edge-fuzz: $(VENV)/.dev $(SCHEMATHESIS_VENV)/.done ## Let schemathesis try the e
 
 edge-idle: $(VENV)/.dev ## Hold 10,000 idle connections to an edge, and print what each takes of its memory
 	$(BIN)/python -m tests.edge.idle
+
+integrations: $(VENV)/.dev native ## Build the integrations, each into an environment of its own, and run their tests against a mesh: make integrations ARGS=qdrant
+	$(BIN)/python -m tests.integrations $(ARGS)
 
 gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)
 	$(BIN)/python -m tools.gpu_bundle

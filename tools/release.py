@@ -20,12 +20,16 @@ _PLACES = (
     ("pyproject.toml", re.compile(r'"shoal==([^"]+)"')),
     ("libs/api/shoal/version.py", re.compile(r'^VERSION = "([^"]+)"$', re.MULTILINE)),
 )
+_INTEGRATION = (re.compile(r'^version = "([^"]+)"$', re.MULTILINE), re.compile(r'"shoal>=([^",]+),'))
 _CHART = ("version", "appVersion")
 
 
 def versions(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Where a version stands and what it is. Raises ValueError for a file that says none."""
-    for name, pattern in _PLACES:
+    places = [*_PLACES]
+    for file in sorted((root / "integrations").glob("*/pyproject.toml")):
+        places += [(str(file.relative_to(root)), pattern) for pattern in _INTEGRATION]
+    for name, pattern in places:
         if (found := pattern.search((root / name).read_text())) is None:
             raise ValueError(f"{name} does not say its version")
         yield name, found[1]

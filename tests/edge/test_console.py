@@ -380,13 +380,13 @@ async def test_an_address_of_its_own() -> None:
             await application(scope, nothing, keep)
             return int(replies[0]["status"])
 
-        assert await answered(edge.application, "/", b"localhost") == 404
+        assert await answered(edge.application, "/console/events", b"localhost") == 404
         assert await answered(edge.console, "/", b"mesh.example") == 200
         assert await answered(edge.console, "/livez", b"localhost") == 200
         # There the whole listener is for browsers: other names get nothing at all.
         assert await answered(edge.console, "/livez", b"evil.example") == 421
     async with console(fake, console_address="127.0.0.1:0") as http:
-        assert (await get(http, "/")).status == 404
+        assert (await get(http, "/console/events")).status == 404
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,16 @@ def test_a_tag_is_the_version(checkout: Path) -> None:
     assert len(release.wrong("v1.2.4", checkout)) == 6
 
 
+@pytest.mark.parametrize("text", ['version = "1.2.2"\n"shoal>=1.2.3,<1.3"\n', 'version = "1.2.3"\n"shoal>=1.2.2,<1.3"\n'])
+def test_an_integration_has_the_version(checkout: Path, text: str) -> None:
+    file = checkout / "integrations/langchain/pyproject.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('version = "1.2.3"\n"shoal>=1.2.3,<1.3"\n')
+    assert release.wrong("v1.2.3", checkout) == []
+    file.write_text(text)
+    assert release.wrong("v1.2.3", checkout) == ["integrations/langchain/pyproject.toml: 1.2.2, not 1.2.3"]
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [

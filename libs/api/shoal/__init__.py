@@ -5,10 +5,10 @@
     with shoal.Client("127.0.0.1:50051") as client:
         vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second text"]).dense
 
-The modules in this folder are public: clients, errors, results, tasks and the status of the mesh. `verbs` -> `calls` ->
-`requests` -> `transport` is the path of a call and not public, `cli` is the command line, `v1` the generated stubs. Importing the
-package loads nothing else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command line start
-fast.
+The modules in this folder are public: clients, handles on models, errors, results, tasks and the status of the mesh. `verbs` ->
+`calls` -> `requests` -> `transport` is the path of a call and not public, `cli` is the command line, `v1` the generated stubs.
+Importing the package loads nothing else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command
+line start fast.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.calls.retry import RetryPolicy
     from shoal.client import AsyncClient, Client
     from shoal.errors import ShoalError
+    from shoal.handle import ModelHandle
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Classify, Entities, ReadText, Regions, Relations
@@ -42,6 +43,7 @@ _MODULES = {
     "LabelScore": "results",
     "Mesh": "status",
     "Model": "status",
+    "ModelHandle": "handle",
     "Placement": "status",
     "Ragged": "results",
     "ReadText": "tasks",
@@ -67,6 +69,7 @@ __all__ = [
     "LabelScore",
     "Mesh",
     "Model",
+    "ModelHandle",
     "Placement",
     "Ragged",
     "ReadText",

@@ -1,0 +1,42 @@
+"""The mesh that `make integrations` runs, and what `shoal.Client` says there. The tests of all integrations share this."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+import shoal
+
+TOKEN = "a-secret-that-nobody-may-write-down"
+TEXTS = ["a shoal of fish", "a table of wood", "ships at sea", "Überraschung 🐟", "the fish market"]
+
+
+@pytest.fixture(scope="session")
+def address() -> str:
+    return os.environ["SHOAL_ADDRESS"]
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, str]:
+    """`dense`: the bundled all-MiniLM-L6-v2. With random weights: `prompted`, dense, and `hybrid`, of all three forms, both with
+    prompts for queries and documents; `reranker`, `entities` and `classes`."""
+    found: dict[str, str] = json.loads(os.environ["SHOAL_TEST_MODELS"])
+    return found
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[shoal.Client]:
+    with shoal.Client(address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return TEXTS
+
+
+@pytest.fixture
+def token() -> str:
+    return TOKEN

@@ -1,0 +1,95 @@
+"""What all components of shoal-haystack share: their configuration, which is their serialised form, and their life."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from haystack import Document, default_from_dict, default_to_dict
+from haystack.utils import Secret
+
+from shoal import ModelHandle
+
+TOKEN = Secret.from_env_var("SHOAL_TOKEN", strict=False)
+
+
+class OfModel:
+    """A component that asks one model.
+
+    `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else 127.0.0.1:50051.
+    `token`: a Secret; one from a variable is written as the variable's name, one from a string cannot be written. `timeout`:
+    seconds for a request, retries included. `query_instruction` replaces the model's prompt of queries. `options`: further
+    arguments of `shoal.Client`'s calls, such as {"dimensions": 256}.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        address: str | None = None,
+        tenant: str = "",
+        token: Secret | None = TOKEN,
+        timeout: float = 60.0,
+        query_instruction: str = "",
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self._written: dict[str, Any] = {
+            "model": model,
+            "address": address,
+            "tenant": tenant,
+            "token": token,
+            "timeout": timeout,
+            "query_instruction": query_instruction,
+            "options": options,
+        }
+        self._handle = ModelHandle(
+            model,
+            address=address,
+            tenant=tenant,
+            token=token.resolve_value() if token else None,
+            timeout=timeout,
+            query_instruction=query_instruction,
+            options=options,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component's type and arguments. Raises ValueError for a token that is not from the environment."""
+        return default_to_dict(self, **self._written)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The component that `to_dict` has written."""
+        return default_from_dict(cls, data)
+
+    def close(self) -> None:
+        """Closes the connection; the next run opens one."""
+        self._handle.close()
+
+    async def close_async(self) -> None:
+        """Closes the running event loop's connection; the next run opens one."""
+        await self._handle.aclose()
+
+    @property
+    def _meta(self) -> dict[str, Any]:
+        return {"model": self._handle.model}
+
+
+def checked_text(text: object) -> str:
+    """Raises TypeError for anything but a string."""
+    if not isinstance(text, str):
+        raise TypeError(f"a text is embedded, not {type(text).__name__}; documents are for the document embedder")
+    return text
+
+
+def checked(documents: object) -> list[Document]:
+    """Raises TypeError for anything but a list of documents."""
+    if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+        raise TypeError("a list of Documents is taken; a text is for the text embedder")
+    return documents
+
+
+def texts(documents: list[Document], meta_fields: list[str] = [], separator: str = "\n") -> list[str]:  # noqa: B006
+    """What the model reads of each: those of its meta fields that it has, then its content."""
+    return [
+        separator.join([*(str(document.meta[name]) for name in meta_fields if document.meta.get(name)), document.content or ""])
+        for document in documents
+    ]

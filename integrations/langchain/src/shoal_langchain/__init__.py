@@ -1,0 +1,22 @@
+"""Shoal's models in LangChain: embeddings, a reranker, and extraction as a tool and as a transformer of documents.
+
+`ShoalSparseEmbeddings` needs langchain-qdrant, whose interface it has: `pip install 'shoal-langchain[qdrant]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shoal_langchain.components import ShoalEmbeddings, ShoalExtractor, ShoalReranker, ShoalTagger
+
+if TYPE_CHECKING:
+    from shoal_langchain.sparse import ShoalSparseEmbeddings
+
+__all__ = ["ShoalEmbeddings", "ShoalExtractor", "ShoalReranker", "ShoalSparseEmbeddings", "ShoalTagger"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ShoalSparseEmbeddings":
+        return import_module("shoal_langchain.sparse").ShoalSparseEmbeddings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,8 @@
+"""Shoal's models in LlamaIndex: dense and sparse embeddings, a reranker and an extractor of metadata."""
+
+from __future__ import annotations
+
+from shoal_llama_index.components import ShoalExtractor, ShoalReranker
+from shoal_llama_index.embeddings import ShoalEmbedding, ShoalSparseEmbedding
+
+__all__ = ["ShoalEmbedding", "ShoalExtractor", "ShoalReranker", "ShoalSparseEmbedding"]

@@ -1,0 +1,8 @@
+"""Shoal's models beside a Weaviate client: vectors that callers provide, reranking, and properties extracted from texts."""
+
+from __future__ import annotations
+
+from shoal_weaviate.components import ShoalExtractor, ShoalReranker
+from shoal_weaviate.vectorizer import ShoalVectorizer
+
+__all__ = ["ShoalExtractor", "ShoalReranker", "ShoalVectorizer"]
