@@ -19,7 +19,7 @@ import yaml
 from libs.errors import InvalidInput
 from libs.names import is_model_id
 from libs.serving.watched import Watched
-from services.edge.dialects.names import ROLES, Names, Target
+from services.edge.messages.names import ROLES, Names, Target
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,255}")
 _KEYS: Final = frozenset({"model", "role", "dimensions", "adapter"})

@@ -19,8 +19,8 @@ from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
 from services.edge.credentials import Trust
-from services.edge.dialects.base import Answer, json_of
 from services.edge.doors import Door
+from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.routers import Routers
 from services.edge.routes import Table

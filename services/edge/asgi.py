@@ -25,9 +25,9 @@ from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.compression import ENCODINGS, Compression, Inflating, compressed, wanted
 from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
-from services.edge.dialects.base import Answer, Dialect, Headers, Problem, Question, Received, Route
-from services.edge.dialects.names import Names
-from services.edge.dialects.vocabulary import Vocabulary
+from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route
+from services.edge.messages.names import Names
+from services.edge.messages.vocabulary import Vocabulary
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 

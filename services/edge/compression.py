@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from services.edge.dialects.base import Answer, Problem, invalid
+from services.edge.messages.base import Answer, Problem, invalid
 
 Compression = Literal["auto", "on", "off"]
 """Whether answers are compressed where clients accept it. auto: for callers beyond this machine."""

@@ -18,7 +18,7 @@ from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER
 from libs.serving.security.authentication import certified
 from libs.serving.security.identity import is_printable
 from libs.telemetry.traces import TRACEPARENT, TRACESTATE
-from services.edge.dialects.base import Problem, invalid
+from services.edge.messages.base import Problem, invalid
 
 AUTHORIZATION: Final = "authorization"
 API_KEY: Final = "api-key"

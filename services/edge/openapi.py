@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from shoal.version import VERSION
 
-from services.edge.dialects.base import Route
+from services.edge.messages.base import Route
 from services.edge.routes import MODEL
 
 _ERROR: Final = {

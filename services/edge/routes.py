@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, vllm
-from services.edge.dialects.base import Dialect, Problem, Route
+from services.edge.messages.base import Dialect, Problem, Route
 
 MODEL: Final = "{model}"
 ROUTES: Final[tuple[Route, ...]] = (

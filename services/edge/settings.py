@@ -18,8 +18,8 @@ from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
 from services.edge.compression import Compression
-from services.edge.dialects.names import Names
-from services.edge.dialects.vocabulary import Vocabulary, read_vocabulary
+from services.edge.messages.names import Names
+from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
 _ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
 

@@ -29,9 +29,9 @@ from libs.telemetry import metrics, traces
 from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
-from services.edge.dialects.base import Problem, Question, Received
-from services.edge.dialects.names import Names
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
+from services.edge.messages.base import Problem, Question, Received
+from services.edge.messages.names import Names
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput
 from libs.serving.watched import Watched
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, sparse, vectors
 
 CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

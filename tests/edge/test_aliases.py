@@ -10,7 +10,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from services.edge.aliases import read_aliases, watch_aliases
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.names import Names, Target
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, edge
 

@@ -12,9 +12,9 @@ import pytest
 
 from libs.errors import QueueFull
 from services.edge.dialects import cohere, huggingface, jina, ollama, openai
-from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
 from services.edge.dialects.tei import TEI
+from services.edge.messages.base import Answer, Dialect, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300

@@ -16,8 +16,8 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.models.text.processing.quantise import store
 from services.edge.dialects import cohere, jina
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, card, dense, vectors
 
 NAMES = Names({"embed": Target("org/embedder"), "predict": Target("org/classifier"), "embed-v4.0": Target(MODEL, "query", 4)})

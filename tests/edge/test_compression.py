@@ -15,7 +15,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import FREE_BYTES, LEAST_BYTES, STEP_BYTES, Inflating, compressed, wanted
-from services.edge.dialects.base import Answer, Problem
+from services.edge.messages.base import Answer, Problem
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, dense, edge, vectors
 

@@ -21,7 +21,7 @@ from services.edge.console import files
 from services.edge.console.access import check_host, check_page
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
-from services.edge.dialects.base import Problem
+from services.edge.messages.base import Problem
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh

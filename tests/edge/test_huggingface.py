@@ -13,9 +13,9 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import huggingface
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names
 from services.edge.dialects.tei import TEI
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names
 from services.edge.routes import Table
 from tests.edge.parts import MODEL, card
 

@@ -15,9 +15,9 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
 from services.edge.dialects import jina
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, ragged, vectors
 
 NAMES = Names({"predict": Target("org/classifier", adapter="org/a"), "small": Target(MODEL, "query", 4)})

@@ -13,9 +13,10 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from services.edge.dialects import kserve, numbers
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
+from services.edge.dialects import kserve
+from services.edge.messages import numbers
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, WIDTH, Script, card, dense, edge, ragged, scores, sparse, vectors
 
 NAMES = Names({"mini": Target(MODEL, "query", 4)})

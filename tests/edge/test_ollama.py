@@ -14,8 +14,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import ollama
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
 
 NAMES = Names({"nomic-embed-text": Target(MODEL, "document", 4), "e5:latest": Target("org/e5")})

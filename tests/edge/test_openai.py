@@ -12,9 +12,9 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings, error
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, dense, vectors
 
 ALIASES = Names({"text-embedding-3-small": Target("org/small", "query", 4, "org/adapter")})

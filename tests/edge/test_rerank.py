@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
 from services.edge.dialects.rerank import RerankAnswer, rerank, squashed
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, scores
 
 NAMES = Names({"rerank-v3.5": Target("org/ranker")})

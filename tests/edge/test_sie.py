@@ -15,8 +15,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import sie
-from services.edge.dialects.base import MSGPACK, Answer, Problem, Question, Received
-from services.edge.dialects.names import Names
+from services.edge.messages.base import MSGPACK, Answer, Problem, Question, Received
+from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
 NAMES = Names({})

@@ -23,7 +23,7 @@ from libs.errors import InvalidInput, NoCapacity, QueueFull, ShoalError, TaskNot
 from libs.serving import Security
 from libs.serving.watched import Watched
 from services.edge.app import running
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.names import Names, Target
 from services.edge.settings import Settings
 from services.edge.tei_grpc import MESSAGE_BYTES
 from services.edge.teiv1 import tei_pb2 as tei

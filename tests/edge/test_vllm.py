@@ -15,8 +15,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import vllm
-from services.edge.dialects.base import Answer, Problem, Question, Received
-from services.edge.dialects.names import Names, Target
+from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, scores, sparse, vectors
 
 NAMES = Names({"embed": Target("org/embedder"), "rerank": Target("org/ranker"), "predict": Target("org/classifier")})

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from libs.errors import InvalidInput
-from services.edge.dialects.base import Problem, Received
-from services.edge.dialects.names import Names
 from services.edge.dialects.openai import embeddings
-from services.edge.dialects.vocabulary import Vocabulary, read_vocabulary
+from services.edge.messages.base import Problem, Received
+from services.edge.messages.names import Names
+from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, edge
 

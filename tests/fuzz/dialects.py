@@ -19,9 +19,9 @@ from msgspec import inspect
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.dialects.base import Answer, Problem, Question, Received, Route
-from services.edge.dialects.names import Names
-from services.edge.dialects.names import Target as Alias
+from services.edge.messages.base import Answer, Problem, Question, Received, Route
+from services.edge.messages.names import Names
+from services.edge.messages.names import Target as Alias
 from services.edge.routes import Table
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, plain
@@ -82,7 +82,8 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
     if route.body is None:
         body = b"" if random.random() < 0.7 else random.randbytes(random.randrange(20))
     else:
-        made = _example(random, inspect.type_info(route.body))
+        kinds = route.body if isinstance(route.body, tuple) else (route.body,)
+        made = _example(random, inspect.type_info(random.choice(kinds)))
         for _ in range(random.choice((0, 0, 1, 1, 2))):
             made = mutate.changed(random, made, WORDS)
         body = _packed(made) if is_msgpack else json.dumps(made).encode()

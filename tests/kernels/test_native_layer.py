@@ -143,7 +143,7 @@ def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> N
     model = load_model(directory, MINILM, torch.device("cpu"), dtype)
 
     def vectors(some: list[str]) -> list[object]:
-        prepared = model.prepare(EncodeWork(tuple(some)))
+        prepared = model.prepare(EncodeWork(some))
         return [np.asarray(getattr(each, "dense", each)).tobytes() for each in model.forward(prepared.head, prepared.sequences)]
 
     many = texts(160, shortest=1, longest=60)

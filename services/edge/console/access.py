@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from services.edge.dialects.base import Problem
+from services.edge.messages.base import Problem
 
 HEADER: Final = "x-shoal-console"
 _LOCAL: Final = "localhost"

@@ -33,7 +33,7 @@ from services.edge.console.board import model_content
 from services.edge.console.files import ASSETS, PROTECTION, Files
 from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
-from services.edge.dialects.base import Answer, Problem, json_of, retry_headers
+from services.edge.messages.base import Answer, Problem, json_of, retry_headers
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.edge.dialects.base import Answer, Headers
+from services.edge.messages.base import Answer, Headers
 
 STATIC: Final = Path(__file__).parent / "static"
 ASSETS: Final = "/console/static/"

@@ -19,7 +19,7 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import mesh_pb2
 
 from services.edge.console.board import Board
-from services.edge.dialects.base import Problem, json_of
+from services.edge.messages.base import Problem, json_of
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, LIST_MODELS
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     Answer,
     Dialect,
     Problem,
@@ -27,9 +27,9 @@ from services.edge.dialects.base import (
     json_of,
     retry_headers,
 )
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
-from services.edge.dialects.reading import (
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
+from services.edge.messages.reading import (
     count_of,
     image_item,
     named_or_default,

@@ -16,7 +16,8 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import tei
-from services.edge.dialects.base import (
+from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
+from services.edge.messages.base import (
     Answer,
     Problem,
     Question,
@@ -27,8 +28,7 @@ from services.edge.dialects.base import (
     json_of,
     single_field,
 )
-from services.edge.dialects.reading import count_of, read, text_item
-from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
+from services.edge.messages.reading import count_of, read, text_item
 
 Texts = str | list[str]
 

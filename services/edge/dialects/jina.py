@@ -13,9 +13,9 @@ from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects import cohere, openai
-from services.edge.dialects.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
 from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, Part
-from services.edge.dialects.reading import image_item, named_or_default, priority_of, read, text_item
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.reading import image_item, named_or_default, priority_of, read, text_item
 
 
 class JinaClassifyRequest(msgspec.Struct, kw_only=True):

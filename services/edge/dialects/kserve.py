@@ -22,7 +22,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 from shoal.version import VERSION
 
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     Answer,
     Dialect,
     Problem,
@@ -34,9 +34,9 @@ from services.edge.dialects.base import (
     json_of,
     retry_headers,
 )
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.dialects.reading import count_of, priority_of, read, role_of, target, text_item, truncation_of
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
+from services.edge.messages.reading import count_of, priority_of, read, role_of, target, text_item, truncation_of
 
 NAME: Final = "shoal"
 JSON_LENGTH: Final = b"inference-header-content-length"

@@ -12,9 +12,9 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai
-from services.edge.dialects.base import Answer, Dialect, Problem, Question, Received, Route, json_of, retry_headers
-from services.edge.dialects.names import Names, Target
-from services.edge.dialects.reading import target
+from services.edge.messages.base import Answer, Dialect, Problem, Question, Received, Route, json_of, retry_headers
+from services.edge.messages.names import Names, Target
+from services.edge.messages.reading import target
 
 _STATES: Final = {
     models_pb2.MODEL_STATE_LOADING: "loading",

@@ -13,7 +13,7 @@ from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     Answer,
     Dialect,
     Problem,
@@ -25,9 +25,9 @@ from services.edge.dialects.base import (
     retry_headers,
     single_field,
 )
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import dense_rows, joined, per_piece
-from services.edge.dialects.reading import count_of, read, role_of, target, text_item, truncation_of
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import dense_rows, joined, per_piece
+from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
 
 VERSION: Final = "0.12.0"
 """The version of Ollama whose API this is."""

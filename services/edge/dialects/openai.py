@@ -14,7 +14,7 @@ from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     Answer,
     Dialect,
     Problem,
@@ -27,7 +27,7 @@ from services.edge.dialects.base import (
     retry_headers,
     single_field,
 )
-from services.edge.dialects.numbers import (
+from services.edge.messages.numbers import (
     PIECE_NUMBERS,
     Rows,
     base64_of,
@@ -39,7 +39,7 @@ from services.edge.dialects.numbers import (
     signed,
     token_vectors,
 )
-from services.edge.dialects.reading import (
+from services.edge.messages.reading import (
     count_of,
     image_item,
     priority_of,
@@ -49,7 +49,7 @@ from services.edge.dialects.reading import (
     text_item,
     truncation_of,
 )
-from services.edge.dialects.vocabulary import Vocabulary
+from services.edge.messages.vocabulary import Vocabulary
 
 _TYPES: Final = {
     401: "authentication_error",

@@ -16,12 +16,12 @@ from shoal.requests import codec
 from shoal.transport.methods import SCORE
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
-from services.edge.dialects.numbers import decoded
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.reading import named_or_default, priority_of, read, text_item, truncation_of
 from services.edge.dialects.tei import TEI, has_texts
 from services.edge.dialects.tei import rerank as rerank_texts
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.numbers import decoded
+from services.edge.messages.reading import named_or_default, priority_of, read, text_item, truncation_of
 
 DEFAULT_NAME: Final = "rerank"
 """The alias that stands for requests that name no model: Cohere's v1 allows that."""

@@ -16,7 +16,7 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     MSGPACK,
     Answer,
     Dialect,
@@ -29,9 +29,9 @@ from services.edge.dialects.base import (
     json_of,
     retry_headers,
 )
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.dialects.reading import priority_of, read, target, text_item
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
+from services.edge.messages.reading import priority_of, read, target, text_item
 
 VERSION: Final = b"0.10.1"
 """The server's version that sie-sdk expects; it warns of another."""

@@ -17,11 +17,11 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from services.edge.dialects.base import Answer, Problem, Question, Received, invalid
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import decoded, dense_rows
-from services.edge.dialects.reading import named_or_default, role_of, text_item
 from services.edge.dialects.tei import VERSION
+from services.edge.messages.base import Answer, Problem, Question, Received, invalid
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import decoded, dense_rows
+from services.edge.messages.reading import named_or_default, role_of, text_item
 from services.edge.teiv1 import tei_pb2
 
 GRPC: Final = b"application/grpc"

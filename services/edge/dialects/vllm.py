@@ -17,7 +17,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai
-from services.edge.dialects.base import (
+from services.edge.messages.base import (
     Answer,
     Dialect,
     Problem,
@@ -29,9 +29,9 @@ from services.edge.dialects.base import (
     json_of,
     single_field,
 )
-from services.edge.dialects.names import Target
-from services.edge.dialects.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
-from services.edge.dialects.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
+from services.edge.messages.names import Target
+from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
+from services.edge.messages.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
 
 VLLM: Final = Dialect("vllm", openai.error)
 MOST_QUERIES: Final = 64

@@ -16,7 +16,7 @@ from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.v1 import tensor_pb2
 
-from services.edge.dialects.base import Problem, json_of
+from services.edge.messages.base import Problem, json_of
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from shoal.errors import ShoalError
 from shoal.transport.methods import Method
 
-from services.edge.dialects.names import Names
-from services.edge.dialects.vocabulary import Vocabulary
+from services.edge.messages.names import Names
+from services.edge.messages.vocabulary import Vocabulary
 
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Final = b"application/json"

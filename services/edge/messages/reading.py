@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.base import Problem, Received, invalid
-from services.edge.dialects.names import Role, Target
+from services.edge.messages.base import Problem, Received, invalid
+from services.edge.messages.names import Role, Target
 
 S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
