@@ -132,7 +132,9 @@ class Stub:
         request = worker_pb2.CompleteRequest(
             worker_id=self._link.identity.worker_id, lane=pulled.lane, batch_id=pulled.batch_id, jobs=jobs, release=True
         )
-        self.jobs += await self._link.complete(request, time.time() + PULL_SECONDS) or 0
+        # Not added up in one statement: it would read the sum before it waits, and lose what the other pull adds meanwhile.
+        accepted = await self._link.complete(request, time.time() + PULL_SECONDS)
+        self.jobs += accepted or 0
 
 
 async def serve(router: str) -> None:

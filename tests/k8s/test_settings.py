@@ -50,6 +50,9 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     "edge": frozenset(
         {
             "SHOAL_CL100K",
+            "SHOAL_CONSOLE",  # off beyond loopback
+            "SHOAL_CONSOLE_ADDRESS",
+            "SHOAL_CONSOLE_HOSTS",
             "SHOAL_DEADLINE_SECONDS",
             "SHOAL_EDGE_ID",
             "SHOAL_GRACE_SECONDS",

@@ -174,7 +174,8 @@ class Layer(nn.Module):
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()
         self._native: native_layer.NativeLayer | None = None
-        self._is_asked = False
+        # Beside layers with experts operators compute all: what rounds elsewhere than they do sends tokens to other experts.
+        self._is_asked = any(one.experts for one in spec.layers)
 
     def _parts(self) -> native_layer.LayerParts | None:
         """What the layer consists of, if it is one of the common forms."""
