@@ -8,6 +8,7 @@ import pytest
 
 from services.local.supervision.policy import (
     PAUSES_SECONDS,
+    SETTLED_SECONDS,
     WINDOW_SECONDS,
     History,
     Role,
@@ -32,11 +33,19 @@ def test_a_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth
         history = history.ended(now)
         assert history.state == "restarting"
         pauses.append(history.pause_seconds)
-        history = history.started()
+        history = history.started(now)
         assert history.state == "running"
     assert tuple(pauses) == PAUSES_SECONDS
     assert history.restarts == 3
     assert history.ended(30.0).state == "given up"
+
+
+def test_a_child_that_was_killed_after_a_settled_run_is_restarted_without_backoff() -> None:
+    history = History().ended(0.0).started(0.0).ended(SETTLED_SECONDS + 0.1)
+    assert history.pause_seconds == 0.0
+    assert next_step(history) == "it is restarted now (restart 2 of at most 3 within 60 s)"
+    killed_at_once = history.started(SETTLED_SECONDS + 0.2).ended(SETTLED_SECONDS + 1.0)
+    assert killed_at_once.pause_seconds == PAUSES_SECONDS[2]
 
 
 def test_ends_are_forgotten_after_a_minute() -> None:
@@ -44,7 +53,7 @@ def test_ends_are_forgotten_after_a_minute() -> None:
     for number in range(50):
         history = history.ended(number * WINDOW_SECONDS / 3)
         assert not history.is_given_up
-        history = history.started()
+        history = history.started(number * WINDOW_SECONDS / 3)
     assert history.restarts == 50
     assert history.ended(50 * WINDOW_SECONDS).pause_seconds == PAUSES_SECONDS[0]
 
@@ -71,9 +80,9 @@ def test_what_happened_is_said_in_words() -> None:
     assert ending(None) == "could not be started"
     history = History().ended(0.0)
     assert next_step(history) == "it is restarted now (restart 1 of at most 3 within 60 s)"
-    assert "in 1 s" in next_step(history.started().ended(1.0))
+    assert "in 1 s" in next_step(history.started(0.0).ended(1.0))
     for now in (2.0, 3.0, 4.0):
-        history = history.started().ended(now)
+        history = history.started(now).ended(now)
     assert next_step(history) == "it is given up, because it ended 4 times within 60 s"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from libs.processes import ProcessState
@@ -13,6 +14,8 @@ from libs.processes import ProcessState
 WINDOW_SECONDS: Final = 60.0
 PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
 """The backoff before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
+SETTLED_SECONDS: Final = 10.0
+"""A child that ran longer than this since its last restart is restarted without backoff: it was killed, its start does not fail."""
 
 Role = Literal["redis", "router", "scheduler", "worker", "edge"]
 _FAULTS: Final = ("WARNING", "ERROR", "CRITICAL")
@@ -24,17 +27,20 @@ and gRPC needs no edge."""
 @dataclass(frozen=True, slots=True)
 class History:
     """The history of one child. `ends`: when it ended within the last WINDOW_SECONDS, monotonic seconds. `restarts`: since the mesh
-    started."""
+    started. `since`: its last restart; `was_settled`: its last run was longer than SETTLED_SECONDS."""
 
     ends: tuple[float, ...] = ()
     restarts: int = 0
     is_running: bool = True
+    since: float = -math.inf
+    was_settled: bool = False
 
     def ended(self, now: float) -> History:
-        return History((*(end for end in self.ends if now - end < WINDOW_SECONDS), now), self.restarts, is_running=False)
+        ends = (*(end for end in self.ends if now - end < WINDOW_SECONDS), now)
+        return replace(self, ends=ends, is_running=False, was_settled=now - self.since > SETTLED_SECONDS)
 
-    def started(self) -> History:
-        return History(self.ends, self.restarts + 1)
+    def started(self, now: float) -> History:
+        return replace(self, restarts=self.restarts + 1, is_running=True, since=now)
 
     @property
     def is_given_up(self) -> bool:
@@ -43,7 +49,7 @@ class History:
     @property
     def pause_seconds(self) -> float:
         """The backoff before the next start. Only for a child that ended and is not given up."""
-        return PAUSES_SECONDS[len(self.ends) - 1]
+        return 0.0 if self.was_settled else PAUSES_SECONDS[len(self.ends) - 1]
 
     @property
     def state(self) -> ProcessState:

@@ -71,7 +71,7 @@ class Supervisor:
             await child.start()
         except OSError:
             return None
-        self._set(child, history.started())
+        self._set(child, history.started(self._clock()))
         return await child.wait()
 
     async def _ended(self, child: Child, status: int | None) -> History:
