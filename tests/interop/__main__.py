@@ -34,7 +34,17 @@ from services.edge.settings import Settings as EdgeSettings
 from services.edge.tei_grpc import serving_tei
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
-from tests.interop.environments import CLIENTS, ENVIRONMENTS, ROOT, SCRIPTS, Client, install, script_of, tokenizer_of_openai, versions
+from tests.interop.environments import (
+    CLIENTS,
+    ENVIRONMENTS,
+    ROOT,
+    SCRIPTS,
+    Client,
+    install,
+    script_of,
+    tokenizer_of_openai,
+    versions,
+)
 from tests.mesh.conftest import CLASSES, LABELS
 from tests.parity.checkpoints import write_checkpoint
 
@@ -280,7 +290,8 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
     ]
     for name, found in rows:
         for row in found:
-            said = row["error"] or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
+            error = " ".join(row["error"].replace("|", "/").split())
+            said = error or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
             lines.append(f"| {name} | {row['call']} | {said if row['difference'] != 0 else '0'} |")
     return "\n".join(lines)
 

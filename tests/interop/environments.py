@@ -19,12 +19,13 @@ ENVIRONMENTS: Final = ROOT / ".cache/interop"
 @dataclass(frozen=True)
 class Client:
     """`script`: its path below clients/. `install`: pip's arguments, or npm's for a script of Node. `versions`: the packages of
-    which the table names versions."""
+    which the table names versions. `note`: tells clients with the same packages apart there."""
 
     name: str
     script: str
     install: Sequence[Sequence[str]]
     versions: Sequence[str]
+    note: str = ""
 
     @property
     def is_node(self) -> bool:
@@ -38,7 +39,7 @@ class Client:
 
 CLIENTS: Final = (
     Client("openai", "use_openai.py", (("openai",),), ("openai",)),
-    Client("openai-old", "use_openai.py", (("openai==1.40.0", "httpx<0.28"),), ("openai",)),
+    Client("openai-old", "use_openai.py", (("openai==1.40.0", "httpx<0.28"),), ("openai",), " (oldest)"),
     Client("cohere", "use_cohere.py", (("cohere", "voyageai"),), ("cohere", "voyageai")),
     Client("hub", "use_hub.py", (("huggingface_hub", "numpy"),), ("huggingface_hub",)),
     Client("ollama", "use_ollama.py", (("ollama",),), ("ollama",)),
@@ -78,14 +79,13 @@ CLIENTS: Final = (
             (
                 "llama-index-embeddings-openai-like",
                 "llama-index-embeddings-text-embeddings-inference",
-                "llama-index-embeddings-jinaai",
                 "llama-index-embeddings-cohere",
                 "llama-index-postprocessor-cohere-rerank",
                 "llama-index-postprocessor-tei-rerank",
                 "llama-index-postprocessor-jinaai-rerank",
             ),
         ),
-        ("llama-index-core", "llama-index-embeddings-openai-like", "llama-index-embeddings-jinaai", "llama-index-embeddings-cohere"),
+        ("llama-index-core", "llama-index-embeddings-openai-like", "llama-index-embeddings-cohere"),
     ),
     Client("stores", "frameworks/use_stores.py", (("chromadb", "lancedb", "openai", "ollama"),), ("chromadb", "lancedb")),
     Client("litellm", "frameworks/use_litellm.py", (("litellm",),), ("litellm",)),
@@ -100,7 +100,15 @@ CLIENTS: Final = (
     Client(
         "nodestack",
         "frameworks/use_stack.mjs",
-        (("@langchain/openai@1.6", "@ai-sdk/openai-compatible@3", "ai@7", "@chroma-core/huggingface-server", "@chroma-core/ollama"),),
+        (
+            (
+                "@langchain/openai@1.6",
+                "@ai-sdk/openai-compatible@3",
+                "ai@7",
+                "@chroma-core/huggingface-server",
+                "@chroma-core/ollama",
+            ),
+        ),
         ("@langchain/openai", "ai", "@chroma-core/huggingface-server", "@chroma-core/ollama"),
     ),
 )
@@ -140,9 +148,10 @@ def versions(client: Client, program: Path) -> str:
     if client.is_node:
         packages = client.place / "node_modules"
         found = ((name, json.loads((packages / name / "package.json").read_text())["version"]) for name in client.versions)
-        return f"{', '.join(f'{name} {version}' for name, version in found)} (npm)"
+        return f"{', '.join(f'{name} {version}' for name, version in found)} (npm){client.note}"
     code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
-    return subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True)
+    return found.stdout.strip() + client.note
 
 
 def tokenizer_of_openai() -> Path | None:

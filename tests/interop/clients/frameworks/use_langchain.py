@@ -1,4 +1,7 @@
-"""LangChain's embeddings and rerankers of OpenAI, Cohere, Hugging Face, Ollama and Voyage."""
+"""LangChain's embeddings and rerankers of OpenAI, Cohere, Hugging Face, Ollama and Voyage.
+
+VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Face's hub, which is not reached here.
+"""
 
 import asyncio
 import os
@@ -11,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
-from langchain_voyageai import VoyageAIEmbeddings, VoyageAIRerank
+from langchain_voyageai import VoyageAIRerank
 
 TOKENS = os.environ["INTEROP_TOKENS"]
 documents = [Document(text, metadata={"index": index}) for index, text in enumerate(TEXTS)]
@@ -24,7 +27,6 @@ def of_openai(base: str, **more: Any) -> OpenAIEmbeddings:
 as_texts = of_openai(BASE, check_embedding_ctx_length=False)
 slow = of_openai(LIMITED, check_embedding_ctx_length=False)
 cohere = CohereEmbeddings(base_url=BASE, cohere_api_key="any", model=MODEL)
-voyage = VoyageAIEmbeddings(base_url=f"{BASE}/v1", voyage_api_key="any", model=MODEL, batch_size=8)
 hub = HuggingFaceEndpointEmbeddings(model_kwargs={"model": f"{BASE}/tei/{MODEL}"}, huggingfacehub_api_token="any")
 ollama = OllamaEmbeddings(base_url=BASE, model=MODEL)
 
@@ -56,6 +58,5 @@ check("CohereEmbeddings", lambda: embed(cohere))
 check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))
 check("HuggingFaceEndpointEmbeddings", lambda: embed(hub))
 check("OllamaEmbeddings", lambda: embed(ollama))
-check("VoyageAIEmbeddings", lambda: embed(voyage))
 check("VoyageAIRerank", lambda: rerank(VoyageAIRerank(base_url=f"{BASE}/v1", voyage_api_key="any", model=MODEL)))
 check("errors", errors)

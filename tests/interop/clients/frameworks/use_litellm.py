@@ -1,4 +1,7 @@
-"""litellm's routes to OpenAI's, vLLM's, Infinity's, Cohere's, Jina's and Hugging Face's wires."""
+"""litellm's routes to OpenAI's, vLLM's, Infinity's, Cohere's and Jina's wires.
+
+Its route to Hugging Face's asks the hub for the model's task, and without the hub sends texts as one that others are compared with.
+"""
 
 import asyncio
 from typing import Any
@@ -19,8 +22,8 @@ def asynchronous() -> float:
     return distance((entry["embedding"] for entry in found.data), VECTORS)
 
 
-def rerank(model: str, base: str) -> float:
-    found = litellm.rerank(model=model, query=QUERY, documents=TEXTS, api_base=base, api_key="any", top_n=len(TEXTS))
+def rerank(model: str, base: str, **more: Any) -> float:
+    found = litellm.rerank(model=model, query=QUERY, documents=TEXTS, api_base=base, api_key="any", top_n=len(TEXTS), **more)
     return ranked((result["index"], result["relevance_score"]) for result in found.results)
 
 
@@ -35,10 +38,9 @@ check("hosted_vllm/ embedding", lambda: embed(f"hosted_vllm/{MODEL}", f"{BASE}/v
 check("infinity/ embedding", lambda: embed(f"infinity/{MODEL}", BASE))
 check("cohere/ embedding", lambda: embed(f"cohere/{MODEL}", f"{BASE}/v2/embed", input_type="search_document"))
 check("jina_ai/ embedding", lambda: embed(f"jina_ai/{MODEL}", f"{BASE}/v1"))
-check("huggingface/ embedding", lambda: embed(f"huggingface/{MODEL}", f"{BASE}/tei/{MODEL}/embed"))
 check("cohere/ rerank", lambda: rerank(f"cohere/{MODEL}", f"{BASE}/v2/rerank"))
 check("hosted_vllm/ rerank", lambda: rerank(f"hosted_vllm/{MODEL}", BASE))
-check("infinity/ rerank", lambda: rerank(f"infinity/{MODEL}", BASE))
+check("infinity/ rerank", lambda: rerank(f"infinity/{MODEL}", BASE, return_documents=False))
 check("jina_ai/ rerank", lambda: rerank(f"jina_ai/{MODEL}", f"{BASE}/v1/rerank"))
 check(f"openai/ embedding {WAITED}", lambda: waits(lambda: embed(f"openai/{MODEL}", f"{LIMITED}/v1", max_retries=3)))
 check("errors", errors)

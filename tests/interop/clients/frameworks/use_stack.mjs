@@ -1,6 +1,6 @@
 // LangChain, Vercel's AI SDK and Chroma's functions of npm.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { HuggingfaceEmbeddingServerFunction } from "@chroma-core/huggingface-server";
+import { HuggingfaceServerEmbeddingFunction } from "@chroma-core/huggingface-server";
 import { OllamaEmbeddingFunction } from "@chroma-core/ollama";
 import { OpenAIEmbeddings } from "@langchain/openai";
 import { embed, embedMany } from "ai";
@@ -30,6 +30,6 @@ await check("ai errors", async () => {
   assert(error.statusCode === 404, `${error}`);
 });
 await check("@chroma-core/huggingface-server", async () =>
-  distance(await new HuggingfaceEmbeddingServerFunction({ url: `${base}/tei/${model}/embed` }).generate(texts), vectors));
+  distance(await new HuggingfaceServerEmbeddingFunction({ url: `${base}/tei/${model}/embed` }).generate(texts), vectors));
 await check("@chroma-core/ollama", async () =>
   distance(await new OllamaEmbeddingFunction({ url: base, model }).generate(texts), vectors));

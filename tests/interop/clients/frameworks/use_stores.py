@@ -1,5 +1,6 @@
 """Chroma's and LanceDB's own functions: texts stored and found."""
 
+import os
 import tempfile
 from typing import Any
 
@@ -10,6 +11,7 @@ from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, Ollam
 from lancedb.embeddings import get_registry
 from lancedb.pydantic import LanceModel, Vector
 
+os.environ["OPENAI_API_KEY"] = "any"
 KNOWN = "text-embedding-3-small"
 """An alias with its dimensions: LanceDB knows three names only."""
 
@@ -30,7 +32,7 @@ def stored(function: Any, name: str) -> float:
 
 def in_lancedb() -> float:
     width = len(VECTORS[0])
-    function = get_registry().get("openai").create(name=KNOWN, dim=width, base_url=f"{BASE}/v1", api_key="any")
+    function = get_registry().get("openai").create(name=KNOWN, dim=width, base_url=f"{BASE}/v1")
 
     class Row(LanceModel):
         text: str = function.SourceField()
