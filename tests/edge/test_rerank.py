@@ -68,6 +68,7 @@ def test_infinity_reads_plain_documents() -> None:
     assert answer["results"][0] == {"index": 1, "relevance_score": 0.9, "document": "b"}
     msgspec.convert(answer, RerankAnswer)
     raw = ask(raw_scores=True)
+    assert isinstance(raw.message, pb.ScoreRequest)
     assert raw.message.scale == pb.SCORE_SCALE_LOGIT
     assert raw.otherwise(Problem("INVALID_INPUT", "scale", field="scale")) is None
     assert raw.renamed("scale") == "raw_scores"

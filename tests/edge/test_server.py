@@ -29,7 +29,7 @@ EMBED = "/v1/embeddings"
 BODY: dict[str, Any] = {"model": MODEL, "input": "text"}
 
 
-async def until(what: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(what: Callable[[], Any], seconds: float = 30.0) -> None:
     """Returns once `what()`, or what it returns to be awaited, is true."""
     end = time.monotonic() + seconds
     while True:

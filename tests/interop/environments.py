@@ -150,8 +150,8 @@ def versions(client: Client, program: Path) -> str:
         found = ((name, json.loads((packages / name / "package.json").read_text())["version"]) for name in client.versions)
         return f"{', '.join(f'{name} {version}' for name, version in found)} (npm){client.note}"
     code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
-    found = subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True)
-    return found.stdout.strip() + client.note
+    told = subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True)
+    return told.stdout.strip() + client.note
 
 
 def tokenizer_of_openai() -> Path | None:

@@ -34,9 +34,9 @@ def in_lancedb() -> float:
     width = len(VECTORS[0])
     function = get_registry().get("openai").create(name=KNOWN, dim=width, base_url=f"{BASE}/v1")
 
-    class Row(LanceModel):
+    class Row(LanceModel):  # type: ignore[misc]
         text: str = function.SourceField()
-        vector: Vector(width) = function.VectorField()
+        vector: Vector(width) = function.VectorField()  # type: ignore[valid-type]
 
     with tempfile.TemporaryDirectory() as folder:
         table = lancedb.connect(folder).create_table("texts", schema=Row)
