@@ -89,7 +89,8 @@ async def test_what_is_not_there_is_told_in_json() -> None:
             reply = await http.send(method, path, b"", {})
             assert reply.status == status
             assert reply.json["error"]["message"]
-        assert (await http.send("DELETE", EMBED, b"", {})).headers["allow"] == "POST"
+        wrong = await http.send("DELETE", EMBED, b"", {})
+        assert (wrong.headers["allow"], wrong.json["error"]["param"]) == ("POST", None)
 
 
 async def test_health_openapi_and_head() -> None:
