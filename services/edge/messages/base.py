@@ -169,7 +169,7 @@ Asked = Callable[[Received], "Question | Answer"]
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
-    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these."""
+    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these; `str`: plain text."""
 
     method: str
     path: str
