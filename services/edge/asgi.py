@@ -272,7 +272,7 @@ def _told(exchange: _Exchange, problem: Problem) -> Answer:
         exchange.span.set_attribute("error.type", problem.reason)
     answer = (problem.dialect or exchange.dialect).error(problem)
     if problem.status == 405:
-        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"allow", problem.field.encode())))
+        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"allow", problem.allow.encode())))
     if problem.status == 415:
         accepted = (b"accept-encoding", ", ".join(ENCODINGS).encode())
         return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, accepted))

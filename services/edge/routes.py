@@ -43,14 +43,14 @@ class Table:
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
         """The route, and what `{model}` stands for. Raises Problem NO_SUCH_ROUTE, or WRONG_METHOD with the methods in its
-        `field`."""
+        `allow`."""
         methods, model = self._match(path)
         if methods is None:
             raise Problem("NO_SUCH_ROUTE", f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
-            raise Problem("WRONG_METHOD", f"{path[:200]} takes {allowed}, not {method}", field=allowed)
+            raise Problem("WRONG_METHOD", f"{path[:200]} takes {allowed}, not {method}", allow=allowed)
         return route, model
 
     def _match(self, path: str) -> tuple[dict[str, Route] | None, str]:

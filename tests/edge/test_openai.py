@@ -176,6 +176,8 @@ def test_pictures_as_data_and_never_as_addresses() -> None:
     for given in (f"data:image/png;base64,{picture}", picture):
         message: Any = ask(input=[{"image": given}, {"text": "a"}]).message
         assert (message.items[0].image.data, message.items[1].text) == (b"\x89PNG", "a")
+        message = ask(input=given, modality="image", dimensions=0).message
+        assert (message.items[0].image.data, message.dimensions) == (b"\x89PNG", 0)
     for address in ("https://example.org/a.png", "file:///etc/passwd", "FTP://a/b"):
         problem = refused(input=[{"image": address}])
         assert problem.field == "input[0].image"
@@ -225,6 +227,7 @@ def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) ->
         ({"late_chunking": True}, "late_chunking"),
         ({"messages": []}, "messages"),
         ({"endianness": "big"}, "endianness"),
+        ({"modality": "audio"}, "modality"),
         ({"truncate": "MIDDLE"}, "truncate"),
         ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
         ({"add_special_tokens": False}, "add_special_tokens"),
@@ -237,6 +240,10 @@ def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) ->
 def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     problem = refused(**body)
     assert (problem.status, problem.field) == (400, field)
+
+
+def test_infinitys_text_has_the_models_own_dimensions() -> None:
+    assert ask(modality="text", dimensions=0, encoding_format="float").message == ask().message
 
 
 def test_token_ids_are_refused_with_the_cure() -> None:

@@ -62,6 +62,18 @@ def test_voyage_reads_data() -> None:
     assert ask(truncation=False).message.truncation == pb.TRUNCATION_NONE  # type: ignore[attr-defined]
 
 
+def test_infinity_reads_plain_documents() -> None:
+    answer = told(ask(raw_scores=False, return_documents=True, top_n=2))
+    assert answer["object"] == "rerank"
+    assert answer["results"][0] == {"index": 1, "relevance_score": 0.9, "document": "b"}
+    msgspec.convert(answer, RerankAnswer)
+    raw = ask(raw_scores=True)
+    assert isinstance(raw.message, pb.ScoreRequest)
+    assert raw.message.scale == pb.SCORE_SCALE_LOGIT
+    assert raw.otherwise(Problem("INVALID_INPUT", "scale", field="scale")) is None
+    assert raw.renamed("scale") == "raw_scores"
+
+
 def test_documents_come_back_when_asked_for() -> None:
     answer = told(ask(return_documents=True))
     assert [result["document"] for result in answer["results"]] == [{"text": "b"}, {"text": "c"}, {"text": "a"}]

@@ -29,7 +29,7 @@ EMBED = "/v1/embeddings"
 BODY: dict[str, Any] = {"model": MODEL, "input": "text"}
 
 
-async def until(what: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(what: Callable[[], Any], seconds: float = 30.0) -> None:
     """Returns once `what()`, or what it returns to be awaited, is true."""
     end = time.monotonic() + seconds
     while True:
@@ -89,7 +89,8 @@ async def test_what_is_not_there_is_told_in_json() -> None:
             reply = await http.send(method, path, b"", {})
             assert reply.status == status
             assert reply.json["error"]["message"]
-        assert (await http.send("DELETE", EMBED, b"", {})).headers["allow"] == "POST"
+        wrong = await http.send("DELETE", EMBED, b"", {})
+        assert (wrong.headers["allow"], wrong.json["error"]["param"]) == ("POST", None)
 
 
 async def test_health_openapi_and_head() -> None:
@@ -98,6 +99,8 @@ async def test_health_openapi_and_head() -> None:
             assert (await http.get(path)).status == 200
         described = (await http.get("/openapi.json")).json
         assert described["openapi"] == "3.1.0"
+        root = await http.get("/")
+        assert root.headers["content-type"].split(";")[0] in described["paths"]["/"]["get"]["responses"]["200"]["content"]
         assert described["paths"][EMBED]["post"]["requestBody"]
         assert (await http.send("HEAD", "/livez", b"", {})).status == 200
 

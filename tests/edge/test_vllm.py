@@ -109,6 +109,7 @@ def test_logits_and_the_alias() -> None:
         (vllm.classify, {}, "input"),
         (vllm.classify, {"input": "a", "messages": [{}]}, "messages"),
         (vllm.classify, {"input": "a", "activation": False}, "activation"),
+        (vllm.classify, {"input": "a", "raw_scores": True}, "raw_scores"),
         (vllm.pooling, {"input": [[1, 2]]}, "input"),
         (vllm.pooling, {"input": "a", "task": "token_classify"}, "task"),
         (vllm.pooling, {"input": "a", "encoding_format": "bytes"}, "encoding_format"),
@@ -143,6 +144,13 @@ def test_labels_of_the_request_are_the_order() -> None:
     message: Any = question.message
     assert list(message.classify.labels) == ["x", "y"]
     assert told(question.answer(extracted(found(y=0.5, x=0.25))))["data"][0]["probs"] == [0.25, 0.5]
+
+
+def test_infinity_reads_labels_with_scores() -> None:
+    answer = told(ask(vllm.classify, input=["a"], raw_scores=False).answer(extracted(found(good=0.5, bad=0.25))))
+    assert answer["object"] == "classify"
+    assert answer["data"] == [[{"label": "good", "score": 0.5}, {"label": "bad", "score": 0.25}]]
+    msgspec.convert(answer, vllm.InfinityClassified)
 
 
 def test_pooling_gives_vectors() -> None:

@@ -1,6 +1,6 @@
 """`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout, and records what they send.
 
-Each client has an environment of its own below .cache/interop, because their pins collide. The table in docs/http.md and the bodies
+Which clients there are is in environments.py. The table in docs/http.md and the bodies
 in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names of clients as arguments only
 theirs.
 """
@@ -12,33 +12,43 @@ import base64
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import shoal
 
+from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
 from services.edge.doors import Door
+from services.edge.messages.vocabulary import read_vocabulary
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http
 from services.edge.settings import Settings as EdgeSettings
 from services.edge.tei_grpc import serving_tei
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
+from tests.interop.environments import (
+    CLIENTS,
+    ENVIRONMENTS,
+    ROOT,
+    SCRIPTS,
+    Client,
+    install,
+    script_of,
+    tokenizer_of_openai,
+    versions,
+)
 from tests.mesh.conftest import CLASSES, LABELS
 from tests.parity.checkpoints import write_checkpoint
 
-ROOT: Final = Path(__file__).parents[2]
-HERE: Final = Path(__file__).parent
-ENVIRONMENTS: Final = ROOT / ".cache/interop"
-RECORDED: Final = HERE / "recorded.json"
+RECORDED: Final = Path(__file__).with_name("recorded.json")
 PAGE: Final = ROOT / "docs/http.md"
 KEPT_HEADERS: Final = (
     "content-type",
@@ -53,45 +63,18 @@ HEAD_LINES: Final = 4
 """Of the table, before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
+ALIASES: Final = {
+    "text-embedding-3-small": {"model": MINILM, "dimensions": 384},
+    "embed-english-v3.0": MINILM,
+    "embed": MINILM,
+    "rerank": MINILM,
+}
+"""Names that clients insist on."""
+SLOW: Final = {"requests_per_second": 0.5, "burst_seconds": 2}
+"""The tenant of whom only one request in two seconds is answered."""
+WAITED: Final = "(told to wait)"
+"""How calls end in the table of which at least one try must have been answered by 429 with Retry-After."""
 TEXTS: Final = ["a shoal of fish", "a table of wood", "ships at sea", "bread and butter", "the fish market", "Überraschung 🐟"]
-
-
-@dataclass(frozen=True)
-class Client:
-    """`install`: pip's arguments, or npm's for a script of Node. `versions`: the packages of which the table names versions."""
-
-    name: str
-    script: str
-    install: Sequence[Sequence[str]]
-    versions: Sequence[str]
-
-
-CLIENTS: Final = (
-    Client("openai", "use_openai.py", (("openai",),), ("openai",)),
-    Client("cohere", "use_cohere.py", (("cohere", "voyageai"),), ("cohere", "voyageai")),
-    Client("hub", "use_hub.py", (("huggingface_hub", "numpy"),), ("huggingface_hub",)),
-    Client("ollama", "use_ollama.py", (("ollama",),), ("ollama",)),
-    Client(
-        "sie",
-        "use_sie.py",
-        (
-            ("--no-deps", "--ignore-requires-python", "sie-sdk==0.10.1"),
-            ("aiohttp", "httpx<1", "msgpack", "msgpack-numpy", "numpy<2.5", "pillow", "pyyaml", "websockets<15"),
-        ),
-        ("sie-sdk",),
-    ),
-    Client("kserve", "use_kserve.py", (("tritonclient[http]",),), ("tritonclient",)),
-    Client(
-        "haystack", "use_haystack.py", (("huggingface-api-haystack[grpc]", "numpy"),), ("huggingface-api-haystack", "haystack-ai")
-    ),
-    Client("node", "use_openai.mjs", (("openai@6.49.0",),), ("openai",)),
-    Client(
-        "nodemore",
-        "use_more.mjs",
-        (("cohere-ai@8.1.0", "ollama@0.6.4", "@huggingface/inference@4.13.30"),),
-        ("cohere-ai", "ollama", "@huggingface/inference"),
-    ),
-)
 
 
 @dataclass
@@ -123,46 +106,40 @@ class Recorder:
         )
 
 
-def install(client: Client) -> Path:
-    """The program that runs the client's script. An environment that is there is taken as it is."""
-    place = ENVIRONMENTS / client.name
-    done = place / ".done"
-    if client.script.endswith(".mjs"):
-        if not done.exists():
-            place.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["npm", "install", "--silent", "--prefix", str(place), *client.install[0]], check=True)
-            done.touch()
-        return Path(shutil.which("node") or "node")
-    python = place / "bin/python"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        for arguments in client.install:
-            subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", *arguments], check=True)
-        done.touch()
-    return python
+@dataclass
+class Limited:
+    """The same for a tenant that is slowed down. `told`: how many requests were answered by 429."""
+
+    application: Any
+    tenant: str = ""
+    told: int = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "headers": [*scope["headers"], (b"x-shoal-tenant", self.tenant.encode())]}
+
+        async def counting(event: Any) -> None:
+            if event.get("status") == 429:
+                assert any(name == b"retry-after" for name, _ in event["headers"])
+                self.told += 1
+            await send(event)
+
+        await self.application(scope, receive, counting)
 
 
-def versions(client: Client, program: Path) -> str:
-    if client.script.endswith(".mjs"):
-        packages = ENVIRONMENTS / client.name / "node_modules"
-        found = ((name, json.loads((packages / name / "package.json").read_text())["version"]) for name in client.versions)
-        return f"{', '.join(f'{name} {version}' for name, version in found)} (npm)"
-    code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
-    return subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True).stdout.strip()
-
-
-async def calls(client: Client, program: Path, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+async def calls(client: Client, program: Path, variables: Mapping[str, str], limited: Limited) -> list[dict[str, Any]]:
     """What its script says, a row a call."""
-    script = HERE / "clients" / client.script
-    if client.script.endswith(".mjs"):  # modules are found from the script's folder on
-        shutil.copy(script.with_name("checking.mjs"), ENVIRONMENTS / client.name)
-        script = Path(shutil.copy(script, ENVIRONMENTS / client.name))
     process = await asyncio.create_subprocess_exec(
-        str(program), str(script), env=dict(os.environ) | dict(variables), stdout=subprocess.PIPE
+        str(program), str(script_of(client)), env=dict(os.environ) | dict(variables), stdout=subprocess.PIPE
     )
-    said, _ = await process.communicate()
-    found = [json.loads(line) for line in said.decode().splitlines()]
-    if process.returncode or not found:
+    assert process.stdout is not None
+    found: list[dict[str, Any]] = []
+    async for line in process.stdout:
+        found.append(json.loads(line))
+        told, limited.told = limited.told, 0
+        if found[-1]["call"].endswith(WAITED) and not told and not found[-1]["error"]:
+            found[-1]["error"] = "no call was told to wait"
+    if await process.wait() or not found:
         found.append({"call": "the script", "difference": None, "error": f"ended with status {process.returncode}"})
     return found
 
@@ -173,33 +150,58 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
     programs = {client.name: await asyncio.to_thread(install, client) for client in clients}
     folders = [str(await asyncio.to_thread(write_checkpoints, ENVIRONMENTS / "checkpoints"))]
     models = known_models(folders, os.environ)
-    async with running(Settings(port=0, models=models, dtype="float32")) as mesh, Routers((mesh.address,), None) as routers:
-        settings = EdgeSettings(edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,), compression="on")
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "tenants.yaml").write_text(json.dumps({"tenants": {_tenant(client): SLOW for client in CLIENTS}}))
+        (folder / "aliases.yaml").write_text(json.dumps({"aliases": ALIASES}))
+        environment = (("SHOAL_TENANTS", str(folder / "tenants.yaml")),)
+        mesh = await stack.enter_async_context(running(Settings(port=0, models=models, dtype="float32", environment=environment)))
+        routers = await stack.enter_async_context(Routers((mesh.address,), None))
+        expected = folder / "expected.json"
+        expected.write_text(json.dumps(await asyncio.to_thread(wanted_numbers, mesh.address)))
+        aliases = watch_aliases(folder / "aliases.yaml")
+        settings = EdgeSettings(
+            edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,), compression="on", aliases=aliases
+        )
         edge = Edge(settings, routers)
-        await edge.look()
         recorder = Recorder(edge.application)
-        with tempfile.TemporaryDirectory() as folder:
-            expected = Path(folder) / "expected.json"
-            expected.write_text(json.dumps(await asyncio.to_thread(wanted_numbers, mesh.address)))
-            tei = edge.tei_server(settings, MINILM)
-            async with (
-                serving_http(settings.address, recorder, Limits(), None, grace_seconds=1.0) as server,
-                serving_http(settings.address, Door(recorder, MINILM), Limits(), None, grace_seconds=1.0) as door,
-                serving_tei({"127.0.0.1:0": tei}, settings.security, grace_seconds=1.0),
-            ):
-                variables = {
-                    "INTEROP_BASE": f"http://{server.address}",
-                    "INTEROP_DOOR": f"http://{door.address}",
-                    "INTEROP_TEI_GRPC": tei.address,
-                    "INTEROP_EXPECTED": str(expected),
-                    "HAYSTACK_TELEMETRY_ENABLED": "False",
-                }
-                for client in clients:
-                    recorder.client = client.name
-                    found = await calls(client, programs[client.name], variables)
-                    rows.append((versions(client, programs[client.name]), found))
+        limited = Limited(edge.application)
+        tokens = tokenizer_of_openai()
+        reader = Edge(replace(settings, vocabulary=read_vocabulary(tokens.read_bytes())), routers) if tokens is not None else edge
+        await edge.look()
+        await reader.look()
+
+        async def serve(application: Any) -> str:
+            server = serving_http(settings.address, application, Limits(), None, grace_seconds=1.0)
+            return f"http://{(await stack.enter_async_context(server)).address}"
+
+        tei = edge.tei_server(settings, MINILM)
+        await stack.enter_async_context(serving_tei({"127.0.0.1:0": tei}, settings.security, grace_seconds=1.0))
+        variables = {
+            "INTEROP_BASE": await serve(recorder),
+            "INTEROP_DOOR": await serve(Door(recorder, MINILM)),
+            "INTEROP_LIMITED": await serve(limited),
+            "INTEROP_LIMITED_DOOR": await serve(Door(limited, MINILM)),
+            "INTEROP_TOKENS": await serve(reader.application),
+            "INTEROP_TEI_GRPC": tei.address,
+            "INTEROP_EXPECTED": str(expected),
+            "PYTHONPATH": str(SCRIPTS),
+            "TIKTOKEN_CACHE_DIR": str(tokens.parent) if tokens is not None else "",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "ANONYMIZED_TELEMETRY": "False",
+            "HAYSTACK_TELEMETRY_ENABLED": "False",
+        }
+        for client in clients:
+            recorder.client, limited.tenant = client.name, _tenant(client)
+            found = await calls(client, programs[client.name], variables, limited)
+            rows.append((versions(client, programs[client.name]), found))
+            print(table(rows[-1:]), flush=True)
     record(recorder.requests)
     return rows
+
+
+def _tenant(client: Client) -> str:
+    return f"limited-{client.name}"
 
 
 def record(requests: list[dict[str, Any]]) -> None:
@@ -222,29 +224,39 @@ def write_checkpoints(root: Path) -> Path:
 
 
 def wanted_numbers(address: str) -> dict[str, Any]:
+    """What `shoal.Client` says. A batch of another size is another answer: sums in float32 are rounded in another order, which
+    moves a classifier's probabilities by up to 1.2e-7; so what clients ask of one text is asked of one text here."""
     with shoal.Client(address) as client:
         dense = client.encode(MINILM, TEXTS).dense
+        alone = client.encode(MINILM, TEXTS[:1]).dense
         int8 = client.encode(MINILM, TEXTS, data_type="int8").dense
         scores = client.score(MINILM, "fish", TEXTS, scale="probability").scores
-        found = {
-            "classes": client.classify(CLASSIFIER, TEXTS),
-            "zero_shot": client.classify(CLASSIFIER, TEXTS, ["fish", "wood"], hypothesis="About {}."),
-        }
-        tagged = client.entities(TAGGER, TEXTS)
+        classes = client.classify(CLASSIFIER, TEXTS)
+        one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
+        zero_shot = [client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0] for text in TEXTS]
+        tagged = [client.entities(TAGGER, [text])[0] for text in TEXTS]
     assert dense is not None
+    assert alone is not None
     assert int8 is not None
     return {
         "model": MINILM,
         "texts": TEXTS,
         "query": "fish",
         "vectors": dense.tolist(),
+        "alone": alone.tolist(),
         "int8": int8.tolist(),
         "scores": scores.tolist(),
         "classifier": CLASSIFIER,
         "tagger": TAGGER,
         "entities": [[[one.label, one.score, one.start, one.end] for one in result.entities] for result in tagged],
-        **{name: [{one.label: one.score for one in result.labels} for result in results] for name, results in found.items()},
+        "classes": [_scores(result) for result in classes],
+        "one_class": [_scores(result) for result in one_class],
+        "zero_shot": [_scores(result) for result in zero_shot],
     }
+
+
+def _scores(result: Any) -> dict[str, float]:
+    return {one.label: one.score for one in result.labels}
 
 
 def merged(page: str, text: str) -> str:
@@ -278,7 +290,8 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
     ]
     for name, found in rows:
         for row in found:
-            said = row["error"] or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
+            error = " ".join(row["error"].replace("|", "/").split())
+            said = error or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
             lines.append(f"| {name} | {row['call']} | {said if row['difference'] != 0 else '0'} |")
     return "\n".join(lines)
 
@@ -286,7 +299,6 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
 def main() -> int:
     rows = asyncio.run(run(sys.argv[1:]))
     text = table(rows)
-    print(text)
     PAGE.write_text(merged(PAGE.read_text(), text))
     return int(any(row["error"] for _, found in rows for row in found))
 

@@ -29,6 +29,8 @@ from tests.support.waiting import wait_until
 CLEAN = "org/clean"
 MEMORY_BYTES = 64 << 20
 LIMIT_TOKENS = 60
+LOAD_SECONDS = 8
+"""How long a load may take. One test waits for it; all others must load within it on a busy machine."""
 FAULTS = {
     "org/once": Faults(times=1),
     "org/crowded": Faults(above_models=1),
@@ -62,7 +64,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, release: Path) -> Iterator
     environment = {
         VARIABLE: json.dumps({name: asdict(faults) | {"release": str(release)} for name, faults in FAULTS.items()}),
         "SHOAL_MEMORY_BYTES": str(MEMORY_BYTES),
-        "SHOAL_LOAD_SECONDS": "1",
+        "SHOAL_LOAD_SECONDS": str(LOAD_SECONDS),
         "SHOAL_HEARTBEAT_SECONDS": "0.2",
         "SHOAL_CATALOG": str(catalog),
     }
@@ -83,13 +85,13 @@ def overflow(directory: Path) -> None:
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[shoal.Client]:
     """What a test leaves behind is looked at: the worker lives, answers, and its memory is what its models take."""
-    with shoal.Client(cluster.address, timeout=20) as connected:
+    with shoal.Client(cluster.address, timeout=60) as connected:
         yield connected
         assert cluster.processes["worker-0"].poll() is None
         if connected.models.get(CLEAN).state != "resident":
             connected.models.load(CLEAN)  # an order need not wait until the claim of its last load has run out
         assert vectors(connected, CLEAN, SHORT[:3]).shape == (3, 64)
-        wait_until(lambda: memory_adds_up(connected), 10, "the memory of what has gone to be free")
+        wait_until(lambda: memory_adds_up(connected), 30, "the memory of what has gone to be free")
 
 
 def close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
@@ -112,7 +114,7 @@ def vectors(client: shoal.Client, model: str, items: list[str]) -> NDArray[np.fl
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> NDArray[np.float32]:
     """What each model without a fault answers to SHORT."""
-    with shoal.Client(cluster.address, timeout=20) as client:
+    with shoal.Client(cluster.address, timeout=60) as client:
         return vectors(client, CLEAN, SHORT)
 
 
@@ -127,7 +129,7 @@ def test_freeing_caches_helps(client: shoal.Client, expected: NDArray[np.float32
 def test_idle_models_go(client: shoal.Client, expected: NDArray[np.float32]) -> None:
     vectors(client, "org/once", SHORT[:1])
     close(vectors(client, "org/crowded", SHORT[:1]), expected[:1])
-    wait_until(lambda: client.mesh().workers[0].resident == ("org/crowded",), 10, "all others to have gone")
+    wait_until(lambda: client.mesh().workers[0].resident == ("org/crowded",), 30, "all others to have gone")
 
 
 def test_a_batch_is_halved(client: shoal.Client, expected: NDArray[np.float32]) -> None:
@@ -172,7 +174,7 @@ def test_a_load_that_hangs_is_given_up_and_its_memory_comes_back_when_it_ends(
         hanging = pool.submit(client.encode, "org/hangs", SHORT[:1])
         client.models.load(CLEAN)
         close(vectors(client, CLEAN, SHORT), expected)
-        with pytest.raises(shoal.errors.ModelBroken, match="longer than 1 seconds"):
+        with pytest.raises(shoal.errors.ModelBroken, match=f"longer than {LOAD_SECONDS} seconds"):
             hanging.result()
     assert not memory_adds_up(client), "what a thread still holds must count"
     release.touch()

@@ -178,6 +178,8 @@ class FakeWorker:
         for cancelled in response.cancelled:
             self.cancelled.update(cancelled.job_ids)
         for directive in response.directives:
+            if directive.seq <= self._seq:
+                continue  # two heartbeats were under way at once, and both have brought it
             self._seq = directive.seq
             self.directives.append(directive)
             if directive.load_model:
@@ -416,7 +418,7 @@ async def refused(call: Awaitable[object]) -> Refusal:
     raise AssertionError("the call was answered")
 
 
-async def until(predicate: Callable[[], Awaitable[bool] | object], what: str = "the condition", timeout: float = 10.0) -> None:
+async def until(predicate: Callable[[], Awaitable[bool] | object], what: str = "the condition", timeout: float = 30.0) -> None:
     """Returns once the predicate (it may be async) is true."""
     end = asyncio.get_running_loop().time() + timeout
     while True:

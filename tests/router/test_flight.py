@@ -112,7 +112,7 @@ from shoal.v1 import inference_pb2 as pb, inference_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.max_receive_message_length", -1)])
 stub = inference_pb2_grpc.InferenceServiceStub(channel)
 request = pb.EncodeRequest(model=sys.argv[2], items=[pb.Item(text="text")])
-calls = [stub.Encode.future(request, metadata=(("x-shoal-tenant", "slow"),)) for _ in range(4)]
+calls = [stub.Encode.future(request, timeout=600.0, metadata=(("x-shoal-tenant", "slow"),)) for _ in range(4)]
 for call in calls:
     print(len(call.result().dense.data), flush=True)
 """
@@ -138,7 +138,7 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(re
             async def have_come() -> bool:
                 return (await client.lane()).enqueued_jobs == 4
 
-            await until(have_come, "the slow client's requests", 30.0)
+            await until(have_come, "the slow client's requests", 60.0)
             slow.send_signal(signal.SIGSTOP)
             worker.resume()
 
@@ -149,7 +149,7 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(re
                     return Refusal(error).reason == "QUEUE_FULL"
                 return False
 
-            await until(is_refused, "the answers to fill the router", 20.0)
+            await until(is_refused, "the answers to fill the router", 120.0)
             slow.send_signal(signal.SIGCONT)
             lines = [await slow.stdout.readline() for _ in range(4)]
             assert [int(line) for line in lines] == [ANSWER_BYTES] * 4, "nothing of what was promised is lost"
@@ -157,7 +157,7 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(re
             async def is_served() -> bool:
                 return not await is_refused()
 
-            await until(is_served, "the router to have room again", 20.0)
+            await until(is_served, "the router to have room again", 60.0)
         finally:
             with suppress(ProcessLookupError):  # it has ended by itself
                 slow.kill()

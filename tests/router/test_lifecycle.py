@@ -133,13 +133,13 @@ async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> 
     async with router(redis_url) as client, FakeWorker(client.address, on_disk=[card()]).working() as worker:
         listed = (await client.models.ListModels(models_pb2.ListModelsRequest())).models
         assert [(model.model, model.state) for model in listed] == [(MODEL, models_pb2.MODEL_STATE_COLD)]
-        loaded = (await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10)).model
+        loaded = (await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)).model
         assert loaded.state == models_pb2.MODEL_STATE_RESIDENT
         assert [place.worker_id for place in loaded.places] == ["w1"]
         assert loaded.card.dimensions == 4
         for pinned in (True, False):
             request = models_pb2.PinModelRequest(model=MODEL, pinned=pinned)
-            (place,) = (await client.models.PinModel(request, timeout=10)).model.places
+            (place,) = (await client.models.PinModel(request, timeout=60)).model.places
             assert place.pinned is pinned, "the answer is the state after the order, not before it"
         evicted = await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
         assert list(evicted.worker_ids) == ["w1"]
@@ -164,7 +164,7 @@ async def test_operators_hear_what_is_wrong(redis_url: str) -> None:
         refusal = await refused(client.models.GetModel(models_pb2.GetModelRequest()))
         assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
         async with FakeWorker(client.address, on_disk=[card()], failure=failure).working():
-            refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10))
+            refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60))
             assert (refusal.code, refusal.message) == (grpc.StatusCode.FAILED_PRECONDITION, "no safetensors")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def wait_until(predicate: Callable[[], bool], timeout: float = 10.0, what: str = "the condition") -> None:
+def wait_until(predicate: Callable[[], bool], timeout: float = 30.0, what: str = "the condition") -> None:
     """Returns once `predicate()` is true; fails after `timeout` seconds, naming `what`."""
     end = time.monotonic() + timeout
     while not predicate():

@@ -304,7 +304,7 @@ async def routers(lanes: FakeLanes, count: int = 1) -> AsyncIterator[list[FakeRo
             await router.stop()
 
 
-async def until(predicate: Callable[[], bool], what: str = "the condition", timeout: float = 10.0) -> None:
+async def until(predicate: Callable[[], bool], what: str = "the condition", timeout: float = 30.0) -> None:
     """Returns once `predicate()` is true."""
     end = time.monotonic() + timeout
     while not predicate():

@@ -294,5 +294,5 @@ ROUTES: Final = (
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
     Route("GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion),
-    Route("GET", "/", OLLAMA, running, "This process answers"),
+    Route("GET", "/", OLLAMA, running, "This process answers", answer=str),
 )

@@ -122,6 +122,8 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     embed_dtype: str | None = None
     endianness: str | None = None
     messages: msgspec.Raw | None = None
+    # Infinity.
+    modality: str | None = None
     # Ours.
     instruction: str | None = None
     adapter: str | None = None
@@ -184,7 +186,9 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
         raise invalid(f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart", types[0][1])
     dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
     dimensions_field = "output_dimension" if request.output_dimension is not None and request.dimensions is None else "dimensions"
-    items, fields = _items(request.input, received.vocabulary)
+    if request.modality is not None and dimensions == 0:
+        dimensions = None  # Infinity's client sends 0 for the model's own.
+    items, fields = _items(_given(request), received.vocabulary)
     message = pb.EncodeRequest(
         model=named.model,
         items=items,
@@ -224,6 +228,16 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
     for is_asked, field, message in refusals:
         if is_asked:
             raise invalid(message, field)
+
+
+def _given(request: EmbeddingsRequest) -> Input:
+    """The inputs: texts, unless Infinity's `modality` says that they are pictures."""
+    if request.modality in (None, "text"):
+        return request.input
+    if request.modality != "image":
+        raise invalid(f"modality is {request.modality!r}; it must be text or image", "modality")
+    given = [request.input] if isinstance(request.input, str) else request.input
+    return [Part(image=one) if isinstance(one, str) else one for one in given]
 
 
 def _task(request: EmbeddingsRequest) -> str | None:

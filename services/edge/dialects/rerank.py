@@ -1,6 +1,7 @@
-"""`POST /rerank`, `/v1/rerank` and `/v2/rerank` of Cohere, Jina, vLLM and Voyage. Pure.
+"""`POST /rerank`, `/v1/rerank` and `/v2/rerank` of Cohere, Jina, vLLM, Voyage and Infinity. Pure.
 
 One request type, a superset. Cohere, Jina and vLLM read `results`, Voyage, which alone sends `top_k` or `truncation`, reads `data`.
+Infinity, which sends `raw_scores`, reads `results` with documents as plain texts.
 TEI's form of the same path has `texts` instead of `documents` (tei.py). Scores are 0…1: probabilities, or where a model has none
 (sums of maxima and of products) x / (1 + |x|), moved to that range, which keeps the order.
 """
@@ -28,7 +29,7 @@ DEFAULT_NAME: Final = "rerank"
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
-    """The union of Cohere's, Jina's, Voyage's and vLLM's fields, and ours. Others are ignored."""
+    """The union of Cohere's, Jina's, Voyage's, vLLM's and Infinity's fields, and ours. Others are ignored."""
 
     query: str
     documents: list[str | dict[str, Any]]
@@ -42,6 +43,8 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     truncation: bool | str | msgspec.UnsetType | None = msgspec.UNSET
     # vLLM.
     truncate_prompt_tokens: int | None = None
+    # Infinity.
+    raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
     # Ours.
     truncate: bool | str | None = None
     instruction: str | None = None
@@ -52,6 +55,10 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     @property
     def is_voyage(self) -> bool:
         return self.top_k is not msgspec.UNSET or self.truncation is not msgspec.UNSET
+
+    @property
+    def is_infinity(self) -> bool:
+        return self.raw_scores is not msgspec.UNSET
 
 
 class RerankDocument(msgspec.Struct, kw_only=True):
@@ -69,7 +76,7 @@ class RerankResult(msgspec.Struct, kw_only=True):
 
 
 class RerankAnswer(msgspec.Struct, kw_only=True):
-    """Best first. `results` for Cohere, Jina and vLLM, `data` for Voyage."""
+    """Best first. `results` for Cohere, Jina, vLLM and Infinity, `data` for Voyage."""
 
     object: str
     model: str
@@ -104,20 +111,24 @@ def _rerank(received: Received) -> Question:
         query=text_item(request.query, "query"),
         documents=[text_item(text, f"documents[{index}]") for index, text in enumerate(texts)],
         instruction=request.instruction or "",
-        scale=pb.SCORE_SCALE_PROBABILITY,
+        scale=pb.SCORE_SCALE_LOGIT if request.raw_scores is True else pb.SCORE_SCALE_PROBABILITY,
         top_n=_top(request),
         truncation=truncation_of(cut, "truncation" if request.is_voyage else "truncate"),
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
         priority=priority_of(request.priority),
     )
-    write = _voyage if request.is_voyage else _cohere
+    write = _voyage if request.is_voyage else _infinity if request.is_infinity else _cohere
+    is_plain = request.is_voyage or request.is_infinity
 
     def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
-        results = _results(reply, texts if request.return_documents else None, squash=squash, plain=request.is_voyage)
+        results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
 
-    return probable(message, answer, (*item_fields("documents", "documents"), (r"query\.text", "query")))
+    fields = (*item_fields("documents", "documents"), (r"query\.text", "query"))
+    if request.raw_scores is True:
+        return Question(SCORE, message, answer, fields=(*fields, ("^scale", "raw_scores")))
+    return probable(message, answer, fields)
 
 
 def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: tuple[tuple[str, str], ...]) -> Question:
@@ -190,6 +201,11 @@ def _cohere(model: str, results: list[dict[str, Any]], tokens: int, request_id: 
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
     }
+
+
+def _infinity(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "rerank", "results": results, "model": model, "usage": usage, "id": request_id, "created": 0}
 
 
 def _voyage(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure.
+"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure. `/classify` is Infinity's as well, whose requests
+have `raw_scores`.
 
 Errors have OpenAI's form. Scores are on the model's own scale, as vLLM's are: cosines of embedding models, and of a cross-encoder
 the activation that its files name, a sigmoid where they name none. `created` is 0: nothing here reads a clock.
@@ -75,6 +76,9 @@ class LabelsIn(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     use_activation: bool | None = None
     activation: bool | None = None
+    # Infinity.
+    raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
+    # Ours.
     labels: list[str] | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -154,6 +158,24 @@ class Pooled(PairScores, kw_only=True):
     data: list[PooledText]  # type: ignore[assignment]
 
 
+class InfinityLabel(msgspec.Struct, kw_only=True):
+    """A label of a text."""
+
+    label: str
+    score: float
+
+
+class InfinityClassified(msgspec.Struct, kw_only=True):
+    """`data`: of each text its labels, best first."""
+
+    id: str
+    object: Literal["classify"]
+    created: int
+    model: str
+    data: list[list[InfinityLabel]]
+    usage: dict[str, int]
+
+
 def score(received: Received) -> Question:
     """`/score`. Raises Problem."""
     request = read(PairsIn, received)
@@ -202,6 +224,10 @@ def classify(received: Received) -> Question:
     message = _classification(named, items, request)
 
     def answer(reply: pb.ExtractResponse) -> Answer | Question:
+        if request.raw_scores is not msgspec.UNSET:
+            rows = [[{"label": one.label, "score": one.score} for one in result.labels] for result in reply.results]
+            told = _told(received, "classify", request.model, named, rows, reply.usage.input_tokens)
+            return Answer(json_of(told | {"object": "classify"}))
         if request.labels:
             return tell(request.labels, reply)
         known = models_pb2.GetModelRequest(model=named.model)
@@ -337,6 +363,8 @@ def _classification(named: Target, items: list[pb.Item], request: LabelsIn | Poo
     if request.use_activation is False or request.activation is False:
         field = "use_activation" if request.use_activation is False else "activation"
         raise invalid(f"{field} must be true, or be left out: labels have probabilities", field)
+    if isinstance(request, LabelsIn) and request.raw_scores is True:
+        raise invalid("raw_scores must be false, or be left out: labels have probabilities", "raw_scores")
     if isinstance(request, PoolingIn) and request.softmax is False:
         raise invalid("softmax must be true, or be left out: labels have probabilities", "softmax")
     return pb.ExtractRequest(
@@ -406,10 +434,10 @@ def _items(given: str | list[str] | list[str | int | list[int]]) -> tuple[list[p
     return items, item_fields("items", "input")
 
 
-_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, type], ...]] = (
+_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, Any], ...]] = (
     ("/score", score, "Scores pairs of texts", PairsIn, PairScores),
     ("/v1/score", score, "Scores pairs of texts", PairsIn, PairScores),
-    ("/classify", classify, "Says which labels fit texts", LabelsIn, Classified),
+    ("/classify", classify, "Says which labels fit texts", LabelsIn, (Classified, InfinityClassified)),
     ("/pooling", pooling, "What a model makes of texts: vectors, vectors of tokens, probabilities", PoolingIn, Pooled),
 )
 ROUTES: Final = tuple(Route("POST", path, VLLM, ask, summary, body, answer) for path, ask, summary, body, answer in _POSTS)

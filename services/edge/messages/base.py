@@ -59,13 +59,23 @@ DEFAULT_RETRY_SECONDS: Final = 1.0
 
 class Problem(Exception):
     """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own names. `retry_after`: seconds;
-    None: a repetition would fail, too."""
+    None: a repetition would fail, too. `allow`: the methods that a path takes, with commas."""
 
-    def __init__(self, reason: str, message: str, *, field: str = "", retry_after: float | None = None, status: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        field: str = "",
+        retry_after: float | None = None,
+        status: int = 0,
+        allow: str = "",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.field = field
+        self.allow = allow
         self.status = status or STATUS.get(reason, 500)
         self.retry_after = retry_after
         if retry_after is None and self.status in (429, 503):
@@ -159,7 +169,7 @@ Asked = Callable[[Received], "Question | Answer"]
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
-    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these."""
+    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these; `str`: plain text."""
 
     method: str
     path: str

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 BASE = os.environ["INTEROP_BASE"]
+LIMITED = os.environ["INTEROP_LIMITED"]
+"""The same edge for a tenant of whom one request in two seconds is answered, the others by 429 with Retry-After."""
 EXPECTED: dict[str, Any] = json.loads(Path(os.environ["INTEROP_EXPECTED"]).read_text())
 MODEL: str = EXPECTED["model"]
 TEXTS: list[str] = EXPECTED["texts"]
 QUERY: str = EXPECTED["query"]
 VECTORS: list[list[float]] = EXPECTED["vectors"]
+ALONE: list[list[float]] = EXPECTED["alone"]
+"""Of the first text, asked for alone."""
 SCORES: list[float] = EXPECTED["scores"]
 CLASSIFIER: str = EXPECTED["classifier"]
 TAGGER: str = EXPECTED["tagger"]
+WAITED = "(told to wait)"
+"""The end of such calls' names: somebody has counted that at least one try was answered by 429."""
+TRIES = 10
 
 
 def check(name: str, call: Callable[[], float | None]) -> None:
@@ -67,3 +75,23 @@ def refused(kind: type[Exception], call: Callable[[], object], *attributes: tupl
     assert raised is not None, "nothing was raised"
     for name, value in attributes:
         assert getattr(raised, name) == value, f"{name} is {getattr(raised, name)!r}"
+
+
+def waits(call: Callable[[], float | None]) -> float | None:
+    """For clients that repeat by themselves: calls one after the other, of which only the first passes at once."""
+    return [call() for _ in range(3)][-1]
+
+
+def is_told(kind: type[Exception], call: Callable[[], float | None], seconds: Callable[[Any], float]) -> float | None:
+    """For clients that leave it to their caller: the call is repeated when the error says, after `seconds`, until it passes."""
+    was_told = False
+    for _ in range(TRIES):
+        try:
+            found = call()
+        except kind as error:
+            was_told = True
+            time.sleep(seconds(error))
+        else:
+            if was_told:
+                return found
+    raise AssertionError("no call was refused" if not was_told else "no call passed")

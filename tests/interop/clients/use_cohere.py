@@ -1,16 +1,36 @@
 """cohere and voyageai."""
 
+import asyncio
 import base64
 import struct
 
 import cohere
 import voyageai
-from checking import BASE, CLASSIFIER, EXPECTED, MODEL, QUERY, TEXTS, VECTORS, answered, check, distance, labelled, ranked, refused
+from checking import (
+    BASE,
+    CLASSIFIER,
+    EXPECTED,
+    LIMITED,
+    MODEL,
+    QUERY,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    answered,
+    check,
+    distance,
+    labelled,
+    ranked,
+    refused,
+    waits,
+)
 from cohere import ClassifyExample
 
 second = cohere.ClientV2(api_key="any", base_url=BASE)
 first = cohere.Client(api_key="any", base_url=BASE)
 voyage = voyageai.Client(api_key="any", base_url=f"{BASE}/v1")
+slow = cohere.ClientV2(api_key="any", base_url=LIMITED)
+slow_voyage = voyageai.Client(api_key="any", base_url=f"{LIMITED}/v1", max_retries=5)
 
 
 def rerank_v2() -> float:
@@ -80,6 +100,25 @@ def models() -> None:
     assert MODEL in [model.name for model in first.models.list().models]
 
 
+def rerank_async() -> float:
+    async def ask() -> float:
+        async with cohere.AsyncClientV2(api_key="any", base_url=BASE) as client:
+            found = await client.rerank(model=MODEL, query=QUERY, documents=TEXTS)
+        return ranked((result.index, result.relevance_score) for result in found.results)
+
+    return asyncio.run(ask())
+
+
+def rerank_slow() -> float:
+    found = slow.rerank(model=MODEL, query=QUERY, documents=TEXTS).results
+    return ranked((result.index, result.relevance_score) for result in found)
+
+
+def voyage_errors() -> None:
+    refused(voyageai.error.InvalidRequestError, lambda: voyage.embed(["a", ""], model=MODEL))
+    refused(voyageai.error.VoyageError, lambda: voyage.embed(["a"], model="nobody"))
+
+
 def errors() -> None:
     refused(cohere.NotFoundError, lambda: second.rerank(model="nobody", query="a", documents=["b"]))
     refused(cohere.BadRequestError, lambda: second.rerank(model=MODEL, query="a", documents=[]))
@@ -111,3 +150,7 @@ check("cohere errors", errors)
 check("voyageai embed", lambda: distance(voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS))
 check("voyageai embed (query)", lambda: answered(voyage.embed(TEXTS, model=MODEL, input_type="query").embeddings))
 check("voyageai rerank", voyage_rerank)
+check("voyageai errors", voyage_errors)
+check("cohere AsyncClientV2.rerank", rerank_async)
+check(f"cohere ClientV2.rerank {WAITED}", lambda: waits(rerank_slow))
+check(f"voyageai embed {WAITED}", lambda: waits(lambda: distance(slow_voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS)))

@@ -1,12 +1,31 @@
 """huggingface_hub's InferenceClient."""
 
-from checking import BASE, CLASSIFIER, EXPECTED, MODEL, TAGGER, TEXTS, VECTORS, check, distance, labelled, refused
-from huggingface_hub import InferenceClient
+import asyncio
+
+from checking import (
+    ALONE,
+    BASE,
+    CLASSIFIER,
+    EXPECTED,
+    LIMITED,
+    MODEL,
+    TAGGER,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    check,
+    distance,
+    is_told,
+    labelled,
+    refused,
+)
+from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 prefix = InferenceClient(base_url=f"{BASE}/tei/{MODEL}", api_key="any")
 embed = InferenceClient(base_url=f"{BASE}/tei/{MODEL}/embed", api_key="any")
 classifier = InferenceClient(base_url=f"{BASE}/tei/{CLASSIFIER}", api_key="any")
+limited = InferenceClient(base_url=f"{LIMITED}/tei/{MODEL}/embed", api_key="any")
 tagger = InferenceClient(base_url=f"{BASE}/models/{TAGGER}", api_key="any")
 hosted = InferenceClient(base_url=f"{BASE}/models/{MODEL}/pipeline/feature-extraction", api_key="any")
 
@@ -22,13 +41,34 @@ def classes() -> float:
     assert len(best) == 1
     found = {one.label: one.score for one in classifier.text_classification(TEXTS[0])}
     assert best[0].score == max(found.values())
-    return labelled(found, EXPECTED["classes"][0])
+    return labelled(found, EXPECTED["one_class"][0])
 
 
 def zero_shot() -> float:
     found = classifier.zero_shot_classification(TEXTS[0], ["fish", "wood"], hypothesis_template="About {}.")
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     return labelled({one.label: one.score for one in found}, EXPECTED["zero_shot"][0])
+
+
+def asynchronous() -> float:
+    client = AsyncInferenceClient(base_url=f"{BASE}/tei/{MODEL}/embed", api_key="any")
+    return distance(asyncio.run(client.feature_extraction(TEXTS)), VECTORS)
+
+
+def errors() -> None:
+    refused(HfHubHTTPError, lambda: embed.feature_extraction(""))
+    nobody = InferenceClient(base_url=f"{BASE}/tei/nobody/embed", api_key="any")
+    status = 0
+    try:
+        nobody.feature_extraction("a")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+    assert status == 404, status
+
+
+def seconds(error: HfHubHTTPError) -> float:
+    assert error.response.status_code == 429
+    return int(error.response.headers["retry-after"])
 
 
 def tokens() -> float:
@@ -42,11 +82,16 @@ def tokens() -> float:
     return largest
 
 
-check("feature_extraction, prefix", lambda: distance(prefix.feature_extraction(TEXTS[0]), VECTORS[:1]))
+check("feature_extraction, prefix", lambda: distance(prefix.feature_extraction(TEXTS[0]), ALONE))
 check("feature_extraction, /embed", lambda: distance(embed.feature_extraction(TEXTS, normalize=True, truncate=True), VECTORS))
-check("feature_extraction, hosted path", lambda: distance(hosted.feature_extraction(TEXTS[0]), VECTORS[:1]))
+check("feature_extraction, hosted path", lambda: distance(hosted.feature_extraction(TEXTS[0]), ALONE))
 check("sentence_similarity", similarity)
 check("text_classification", classes)
 check("zero_shot_classification", zero_shot)
 check("token_classification", tokens)
-check("errors", lambda: refused(HfHubHTTPError, lambda: embed.feature_extraction("")))
+check("AsyncInferenceClient.feature_extraction", asynchronous)
+check("errors", errors)
+check(
+    f"feature_extraction, repeated by its caller {WAITED}",
+    lambda: is_told(HfHubHTTPError, lambda: distance(limited.feature_extraction(TEXTS), VECTORS), seconds),
+)

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import tritonclient.http as http
-from checking import BASE, MODEL, QUERY, SCORES, TEXTS, VECTORS, check, distance, refused
+from checking import BASE, LIMITED, MODEL, QUERY, SCORES, TEXTS, VECTORS, WAITED, check, distance, is_told, refused
 from tritonclient.utils import InferenceServerException
 
 client = http.InferenceServerClient(BASE.removeprefix("http://"), network_timeout=120, connection_timeout=120)
+
+limited = http.InferenceServerClient(LIMITED.removeprefix("http://"), network_timeout=120, connection_timeout=120)
 
 
 def texts(name: str, values: Sequence[str], **more: Any) -> Any:
@@ -26,6 +28,15 @@ def scores() -> float:
     inputs = [texts("query", [QUERY]), texts("documents", TEXTS)]
     found = client.infer(MODEL, inputs, parameters={"scale": "probability"}).as_numpy("scores")
     return distance([found], [SCORES])
+
+
+def slow() -> float:
+    return distance(limited.infer(MODEL, [texts("text", TEXTS)]).as_numpy("dense"), VECTORS)
+
+
+def seconds(error: InferenceServerException) -> float:
+    assert error.status() == "429", error.status()
+    return 2.0  # it shows no headers
 
 
 def described() -> None:
@@ -54,3 +65,4 @@ check(
 check("infer (query and documents)", scores)
 check("metadata, live, ready", described)
 check("errors", lambda: refused(InferenceServerException, lambda: client.infer("gpt-4o", [texts("text", TEXTS)])))
+check(f"infer, repeated by its caller {WAITED}", lambda: is_told(InferenceServerException, slow, seconds))

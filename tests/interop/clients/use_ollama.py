@@ -1,9 +1,12 @@
 """ollama."""
 
+import asyncio
+
 import ollama
-from checking import BASE, MODEL, TEXTS, VECTORS, answered, check, distance, refused
+from checking import ALONE, BASE, LIMITED, MODEL, TEXTS, VECTORS, WAITED, answered, check, distance, is_told, refused
 
 client = ollama.Client(host=BASE)
+limited = ollama.Client(host=LIMITED)
 
 
 def listed() -> None:
@@ -17,6 +20,15 @@ def shown() -> None:
     assert found.modelinfo["bert.embedding_length"] == len(VECTORS[0])
 
 
+def asynchronous() -> float:
+    return distance(asyncio.run(ollama.AsyncClient(host=BASE).embed(model=MODEL, input=TEXTS)).embeddings, VECTORS)
+
+
+def seconds(error: ollama.ResponseError) -> float:
+    assert error.status_code == 429
+    return 2.0  # it shows no headers
+
+
 def errors() -> None:
     refused(ollama.ResponseError, lambda: client.embed(model="nobody", input="a"), ("status_code", 404))
     refused(ollama.ResponseError, lambda: client.embed(model=MODEL, input=["a", ""]), ("error", "input[1] is empty"))
@@ -24,9 +36,14 @@ def errors() -> None:
 
 
 check("embed", lambda: distance(client.embed(model=MODEL, input=TEXTS).embeddings, VECTORS))
-check("embed, one, :latest", lambda: distance(client.embed(model=f"{MODEL}:latest", input=TEXTS[0]).embeddings, VECTORS[:1]))
+check("embed, one, :latest", lambda: distance(client.embed(model=f"{MODEL}:latest", input=TEXTS[0]).embeddings, ALONE))
 check("embed, query, dimensions", lambda: answered(client.embed(model=f"{MODEL}:query", input=TEXTS, dimensions=64).embeddings))
-check("embeddings", lambda: distance([client.embeddings(model=MODEL, prompt=TEXTS[0]).embedding], VECTORS[:1]))
+check("embeddings", lambda: distance([client.embeddings(model=MODEL, prompt=TEXTS[0]).embedding], ALONE))
 check("list, ps", listed)
 check("show", shown)
 check("errors", errors)
+check("AsyncClient.embed", asynchronous)
+check(
+    f"embed, repeated by its caller {WAITED}",
+    lambda: is_told(ollama.ResponseError, lambda: distance(limited.embed(model=MODEL, input=TEXTS).embeddings, VECTORS), seconds),
+)

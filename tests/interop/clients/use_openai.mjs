@@ -1,6 +1,6 @@
 // openai of npm.
 import OpenAI from "openai";
-import { assert, base, check, distance, expected } from "./checking.mjs";
+import { assert, base, check, distance, expected, limited, waits } from "./checking.mjs";
 
 const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "any" });
 
@@ -17,3 +17,8 @@ await check("errors", async () => {
   const error = await client.embeddings.create({ model: "gpt-4o", input: "a" }).catch((caught) => caught);
   assert(error.status === 404 && error.code === "model_not_found", `${error}`);
 });
+const slow = new OpenAI({ baseURL: `${limited}/v1`, apiKey: "any" });
+await check("embeddings (told to wait)", () => waits(async () => {
+  const { data } = await slow.embeddings.create({ model: expected.model, input: expected.texts });
+  return distance(data.map((entry) => entry.embedding), expected.vectors);
+}));

@@ -1,12 +1,15 @@
-"""openai."""
+"""openai, new and old."""
 
+import asyncio
 import base64
 import struct
 
 import openai
-from checking import BASE, MODEL, TEXTS, VECTORS, answered, check, distance, refused
+from checking import ALONE, BASE, LIMITED, MODEL, TEXTS, VECTORS, WAITED, answered, check, distance, refused, waits
 
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="any")
+limited = openai.OpenAI(base_url=f"{LIMITED}/v1", api_key="any")
+OLD = openai.__version__.startswith("1.40.")
 
 
 def embed(**more: object) -> float:
@@ -21,7 +24,7 @@ def raw() -> float:
 
 
 def one() -> float:
-    return distance([client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding], VECTORS[:1])
+    return distance([client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding], ALONE)
 
 
 def models() -> None:
@@ -31,7 +34,31 @@ def models() -> None:
 
 def request_id() -> None:
     answer = client.embeddings.with_raw_response.create(model=MODEL, input="a", extra_headers={"x-request-id": "mine"})
-    assert answer.parse()._request_id == "mine"
+    assert answer.headers["x-request-id"] == "mine"
+    assert OLD or answer.parse()._request_id == "mine"
+
+
+def many_at_once() -> float:
+    async def ask() -> float:
+        async with openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any") as several:
+            answers = await asyncio.gather(*(several.embeddings.create(model=MODEL, input=[text]) for text in TEXTS))
+        return distance((answer.data[0].embedding for answer in answers), VECTORS)
+
+    return asyncio.run(ask())
+
+
+def slow() -> float:
+    return distance((entry.embedding for entry in limited.embeddings.create(model=MODEL, input=TEXTS).data), VECTORS)
+
+
+def not_repeated() -> None:
+    once = limited.with_options(max_retries=0)
+
+    def twice() -> None:
+        for _ in range(2):
+            once.embeddings.create(model=MODEL, input="a")
+
+    refused(openai.RateLimitError, twice, ("code", "rate_limit_exceeded"), ("status_code", 429))
 
 
 def errors() -> None:
@@ -52,4 +79,7 @@ check("embeddings (one text, role)", one)
 check("extra_body role", lambda: answered(client.embeddings.create(model=MODEL, input="a", extra_body={"role": "query"})))
 check("models.list, retrieve", models)
 check("request id", request_id)
+check("AsyncOpenAI, six at once", many_at_once)
 check("errors", errors)
+check(f"embeddings {WAITED}", lambda: waits(slow))
+check(f"RateLimitError with max_retries=0 {WAITED}", not_repeated)

@@ -1,10 +1,32 @@
 """sie-sdk."""
 
-from checking import BASE, MODEL, QUERY, SCORES, TEXTS, VECTORS, answered, check, distance, refused
-from sie_sdk import SIEClient
+import asyncio
+
+from checking import (
+    ALONE,
+    BASE,
+    CLASSIFIER,
+    EXPECTED,
+    LIMITED,
+    MODEL,
+    QUERY,
+    SCORES,
+    TAGGER,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    answered,
+    check,
+    distance,
+    labelled,
+    refused,
+    waits,
+)
+from sie_sdk import SIEAsyncClient, SIEClient
 from sie_sdk.client.errors import RequestError
 
 client = SIEClient(BASE)
+limited = SIEClient(LIMITED)
 items = [{"text": text, "id": str(index)} for index, text in enumerate(TEXTS)]
 
 
@@ -18,13 +40,36 @@ def score() -> float:
     return max(abs((1 + entry["score"]) / 2 - SCORES[int(entry["item_id"])]) for entry in found)
 
 
+def classes() -> float:
+    found = client.extract(CLASSIFIER, items)
+    pairs = zip(found, EXPECTED["classes"], strict=True)
+    return max(labelled({one["label"]: one["score"] for one in row["classifications"]}, wanted) for row, wanted in pairs)
+
+
+def entities() -> float:
+    largest = 0.0
+    for item, wanted in zip(items, EXPECTED["entities"], strict=True):
+        found = client.extract(TAGGER, item)["entities"]
+        assert [(one["label"], one["start"], one["end"]) for one in found] == [(one[0], one[2], one[3]) for one in wanted]
+        largest = max([largest, *(abs(one["score"] - expected[1]) for one, expected in zip(found, wanted, strict=True))])
+    return largest
+
+
+def asynchronous() -> float:
+    async def ask() -> float:
+        async with SIEAsyncClient(BASE) as several:
+            return distance((result["dense"] for result in await several.encode(MODEL, items)), VECTORS)
+
+    return asyncio.run(ask())
+
+
 def models() -> None:
     assert MODEL in [model["name"] for model in client.list_models()]
     assert client.get_model(MODEL)["dims"]["dense"] == len(VECTORS[0])
 
 
 check("encode", encode)
-check("encode, one", lambda: distance([client.encode(MODEL, {"text": TEXTS[0]})["dense"]], VECTORS[:1]))
+check("encode, one", lambda: distance([client.encode(MODEL, {"text": TEXTS[0]})["dense"]], ALONE))
 check(
     "encode, query and float16",
     lambda: answered(client.encode(MODEL, items[:2], output_dtype="float16", options={"is_query": True})),
@@ -32,3 +77,7 @@ check(
 check("score", score)
 check("list_models, get_model", models)
 check("errors", lambda: refused(RequestError, lambda: client.encode("nobody/has-this", items[:1])))
+check("extract, a classifier", classes)
+check("extract, entities", entities)
+check("SIEAsyncClient.encode", asynchronous)
+check(f"encode {WAITED}", lambda: waits(lambda: distance((result["dense"] for result in limited.encode(MODEL, items)), VECTORS)))

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from checking import QUERY, TEXTS, VECTORS, check, distance, ranked, refused
+from checking import ALONE, QUERY, TEXTS, VECTORS, check, distance, ranked, refused
 from haystack import Document
 from haystack.utils import Secret
 from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder, HuggingFaceAPITextEmbedder
@@ -34,7 +34,7 @@ def rank(url: str, **more: Any) -> float:
 
 
 def one(url: str, **more: Any) -> float:
-    return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], VECTORS[:1])
+    return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], ALONE)
 
 
 check("text embedder (gRPC)", lambda: one(GRPC, use_grpc=True))

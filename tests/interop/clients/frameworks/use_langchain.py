@@ -1,0 +1,62 @@
+"""LangChain's embeddings and rerankers of OpenAI, Cohere, Hugging Face, Ollama and Voyage.
+
+VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Face's hub, which is not reached here.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import openai
+from checking import ALONE, BASE, LIMITED, MODEL, QUERY, TEXTS, VECTORS, WAITED, check, distance, ranked, refused, waits
+from langchain_cohere import CohereEmbeddings, CohereRerank
+from langchain_core.documents import Document
+from langchain_huggingface import HuggingFaceEndpointEmbeddings
+from langchain_ollama import OllamaEmbeddings
+from langchain_openai import OpenAIEmbeddings
+from langchain_voyageai import VoyageAIRerank
+
+TOKENS = os.environ["INTEROP_TOKENS"]
+documents = [Document(text, metadata={"index": index}) for index, text in enumerate(TEXTS)]
+
+
+def of_openai(base: str, **more: Any) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(base_url=f"{base}/v1", api_key="any", model=more.pop("model", MODEL), **more)
+
+
+as_texts = of_openai(BASE, check_embedding_ctx_length=False)
+slow = of_openai(LIMITED, check_embedding_ctx_length=False)
+cohere = CohereEmbeddings(base_url=BASE, cohere_api_key="any", model=MODEL)
+hub = HuggingFaceEndpointEmbeddings(model_kwargs={"model": f"{BASE}/tei/{MODEL}"}, huggingfacehub_api_token="any")
+ollama = OllamaEmbeddings(base_url=BASE, model=MODEL)
+
+
+def embed(embeddings: Any) -> float:
+    return max(distance(embeddings.embed_documents(TEXTS), VECTORS), distance([embeddings.embed_query(TEXTS[0])], ALONE))
+
+
+def as_tokens() -> float:
+    """Unmodified LangChain sends ids of cl100k_base."""
+    return embed(of_openai(TOKENS))
+
+
+def rerank(ranker: Any) -> float:
+    found = ranker.compress_documents(documents, QUERY)
+    return ranked((document.metadata["index"], document.metadata["relevance_score"]) for document in found)
+
+
+def errors() -> None:
+    refused(openai.NotFoundError, lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"))
+    refused(openai.BadRequestError, lambda: of_openai(BASE).embed_query("a"), ("param", "input"))
+
+
+check("OpenAIEmbeddings(check_embedding_ctx_length=False)", lambda: embed(as_texts))
+check("OpenAIEmbeddings, token ids (SHOAL_CL100K)", as_tokens)
+check("OpenAIEmbeddings.aembed_documents", lambda: distance(asyncio.run(as_texts.aembed_documents(TEXTS)), VECTORS))
+check(f"OpenAIEmbeddings {WAITED}", lambda: waits(lambda: distance(slow.embed_documents(TEXTS), VECTORS)))
+check("CohereEmbeddings", lambda: embed(cohere))
+check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))
+check("HuggingFaceEndpointEmbeddings", lambda: embed(hub))
+check("OllamaEmbeddings", lambda: embed(ollama))
+check("VoyageAIRerank", lambda: rerank(VoyageAIRerank(base_url=f"{BASE}/v1", voyage_api_key="any", model=MODEL)))
+check("errors", errors)
