@@ -196,7 +196,7 @@ bench-infinity: ## Install Infinity into an environment of its own, so that `mak
 bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
 	VENV=$(VENV) benchmarks/setup_openvino.sh
 
-console-check: $(VENV)/.dev ## Drive the console in real Chromium (needs chromium and npm; says so): every view and state, axe, screenshots in build/console
+console-check: $(VENV)/.dev ## Drive the console in real Chromium (Debian's, or one on the PATH; needs npm): every view and state, axe, screenshots in build/console
 	$(BIN)/python -m tests.console $(ARGS)
 
 interop: $(VENV)/.dev native ## Run unmodified clients of OpenAI, Cohere, Voyage, Hugging Face, Ollama, SIE, Triton, Haystack (Python and Node) against the edge of a mesh

@@ -8,6 +8,7 @@ on their path (services/local/installed, services/local/supervision/launch.py).
 """
 
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,8 +26,14 @@ class BuildWithKernels(build_py):
         super().run()
         if not self.editable_mode:
             kernels = runpy.run_path("libs/kernels/native/build.py")
+            folder = Path(self.build_lib, *INSIDE.split("."), "libs/kernels/native")
+            made = kernels["library"]()  # by its name of these very sources, if it is there (`make native`)
             try:
-                kernels["build"](Path(self.build_lib, *INSIDE.split("."), "libs/kernels/native"))
+                if made.exists():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(made, folder)
+                else:
+                    kernels["build"](folder)
             except kernels["CannotBuild"] as error:
                 print(f"the wheel has no native kernels: {error}", file=sys.stderr)
 

@@ -3,6 +3,7 @@ GPU the Triton kernels run in Triton's interpreter, which must be said before an
 first, so that no process is left alone with one of them.
 """
 
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 
@@ -18,6 +19,10 @@ from libs.queue.connection.acl import ROUTER
 from libs.serving import watched
 from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
+
+# Until a process of xdist knows all tests: what is imported stays for good, and each look through a million objects takes a second.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()
 
 LONG = (
     "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py", "test_fifty.py", "test_life.py",
@@ -39,6 +44,16 @@ if not torch.cuda.is_available():
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries say at the end what of theirs was not freed
 
 
 @pytest.fixture(scope="session")

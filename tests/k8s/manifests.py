@@ -29,6 +29,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-ingress": ("edge",),
     "edge-pod-monitor": ("pod-monitor", "edge"),
     "edge-network-policy": ("network-policy", "edge"),
+    "edge-otel": ("otel", "edge"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
 }

@@ -22,6 +22,7 @@ ALONE: Final[Mapping[str, Values]] = {
     "edge-pod-monitor": {},
     "edge-ingress": {"edge": {"ingress": ON}},
     "edge-network-policy": {},
+    "edge-otel": {},
     "hpa-router": {"router": {"autoscaling": ON}},
     "pod-monitor": {"monitoring": {"podMonitors": ON}},
     "alerts": {"monitoring": {"alerts": ON}},
@@ -68,6 +69,7 @@ COMBINED: Final = (
         "edge-tls",
         "edge-network-policy",
         "edge-pod-monitor",
+        "edge-otel",
     ),
 )
 

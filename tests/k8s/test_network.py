@@ -107,12 +107,13 @@ def test_policies_let_through_what_is_used_and_nothing_else(names: tuple[str, ..
     assert let_out == MESH | OUT | more
 
 
-def test_an_edge_is_reached_by_clients_and_reaches_routers() -> None:
-    let_in, let_out = edges(with_components("network-policy", "edge", "edge-network-policy"))
+@pytest.mark.parametrize(("names", "more"), [((), frozenset()), (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)})])
+def test_an_edge_is_reached_by_clients_and_reaches_routers(names: tuple[str, ...], more: frozenset[Edge]) -> None:
+    let_in, let_out = edges(with_components("network-policy", "edge", "edge-network-policy", *names))
     routers = {("edge", "router", 50051)}
     clients = {("namespaces with shoal-clients=allowed", "edge", 8080), ("monitoring/prometheus", "edge", 9464)}
     assert let_in == MESH | IN | routers | clients
-    assert let_out == MESH | OUT | routers | {("edge", "kube-system/kube-dns", 53)}
+    assert let_out == MESH | OUT | routers | {("edge", "kube-system/kube-dns", 53)} | more
 
 
 def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
 from tests.k8s.charts import CHARTS, made
 from tests.k8s.manifests import CLUSTER_WIDE, COMPONENTS, EVERY, K8S, NAMESPACE, Object, build, named, of_kind, rendered, title
 
+if TYPE_CHECKING:
+    import jsonschema
+
+# jsonschema and kubernetes_validate take three seconds to import, so only the process that validates imports them.
 KUBERNETES = "1.32"
 CUSTOM: dict[str, Any] = json.loads((Path(__file__).parent / "schemas/custom.json").read_text())
 DEPRECATED = {"bases", "commonLabels", "patchesJson6902", "patchesStrategicMerge", "vars", "imageTags"}
@@ -32,6 +34,8 @@ def _check(text: str) -> None:
     one = json.loads(text)
     kind = CUSTOM["kinds"].get(f"{one['apiVersion']} {one['kind']}")
     if kind is None:
+        import kubernetes_validate
+
         kubernetes_validate.validate(one, KUBERNETES, strict=True)
     else:
         validator(kind).validate(one)
@@ -39,6 +43,8 @@ def _check(text: str) -> None:
 
 @cache
 def validator(kind: str) -> jsonschema.Draft202012Validator:
+    import jsonschema
+
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": CUSTOM["$defs"]})
 
 
@@ -65,6 +71,9 @@ def test_every_object_is_what_its_schema_says(name: str) -> None:
     ],
 )
 def test_what_is_wrong_is_found(kind: str, path: tuple[str | int, ...], value: object) -> None:
+    import jsonschema
+    import kubernetes_validate
+
     one = json.loads(json.dumps(of_kind(rendered("overlays/gke-l4-spot"), kind)[-1]))
     check(one)
     place: Any = one

@@ -1,14 +1,16 @@
 """What the wheels install is in nobody's way, and works in a folder that has packages called as ours are.
 
 The environment is a new one that is lent the packages of this one. With SHOAL_WHEEL_PYTHON (`make wheel-check`) it is an empty one
-of that Python, into which pip installs the wheels and all that they ask for.
+of that Python, into which pip installs the wheels and all that they ask for, beside another with the client and an integration.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,9 +19,12 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import psutil
 import pytest
 import shoal
 from packaging.requirements import Requirement
@@ -28,10 +33,13 @@ from packaging.utils import canonicalize_name
 from libs.kernels.native import build
 from services.local.requirements import NEEDED
 from services.local.settings import MINILM
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("libs", "services", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 EMPTY = os.environ.get("SHOAL_WHEEL_PYTHON", "")
+INTEGRATION = ROOT / "integrations/qdrant"
+needs_empty = pytest.mark.skipif(not EMPTY, reason="installs from the index: make wheel-check")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         source, target = ROOT / name, folder / "source" / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+            # Kernels that were compiled here are taken as they are; `make wheel-check` compiles them.
+            left_out = ("__pycache__", "build", "*.egg-info", *(["*.so"] if EMPTY else []))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left_out))
         else:
             shutil.copy(source, target)
     pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder / "dist", folder / "source/libs/api", folder / "source")
@@ -66,6 +76,21 @@ def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
         pip("--python", found, "install", "--no-deps", "--no-index", *wheels)
         (site,) = (folder / "lib").glob("python*/site-packages")
         (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return found
+
+
+@pytest.fixture(scope="module")
+def client(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an empty environment with the wheel shoal and an integration, and what they ask for."""
+    folder = tmp_path_factory.mktemp("client")
+    source = folder / "source"
+    shutil.copytree(INTEGRATION, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder / "dist", source)
+    subprocess.run([EMPTY, "-m", "venv", "--without-pip", folder / "environment"], check=True)
+    found = folder / "environment/bin/python"
+    (shoal_wheel,) = (wheel for wheel in wheels if not wheel.name.startswith("shoal_mesh"))
+    pins = INTEGRATION / "requirements.txt"
+    pip("--python", found, "install", "-c", pins, shoal_wheel, *(folder / "dist").glob("*.whl"))
     return found
 
 
@@ -98,8 +123,12 @@ def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> No
         assert {name.partition("/")[0] for name in names} == {package, f"{package}-0.1.0.dist-info"}
         (licence,) = (name for name in names if name.endswith("licenses/LICENSE"))
         assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
-    for path in (ROOT / "libs/catalog").rglob("*.yaml"):
-        assert f"shoal_mesh/_code/{path.relative_to(ROOT)}" in names
+    data = [
+        *(ROOT / "libs").rglob("*.yaml"),
+        *(ROOT / "libs").rglob("*.lua"),
+        *(ROOT / "services/edge/console/static").rglob("*.*"),
+    ]
+    assert {f"shoal_mesh/_code/{path.relative_to(ROOT)}" for path in data} <= set(names)
 
 
 def test_the_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> None:
@@ -127,9 +156,26 @@ def test_nothing_but_shoal_and_shoal_mesh_is_importable(python: Path, tmp_path: 
     assert subprocess.run([python, "-c", "import shoal, shoal_mesh"], cwd=tmp_path, check=False).returncode == 0
 
 
-@pytest.fixture
-def mesh(python: Path, project: Path) -> Iterator[str]:
-    """The address of `shoal up`, run in the project."""
+@dataclass(frozen=True)
+class Mesh:
+    """`shoal up`, and the line for curl that it said."""
+
+    process: psutil.Process
+    address: str
+    curl: str
+
+    def dimensions(self) -> int:
+        """Of the vector that the line for curl gives; 0 where it fails."""
+        told = subprocess.run(shlex.split(self.curl), capture_output=True, text=True, check=False)
+        try:
+            return len(json.loads(told.stdout)["data"][0]["embedding"])
+        except (ValueError, KeyError):
+            return 0
+
+
+@contextmanager
+def up(python: Path, project: Path) -> Iterator[Mesh]:
+    """Run in the project. SIGTERM ends it, with all its processes."""
     with subprocess.Popen(
         [python.with_name("shoal"), "up", "--port", "0", "--workers", "1"],
         cwd=project,
@@ -137,32 +183,68 @@ def mesh(python: Path, project: Path) -> Iterator[str]:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stderr is not None
-        text = ""
-        for line in process.stderr:
-            text += line
-            if "Ctrl-C" in line:
-                break
-        found = re.search(r"Shoal is up on (\S+):", text)
-        assert found is not None, text
-        yield found[1]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            assert process.stderr is not None
+            text = ""
+            for line in process.stderr:
+                text += line
+                if "Ctrl-C" in line:
+                    break
+            found = re.search(r"Shoal is up on (\S+):", text)
+            assert found is not None, text
+            curl = next(line for line in text.splitlines() if line.strip().startswith("curl"))
+            mesh = Mesh(psutil.Process(process.pid), found[1], curl)
+            yield mesh
+            children = mesh.process.children(recursive=True)
+            assert len(children) == 5, children  # Redis, a router, a scheduler, a worker, an edge
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert not psutil.wait_procs(children, timeout=60)[1]
+        finally:
+            process.kill()
 
 
-def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(python: Path, project: Path, mesh: str) -> None:
-    with shoal.Client(mesh) as client:
-        dense = client.encode(MINILM, "Hello, mesh", timeout=60).dense
-        assert dense is not None
-        assert dense.shape == (1, 384)
-    encoded = said([python, "-m", "shoal", "encode", MINILM, "Hello", "--address", mesh], project)
-    assert "384" in encoded.stdout, encoded.stderr
-    certs = said([python.with_name("shoal"), "certs", "tls"], project)
-    assert certs.returncode == 0, certs.stderr
-    assert (project / "tls" / "ca.pem").is_file()
+def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(python: Path, project: Path) -> None:
+    with up(python, project) as mesh:
+        with shoal.Client(mesh.address) as client:
+            dense = client.encode(MINILM, "Hello, mesh", timeout=60).dense
+            assert dense is not None
+            assert dense.shape == (1, 384)
+        encoded = said([python, "-m", "shoal", "encode", MINILM, "Hello", "--address", mesh.address], project)
+        assert "384" in encoded.stdout, encoded.stderr
+        assert mesh.dimensions() == 384
+        certs = said([python.with_name("shoal"), "certs", "tls"], project)
+        assert certs.returncode == 0, certs.stderr
+        assert (project / "tls" / "ca.pem").is_file()
 
 
-@pytest.mark.parametrize("role", ["router", "scheduler", "worker"])
+@needs_empty
+def test_the_client_alone_and_an_integration_use_a_mesh_whose_processes_are_killed(
+    python: Path, client: Path, tmp_path: Path
+) -> None:
+    for name in ("torch", "redis", "shoal_mesh"):
+        told = subprocess.run([client, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"No module named '{name}'" in told.stderr
+    (example,) = re.findall(r"^```python\n(.*?)^```", (INTEGRATION / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+    def tries(mesh: Mesh) -> None:
+        encoded = said([client.with_name("shoal"), "encode", MINILM, "Hello", "--address", mesh.address], tmp_path)
+        assert "384" in encoded.stdout, encoded.stderr
+        found = said([client, "-c", example], tmp_path, SHOAL_ADDRESS=mesh.address)
+        assert "fish" in found.stdout, found.stderr
+
+    with up(python, tmp_path) as mesh:
+        tries(mesh)
+        before = mesh.process.children()
+        for child in before:
+            child.kill()
+        # Redis comes back empty; whoever is asked meanwhile may be refused.
+        wait_until(lambda: len(set(mesh.process.children()) - set(before)) == 5, 60, "new processes")
+        wait_until(lambda: mesh.dimensions() == 384, 60, "an answer by HTTP")
+        tries(mesh)
+
+
+@pytest.mark.parametrize("role", ["edge", "router", "scheduler", "worker"])
 def test_services_are_commands(role: str, python: Path, project: Path) -> None:
     told = said([python.with_name(f"shoal-{role}")], project, SHOAL_LOG_LEVEL="loud")
     assert told.returncode == 2, told.stderr
@@ -185,6 +267,8 @@ def test_one_line_says_which_extra_is_missing(command: list[str], module: str, e
 def test_up_looks_for_all_that_its_roles_need() -> None:
     """What is needed and not looked for would be missed only by a child, in a traceback."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    needed = {canonicalize_name(Requirement(line).name) for role in ("router", "scheduler", "worker") for line in extras[role]}
+    needed = {
+        canonicalize_name(Requirement(line).name) for role in ("edge", "router", "scheduler", "worker") for line in extras[role]
+    }
     modules = packages_distributions()
     assert needed <= {canonicalize_name(name) for module in NEEDED for name in modules[module]}
