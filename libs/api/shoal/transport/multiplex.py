@@ -40,17 +40,19 @@ UNSUPPORTED_SECONDS: Final = 60.0
 """For how long a router that answered UNIMPLEMENTED is not asked again."""
 
 _MESSAGE_BYTES: Final = 1 << 20
+_BROKEN: Final = "Internal error from Core"
+"""What grpc.aio says where a write meets a connection that has just broken, before its status is known."""
 _OF_CALLS: Final = ("x-request-id", "traceparent", "tracestate")
 _CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-class Unsupported(Exception):  # noqa: N818
+class Unsupported(Exception):
     """The router is older than the stream."""
 
 
 class Stream:
-    """One open stream. `call` raises ShoalError as a unary call does, and `Unsupported`; a call that is cancelled here is cancelled at
-    the router, too."""
+    """One open stream. `call` raises ShoalError as a unary call does, and `Unsupported`; a call that is cancelled here is cancelled
+    at the router, too."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call  # grpc.aio.StreamStreamCall, which is not generic in its stubs
@@ -123,6 +125,8 @@ class Stream:
 
     async def _write(self) -> None:
         try:
+            if not await self._call.initial_metadata():
+                return  # refused: a write would hide why (gRPC's status is then INTERNAL)
             while not self._is_finished:
                 await self._news.wait()
                 self._news.clear()
@@ -151,11 +155,17 @@ class Stream:
                     self._receive(answer)
             self._end(decode("UNAVAILABLE", "the router ended the stream", b"", address=self._address))
         except grpc.aio.AioRpcError as error:
-            is_unsupported = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            self._end(Unsupported() if is_unsupported else translate(error, self._address))
+            self._end(self._translated(error))
         except asyncio.CancelledError:  # the channel was closed, or this stream
             self._end(decode("CANCELLED", "the stream was closed", b"", address=self._address))
             raise
+
+    def _translated(self, error: grpc.aio.AioRpcError) -> Exception:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return Unsupported()
+        if error.code() is grpc.StatusCode.INTERNAL and error.details() == _BROKEN:
+            return decode("UNAVAILABLE", "the connection broke", b"", address=self._address)
+        return translate(error, self._address)
 
     def _receive(self, answer: pb.MultiplexedAnswer) -> None:
         waiting = self._waiting.pop(answer.number, None)
