@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2
 
@@ -112,6 +113,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
+
+    def Multiplex(self, request_iterator: AsyncIterator[Message], context: Rpc) -> AsyncIterator[Message]:
+        """Never called: the interceptor takes the stream's calls apart, and answers each as a call of its own."""
+        raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     def _hold(self, request: Request, rpc: Rpc) -> Held:
         call = current_call()

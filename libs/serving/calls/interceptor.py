@@ -138,7 +138,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     async def _multiplexer(self, find: Callable[[Any], Awaitable[Any]]) -> _Handler:
         """The handler of the stream that carries calls of other methods: each through a behaviour of its own."""
-        unary: dict[str, Unary] = {}
+        unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
         for path in KINDS.values():
             handler, kind = await find(_Details(path)), request_type(path)
             if handler is not None and kind is not None:

@@ -36,7 +36,11 @@ STREAM_SECONDS: Final = 240.0
 """The longest life of a stream, so that a client that never opens another one finds routers that are new. Ours replace theirs
 before."""
 
-_MESSAGE_CALLS: Final = 10_000
+MESSAGE_CALLS: Final = 10_000
+REQUEST_ID_CHARACTERS: Final = 128
+TRACEPARENT_CHARACTERS: Final = 256
+TRACESTATE_CHARACTERS: Final = 512
+
 _MOST_CALLS: Final = 256
 """Calls in progress on one stream: no more are read meanwhile."""
 
@@ -180,8 +184,7 @@ class _Stream:
 
     async def _read(self, requests: AsyncIterator[pb.MultiplexRequest]) -> None:
         async for request in requests:
-            if len(request.calls) > _MESSAGE_CALLS:
-                raise InvalidInput(f"a message has {len(request.calls):,} calls; at most {_MESSAGE_CALLS:,}", field="calls")
+            _check(request)
             arrived = time.monotonic()
             for call in request.calls:
                 while len(self._calls) >= _MOST_CALLS:
@@ -236,6 +239,21 @@ class _Stream:
         answers = self._answers[:taken]
         del self._answers[:taken]
         return answers
+
+
+def _check(request: pb.MultiplexRequest) -> None:
+    """Raises InvalidInput for what no call of gRPC's could bring."""
+    if len(request.calls) > MESSAGE_CALLS:
+        raise InvalidInput(f"a message has {len(request.calls):,} calls; at most {MESSAGE_CALLS:,} are allowed", field="calls")
+    for index, call in enumerate(request.calls):
+        for name, value, most in (
+            ("request_id", call.request_id, REQUEST_ID_CHARACTERS),
+            ("traceparent", call.traceparent, TRACEPARENT_CHARACTERS),
+            ("tracestate", call.tracestate, TRACESTATE_CHARACTERS),
+        ):
+            if len(value) > most:
+                path = f"calls[{index}].{name}"
+                raise InvalidInput(f"{path} has {len(value):,} characters; at most {most:,} are allowed", field=path)
 
 
 def _headers(call: pb.MultiplexedCall) -> list[tuple[str, str]]:

@@ -40,6 +40,7 @@ UNSUPPORTED_SECONDS: Final = 60.0
 """For how long a router that answered UNIMPLEMENTED is not asked again."""
 
 _MESSAGE_BYTES: Final = 1 << 20
+_TRACESTATE_CHARACTERS: Final = 512
 _BROKEN: Final = "Internal error from Core"
 """What grpc.aio says where a write meets a connection that has just broken, before its status is known."""
 _OF_CALLS: Final = ("x-request-id", "traceparent", "tracestate")
@@ -85,6 +86,8 @@ class Stream:
             raise self._error
         number = next(self._numbers)
         own = dict(metadata)
+        if len(own.get("tracestate", "")) > _TRACESTATE_CHARACTERS:
+            del own["tracestate"]  # as W3C allows
         call = pb.MultiplexedCall(
             number=number,
             request_id=own.get("x-request-id", ""),
@@ -97,7 +100,8 @@ class Stream:
         self._post(call)
         late = self._loop.call_later(timeout, self._late, answer)
         try:
-            return await answer
+            response: bytes = await answer
+            return response
         finally:
             late.cancel()
             if self._waiting.pop(number, None) is not None and self._error is None:
