@@ -1,10 +1,10 @@
 """What a router alone can do: `python -m benchmarks.router`, or `make bench-router`.
 
 A real router and a real Redis, as `shoal up` starts them, serve single texts between processes of their own that cost nothing
-else: a stub of a worker that answers each text at once with a ready-made vector (`stub_worker.py`), and clients that call
-generated stubs from many callers at once (`load.py`). All share this machine's cores, so singles/s are what all of them together
-can do; what the router itself can do with a core of its own is 1 s ÷ its CPU time of a request, user and system time of all its
-threads, from /proc.
+else: a stub of a worker that answers each text at once with a ready-made vector (`stub_worker.py`), and clients of many callers
+at once (`load.py`), whose texts share a stream, or with --unary are a gRPC call each. All share this machine's cores, so
+singles/s are what all of them together can do; what the router itself can do with a core of its own is 1 s ÷ its CPU time of a
+request, user and system time of all its threads, from /proc.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StubMesh:
 
 
 @asynccontextmanager
-async def stubbed(clients: int = 1) -> AsyncIterator[StubMesh]:
+async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[StubMesh]:
     """Starts a router, its Redis, a stub worker and `clients` clients, and stops them. This process itself makes no gRPC call."""
     async with AsyncExitStack() as stack:
         place = stack.enter_context(workplace(None))
@@ -82,15 +82,16 @@ async def stubbed(clients: int = 1) -> AsyncIterator[StubMesh]:
             await stack.enter_async_context(child)
         await listening(router, port)
         worker = await stack.enter_async_context(LineProcess.started("benchmarks.stub_worker", [address]))
-        asking = [await stack.enter_async_context(LineProcess.started("benchmarks.load", [address, MODEL])) for _ in range(clients)]
+        loads = [LineProcess.started("benchmarks.load", [address, MODEL, *["--unary"] * unary]) for _ in range(clients)]
+        asking = [await stack.enter_async_context(load) for load in loads]
         pids = {"router": router.pid, "redis": redis.pid, "stub worker": worker.pid}
         pids |= {f"client {number}": client.pid for number, client in enumerate(asking)}
         yield StubMesh(pids, worker, asking)
 
 
-async def measure(callers: list[int], seconds: float, rounds: int, clients: int) -> list[Turn]:
+async def measure(callers: list[int], seconds: float, rounds: int, clients: int, unary: bool) -> list[Turn]:
     """`rounds` turns of each number of callers, one number after the other in each round."""
-    async with stubbed(clients) as mesh:
+    async with stubbed(clients, unary=unary) as mesh:
         await mesh.turn(max(callers), WARM_SECONDS)
         return [await mesh.turn(count, seconds) for _ in range(rounds) for count in callers]
 
@@ -113,12 +114,13 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each turn")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each number of callers")] = 3,
     clients: Annotated[int, typer.Option(min=1, help="Client processes, which share the callers")] = 1,
+    unary: Annotated[bool, typer.Option(help="A gRPC call for each text, in place of a stream")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the table goes to stderr")] = False,
 ) -> None:
     """Measure how many single texts a router hands on, and what one costs it."""
     console = Console(stderr=as_json)
     busy = asyncio.run(busy_cores())
-    turns = asyncio.run(measure(callers, seconds, rounds, clients))
+    turns = asyncio.run(measure(callers, seconds, rounds, clients, unary))
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
     show(turns, console)
     if busy > 0.1:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import inference_pb2_grpc, models_pb2
+from shoal.v1 import inference_pb2_grpc, models_pb2, multiplex_pb2
 
 from libs.errors import ModelBroken, ModelNotFound, QueueFull
 from libs.queue import QueuedJob
@@ -112,6 +112,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
+
+    def Multiplex(
+        self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
+    ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
+        """Never called: the interceptor takes the stream's calls apart, and answers each as a call of its own."""
+        raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     def _hold(self, request: Request, rpc: Rpc) -> Held:
         call = current_call()

@@ -28,6 +28,7 @@ from shoal.v1 import (
     mesh_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
+    multiplex_pb2,
     tensor_pb2,
 )
 
@@ -218,6 +219,11 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             if number == 1:
                 self._router.halfway(context)
             yield chunk
+
+    def Multiplex(self, request_iterator: Any, context: Any) -> Iterator[multiplex_pb2.MultiplexResponse]:
+        """As a router that is older than the method."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        return iter(())
 
     def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
         number = self._router.answer("Score", request, context)

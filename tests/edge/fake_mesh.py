@@ -243,6 +243,11 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
     async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
         yield await self.Encode(request, context)
 
+    def Multiplex(self, request_iterator: Any, context: Context) -> Any:
+        """Where no interceptor serves it."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        raise NotImplementedError
+
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         await self._enter("Score", request, context)
         seed = random.Random(request.model)

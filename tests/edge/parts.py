@@ -73,6 +73,11 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             return self.script.encode(request)
         return pb.EncodeResponse(dense=dense(vectors(len(request.items))), usage=pb.Usage(input_tokens=5))
 
+    def Multiplex(self, request_iterator: Any, context: Context) -> Any:
+        """Where no interceptor serves it."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        raise NotImplementedError
+
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         await self.script.note(request, context)
         if self.script.score is not None:

@@ -120,6 +120,16 @@ async def test_what_a_call_without_a_caller_would_get_goes_to_another(redis_url:
         call.cancel()
 
 
+async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
+    async with streaming(redis_url) as (_, stream):
+        await stream.send(pull(1), worker_pb2.WorkerCall(number=1, cancelled=True), pull(2, wait_seconds=0.0))
+        assert list(await stream.answers(1)) == [2]
+        await stream.send(pull(1, wait_seconds=0.0))
+        assert (await stream.answers(1))[1].WhichOneof("outcome") == "pull"
+        await stream.close()
+        assert await stream.end() is grpc.StatusCode.OK
+
+
 async def test_a_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         wrong = pull(1)

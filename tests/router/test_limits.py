@@ -38,7 +38,7 @@ def test_the_table_of_the_security_page_is_what_validation_refuses_by() -> None:
 def comments() -> dict[str, str]:
     """What stands above each field and each message of the protos, by `Message.field` and `Message`."""
     found: dict[str, str] = {}
-    for name in ("inference", "models", "mesh", "worker"):
+    for name in ("inference", "multiplex", "models", "mesh", "worker"):
         message, above = "", list[str]()
         for line in (ROOT / f"protos/shoal/v1/{name}.proto").read_text().splitlines():
             if match := re.match(r"\s*// ?(.*)", line):

@@ -36,6 +36,7 @@ from libs.serving.calls.call import (
     new_request_id,
 )
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, parse, request_type
+from libs.serving.calls.multiplex import KINDS, MESSAGE_BYTES, MULTIPLEX, Multiplexer
 from libs.serving.calls.public import Public
 from libs.serving.calls.reports import CallRecord, Reporter
 from libs.serving.calls.status import DETAILS_HEADER, to_status
@@ -120,6 +121,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 return handler
             if method.startswith(_GRPC_SERVICES):
                 wrapped = self._public.wrap(method, handler)
+            elif method == MULTIPLEX:
+                wrapped = self._wrap(method, await self._multiplexer(continuation))
             else:
                 wrapped = self._wrap(method, cast(_Handler, handler))
             self._wrapped[method] = wrapped
@@ -132,6 +135,15 @@ class Interceptor(grpc.aio.ServerInterceptor):
     async def idle(self) -> None:
         """Returns when no calls are in flight except those of internal services."""
         await self.in_flight.none.wait()
+
+    async def _multiplexer(self, find: Callable[[Any], Awaitable[Any]]) -> _Handler:
+        """The handler of the stream that carries calls of other methods: each through a behaviour of its own."""
+        unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
+        for path in KINDS.values():
+            handler, kind = await find(_Details(path)), request_type(path)
+            if handler is not None and kind is not None:
+                unary[path] = _Behaviour(self, path, kind, handler).unary
+        return cast(_Handler, Multiplexer(unary))
 
     def _wrap(self, method: str, handler: _Handler) -> grpc.RpcMethodHandler[Message, Message]:
         kind = request_type(method)
@@ -147,7 +159,17 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     def limit(self, method: str) -> int:
         """The most bytes of a request."""
+        if method == MULTIPLEX:
+            return MESSAGE_BYTES
         return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """What a server's handlers are asked for by."""
+
+    method: str
+    invocation_metadata: tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def _methods(service: str, *names: str) -> frozenset[str]:
     return frozenset(f"/{service}/{name}" for name in names)
 
 
-_USE: Final = _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "Score", "Extract") | _methods(
+_USE: Final = _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "Score", "Extract", "Multiplex") | _methods(
     "shoal.v1.ModelService", "ListModels", "GetModel"
 )
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")

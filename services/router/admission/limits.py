@@ -14,6 +14,7 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
+from libs.serving.calls import multiplex
 from libs.serving.calls.decode import MAX_REQUEST_BYTES
 
 MIB: Final = 1024 * 1024
@@ -91,6 +92,17 @@ ID: Final = Limit(
     CHARACTERS,
 )
 POOL: Final = Limit("a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, "LoadModelRequest")), 63, CHARACTERS)
+_CALL: Final = "MultiplexedCall"
+MULTIPLEX: Final = Limit(
+    "all calls of one message of a client's stream",
+    ("MultiplexRequest", f"{_CALL}.encode", f"{_CALL}.score", f"{_CALL}.extract"),
+    multiplex.MESSAGE_BYTES,
+    BYTES,
+)
+CALLS: Final = Limit("calls of such a message", ("MultiplexRequest.calls",), multiplex.MESSAGE_CALLS, ENTRIES)
+REQUEST_ID: Final = Limit("a call's request id", (f"{_CALL}.request_id",), multiplex.REQUEST_ID_CHARACTERS, CHARACTERS)
+TRACEPARENT: Final = Limit("a call's trace context", (f"{_CALL}.traceparent",), multiplex.TRACEPARENT_CHARACTERS, CHARACTERS)
+TRACESTATE: Final = Limit("its state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS)
 
 ALL: Final = (
     REQUEST,
@@ -111,6 +123,11 @@ ALL: Final = (
     REPRESENTATIONS,
     ID,
     POOL,
+    MULTIPLEX,
+    CALLS,
+    REQUEST_ID,
+    TRACEPARENT,
+    TRACESTATE,
 )
 
 

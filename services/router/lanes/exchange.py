@@ -95,7 +95,14 @@ class Exchange:
             self._answers.append((call.number, "refusal", _refusal(error)))
             self._news.set()
             return
-        self._calls[call.number] = asyncio.create_task(self._answer(call, kind))
+        task = self._calls[call.number] = asyncio.create_task(self._answer(call, kind))
+        # Not at the end of the coroutine: one that is cancelled before it begins has none.
+        task.add_done_callback(lambda _: self._ended(call.number))
+
+    def _ended(self, number: int) -> None:
+        del self._calls[number]
+        self._room.set()
+        self._news.set()
 
     async def _answer(self, call: worker_pb2.WorkerCall, kind: str) -> None:
         """Makes one call. Its errors are answers, but for a lack of permission, which ends the stream."""
@@ -119,9 +126,6 @@ class Exchange:
             self._answers.append((call.number, "refusal", _refusal(InternalError("unexpected error"))))
         finally:
             span.end()
-            del self._calls[call.number]
-            self._room.set()
-            self._news.set()
 
     def _take(self) -> worker_pb2.ExchangeResponse:
         """Removes answers that go into one message."""

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
-from shoal.transport.channels import Channels, channel_options
+from shoal.transport.channels import Channels, PooledChannel, channel_options
 from shoal.transport.failures import translate
-from shoal.transport.methods import Method
+from shoal.transport.methods import MULTIPLEX, Method
+from shoal.transport.multiplex import KINDS, MOST_BYTES, Streams, Unsupported
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata, Wire
 
@@ -28,11 +30,16 @@ class AsyncTransport:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(self._open, tls)
+        # The state: streams of each channel.
+        self._streams: WeakKeyDictionary[PooledChannel[grpc.aio.Channel], Streams] = WeakKeyDictionary()
 
     async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
         self._check_loop()
         pooled = self._channels.acquire(address)
+        kind = KINDS.get(method.path)
         try:
+            if kind is not None:
+                return await self._send_with_others(pooled, address, kind, method, request, timeout, metadata)
             reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(error, address) from None
@@ -40,6 +47,33 @@ class AsyncTransport:
             for channel in self._channels.release(pooled):
                 await channel.close()
         return reply
+
+    async def _send_with_others(
+        self,
+        pooled: PooledChannel[grpc.aio.Channel],
+        address: str,
+        kind: str,
+        method: Method[Q, R],
+        request: Q,
+        timeout: float,
+        metadata: Metadata,
+    ) -> R:
+        """On a stream, if other calls are in flight, else as `pooled.method` does."""
+        streams = self._streams.get(pooled)
+        if streams is None:
+            streams = self._streams[pooled] = Streams(lambda shared: pooled.exchange(MULTIPLEX)(metadata=shared), address)
+        group = streams.enter(metadata)
+        try:
+            stream = streams.stream(group)
+            if stream is not None and len(body := method.serialize(request)) <= MOST_BYTES:
+                try:
+                    return method.parse(await stream.call(kind, body, timeout, metadata))
+                except Unsupported:
+                    streams.unsupported()
+            reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
+            return reply
+        finally:
+            streams.leave(group)
 
     async def receive(
         self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
@@ -91,6 +125,8 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Closes the channels, which ends calls in flight. Idempotent."""
+        for streams in list(self._streams.values()):
+            await streams.close()
         for channel in self._channels.close():
             await channel.close()
 

@@ -21,7 +21,7 @@ from shoal.version import VERSION
 C = TypeVar("C")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class PooledChannel(Generic[C]):
     """A channel and the number of calls in flight on it."""
 

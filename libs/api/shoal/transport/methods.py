@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
+from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, multiplex_pb2
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -41,6 +41,9 @@ ENCODE_STREAM = _method(
 )  # server streaming
 SCORE = _method("InferenceService/Score", inference_pb2.ScoreRequest, inference_pb2.ScoreResponse)
 EXTRACT = _method("InferenceService/Extract", inference_pb2.ExtractRequest, inference_pb2.ExtractResponse)
+MULTIPLEX = _method(
+    "InferenceService/Multiplex", multiplex_pb2.MultiplexRequest, multiplex_pb2.MultiplexResponse
+)  # streaming both ways
 LIST_MODELS = _method("ModelService/ListModels", models_pb2.ListModelsRequest, models_pb2.ListModelsResponse)
 GET_MODEL = _method("ModelService/GetModel", models_pb2.GetModelRequest, models_pb2.GetModelResponse)
 LOAD_MODEL = _method("ModelService/LoadModel", models_pb2.LoadModelRequest, models_pb2.LoadModelResponse)

@@ -1,3 +1,4 @@
+from shoal.v1 import multiplex_pb2 as _multiplex_pb2
 from shoal.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

@@ -3,6 +3,7 @@
 import grpc
 
 from shoal.v1 import inference_pb2 as shoal_dot_v1_dot_inference__pb2
+from shoal.v1 import multiplex_pb2 as shoal_dot_v1_dot_multiplex__pb2
 
 
 class InferenceServiceStub(object):
@@ -45,6 +46,11 @@ class InferenceServiceStub(object):
                 '/shoal.v1.InferenceService/Extract',
                 request_serializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractResponse.FromString,
+                )
+        self.Multiplex = channel.stream_stream(
+                '/shoal.v1.InferenceService/Multiplex',
+                request_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
                 )
 
 
@@ -101,6 +107,16 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Multiplex(self, request_iterator, context):
+        """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
+        that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+        answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
+        calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -123,6 +139,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Extract,
                     request_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_inference__pb2.ExtractResponse.SerializeToString,
+            ),
+            'Multiplex': grpc.stream_stream_rpc_method_handler(
+                    servicer.Multiplex,
+                    request_deserializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -211,5 +232,22 @@ class InferenceService(object):
         return grpc.experimental.unary_unary(request, target, '/shoal.v1.InferenceService/Extract',
             shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
             shoal_dot_v1_dot_inference__pb2.ExtractResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Multiplex(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/shoal.v1.InferenceService/Multiplex',
+            shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+            shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -8,6 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import shoal.v1.inference_pb2
+import shoal.v1.multiplex_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -69,6 +70,16 @@ class InferenceServiceStub:
     ]
     """Finds labels, entities, relations, regions or text in items."""
 
+    Multiplex: grpc.StreamStreamMultiCallable[
+        shoal.v1.multiplex_pb2.MultiplexRequest,
+        shoal.v1.multiplex_pb2.MultiplexResponse,
+    ]
+    """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
+    that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+    answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
+    calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
+    """
+
 class InferenceServiceAsyncStub:
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
@@ -119,6 +130,16 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ExtractResponse,
     ]
     """Finds labels, entities, relations, regions or text in items."""
+
+    Multiplex: grpc.aio.StreamStreamMultiCallable[
+        shoal.v1.multiplex_pb2.MultiplexRequest,
+        shoal.v1.multiplex_pb2.MultiplexResponse,
+    ]
+    """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
+    that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+    answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
+    calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
+    """
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
@@ -178,5 +199,17 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.ExtractResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.ExtractResponse]]:
         """Finds labels, entities, relations, regions or text in items."""
+
+    @abc.abstractmethod
+    def Multiplex(
+        self,
+        request_iterator: _MaybeAsyncIterator[shoal.v1.multiplex_pb2.MultiplexRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.multiplex_pb2.MultiplexResponse], collections.abc.AsyncIterator[shoal.v1.multiplex_pb2.MultiplexResponse]]:
+        """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
+        that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+        answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
+        calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
+        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
