@@ -110,9 +110,9 @@ class EncoderSpec:
 class Config:
     """Typed access to a config.json. A value that cannot be served raises ModelBroken with its key."""
 
-    def __init__(self, values: Mapping[str, object], place: str = "") -> None:
-        """`place`: the keys that lead to these values, for messages; empty for the whole file."""
-        self._values, self._place = values, place
+    def __init__(self, values: Mapping[str, object], place: str = "", file: str = "config.json") -> None:
+        """For messages: `place`, the keys that lead to these values, empty for the whole file, and `file`, its name."""
+        self._values, self._place, self._file = values, place, file
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -127,7 +127,7 @@ class Config:
         value = self._value(key, {})
         if not isinstance(value, Mapping):
             raise self.unsupported(key, "an object is needed")
-        return Config(value, f"{self._place}{key}.")
+        return Config(value, f"{self._place}{key}.", self._file)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -186,6 +186,18 @@ class Config:
             raise self.unsupported(key, "a finite number is needed")
         return float(value)
 
+    def is_number(self, key: str) -> bool:
+        """Whether the key has a number, for keys that may also have an object."""
+        return isinstance(self._values.get(key), int | float)
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """As many finite numbers as the default has."""
+        value = self._value(key, list(default))
+        if not isinstance(value, list) or len(value) != len(default):
+            raise self.unsupported(key, f"a list of {len(default)} numbers is needed")
+        found = Config({f"{key}[{place}]": number for place, number in enumerate(value)}, self._place, self._file)
+        return tuple(found.number(f"{key}[{place}]") for place in range(len(default)))
+
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
@@ -214,8 +226,8 @@ class Config:
     def unsupported(self, key: str, reason: str) -> ModelBroken:
         """The error for a key's value, to be raised by the caller."""
         if self._values.get(key) is None:
-            return ModelBroken(f"config.json: {self._place}{key} is missing: {reason}")
-        return ModelBroken(f"config.json: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
+            return ModelBroken(f"{self._file}: {self._place}{key} is missing: {reason}")
+        return ModelBroken(f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
 
     def _value(self, key: str, default: object) -> object:
         """Null counts as absent, as it does for transformers."""
