@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from numpy.typing import NDArray
 from PIL import Image
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.images.decoding import decode
+from libs.models.images.decoding import Pixels, decode
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 
@@ -41,7 +42,7 @@ MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
 def images() -> list[tuple[bytes, Image.Image]]:
     """Noise, whose every pixel counts, of all sizes and modes: files, and what Pillow opens of them."""
     numbers = np.random.default_rng(1)
-    found = []
+    found: list[tuple[bytes, Image.Image]] = []
     for number, (height, width) in enumerate((*SIZES, *SIZES[3:])):
         noise = Image.fromarray(numbers.integers(0, 256, (height, width, 4), np.uint8))
         mode = MODES[number % len(MODES)]
@@ -51,9 +52,9 @@ def images() -> list[tuple[bytes, Image.Image]]:
     return found
 
 
-def normalised(processing: ImageProcessing, pixels: np.ndarray) -> np.ndarray:
+def normalised(processing: ImageProcessing, pixels: Pixels) -> NDArray[np.float32]:
     values = (pixels.astype(np.float64) * processing.scale).astype(np.float32)
-    return ((values - np.float32(processing.mean)) / np.float32(processing.std)).transpose(2, 0, 1)
+    return ((values - np.array(processing.mean, np.float32)) / np.array(processing.std, np.float32)).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -64,7 +65,7 @@ def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) ->
     for data, image in images():
         pixels = decode(data, "items[0]")
         got = ours.apply(pixels, "items[0]")
-        assert got.shape[:2] == ours.seen(*pixels.shape[:2], "items[0]")
+        assert got.shape[:2] == ours.seen(pixels.shape[0], pixels.shape[1], "items[0]")
         raw = theirs(image, do_rescale=False, do_normalize=False, do_convert_rgb=True)["pixel_values"][0]
         assert raw.dtype == got.dtype == np.uint8
         np.testing.assert_array_equal(got, raw.transpose(1, 2, 0))

@@ -82,7 +82,8 @@ class ImageProcessing:
         for flag in _NOT_SERVED:
             if config.has(flag):
                 config.require(flag, False)
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        mean: Numbers = (0.0, 0.0, 0.0)
+        std: Numbers = (1.0, 1.0, 1.0)
         if config.flag("do_normalize", True):
             mean, std = config.numbers("image_mean", known.mean), config.numbers("image_std", known.std)
             if 0.0 in std:
@@ -106,7 +107,7 @@ class ImageProcessing:
 
     def apply(self, pixels: Pixels, field: str) -> Pixels:
         """[height, width, 3] -> the same of the size `seen`, which raises for the same images."""
-        height, width = self._resized(*pixels.shape[:2], field)
+        height, width = self._resized(pixels.shape[0], pixels.shape[1], field)
         if (height, width) != pixels.shape[:2]:
             pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling(self.resample)))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))

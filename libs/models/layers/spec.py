@@ -10,13 +10,14 @@ from typing import Final, Literal
 from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 # Names of activations in config.json; plain gelu is the exact one (erf).
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -163,16 +164,16 @@ class Config:
             raise self.unsupported(key, "a number of at least 1 is needed")
         return value
 
-    def layers(self, key: str) -> int:
+    def layers(self, key: str, default: int | None = None) -> int:
         """How many layers there are."""
-        return self._few(key, _MOST_LAYERS)
+        return self._few(key, _MOST_LAYERS, default)
 
-    def heads(self, key: str) -> int:
+    def heads(self, key: str, default: int | None = None) -> int:
         """How many attention heads there are."""
-        return self._few(key, _MOST_HEADS)
+        return self._few(key, _MOST_HEADS, default)
 
-    def _few(self, key: str, most: int) -> int:
-        value = self.size(key)
+    def _few(self, key: str, most: int, default: int | None) -> int:
+        value = self.size(key, default)
         if value > most:
             raise self.unsupported(key, f"at most {most:,} are served")
         return value
@@ -204,16 +205,16 @@ class Config:
             raise self.unsupported(key, "a text is needed")
         return value
 
-    def activation(self, key: str) -> Activation:
-        """The activation that `key` names, exact GELU where it is not given."""
-        name = self.text(key, "gelu")
+    def activation(self, key: str, default: str = "gelu") -> Activation:
+        """The activation that `key` names."""
+        name = self.text(key, default)
         if name not in _ACTIVATIONS:
             raise self.unsupported(key, f"supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
-    def head_count(self, key: str, hidden: int) -> int:
+    def head_count(self, key: str, hidden: int, default: int | None = None) -> int:
         """The number of attention heads, which must divide the hidden size."""
-        heads = self.heads(key)
+        heads = self.heads(key, default)
         if hidden % heads:
             raise self.unsupported(key, f"it does not divide the hidden size {hidden}")
         return heads
