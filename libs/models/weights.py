@@ -181,8 +181,9 @@ def load(
     """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
 
     `prefixes`: those that the family's names may have; the one on the token embeddings, or else on the last norm, decides. A head's
-    rule takes precedence over the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear layers, which will be quantised,
-    are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file and tensor.
+    rule takes precedence over the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear
+    layers, which will be quantised, are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file
+    and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}

@@ -54,7 +54,8 @@ def images() -> list[tuple[bytes, Image.Image]]:
 
 def normalised(processing: ImageProcessing, pixels: Pixels) -> NDArray[np.float32]:
     values = (pixels.astype(np.float64) * processing.scale).astype(np.float32)
-    return ((values - np.array(processing.mean, np.float32)) / np.array(processing.std, np.float32)).transpose(2, 0, 1)
+    mean, std = np.array(processing.mean, np.float32), np.array(processing.std, np.float32)
+    return np.divide(values - mean, std, dtype=np.float32).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -48,7 +48,7 @@ class AttentionPooledHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         heads, size = self.query.shape[1:]
-        keys, values = self.key_value.forward(hidden.float()).view(-1, 2 * heads, size).split(heads, dim=1)
+        keys, values = self.key_value.forward(hidden.float()).view(-1, 2, heads, size).unbind(1)
         query = self.query.expand(len(batch.lengths), -1, -1)
         x = self.out.forward(varlen_attention(query, keys, values, batch.row_layout(), scale=self._scale).flatten(1))
         return (x + self.down.forward(self._function(self.up.forward(self.norm.forward(x)))),)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from libs.catalog.checkpoint.files import need_config, read_config, shortened
 from libs.errors import ModelBroken
+from libs.kernels.linear import PackedLinear
 from libs.models import weights
 from libs.models.images.families import clip, dinov2, siglip, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.encoder import FeedForward, PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.registry import prepare
 from libs.models.trunk import Trunk
@@ -127,7 +128,10 @@ def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
 def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
     """Layer scale multiplies each block's output: folded into the weights of its last linear layer."""
     for number, layer in enumerate(encoder.stack):
-        for block, linear in (("attn", layer.attn.out), ("ffn", layer.ffn.down)):
+        blocks: dict[str, PackedLinear] = {"attn": layer.attn.out}
+        if isinstance(layer.ffn, FeedForward):
+            blocks["ffn"] = layer.ffn.down
+        for block, linear in blocks.items():
             scale = state.get(f"layers.{number}.{block}.lambda1")
             if scale is None or scale.shape != (linear.outputs,):
                 raise ModelBroken(f"{source}: the scale of layer {number} is missing, or not of {linear.outputs} numbers")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from libs.errors import InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
@@ -48,6 +49,11 @@ class PatchSpec:
         """Rows and columns of an image's patches; pixels beyond a multiple of the patch are left out."""
         return height // self.patch, width // self.patch
 
+    @property
+    def most(self) -> int:
+        """Tokens of the largest image."""
+        return _MOST_PATCHES if self.resampled else self.grid[0] * self.grid[1] + self.class_token
+
     def tokens_of(self, height: int, width: int) -> int:
         """Tokens of an image, the class token included."""
         rows, columns = self.grid_of(height, width)
@@ -65,7 +71,7 @@ class PatchEmbedding(InputLayer):
         self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False)
         self.class_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.class_token else None
         self.norm = None if spec.norm_eps is None else EmbeddingNorm(spec.hidden, eps=spec.norm_eps)
-        self.max_positions = _MOST_PATCHES if spec.resampled else places
+        self.max_positions = spec.most
         self.row_size = spec.hidden
         self.spec, self._processing = spec, processing
         self.mean: Tensor
@@ -147,13 +153,23 @@ class ImageInput:
     limits: Limits = LIMITS
 
     def tokens(self, data: bytes, field: str) -> int:
-        """How many tokens the image is, from its header. Raises InvalidInput as `sequence`."""
+        """How many tokens the image is, from its header. Raises InvalidInput if that cannot be read, and beyond a limit."""
         height, width = header_size(data, field, self.limits)
-        return self.patches.tokens_of(*self.processing.seen(height, width, field))
+        return self._tokens(height, width, field)
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
-        """Raises InvalidInput for a file that cannot be decoded, or beyond a limit."""
-        pixels = self.processing.apply(decode(data, field, self.limits), field)
-        tokens = self.patches.tokens_of(pixels.shape[0], pixels.shape[1])
+        """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before anything is decoded."""
+        self.tokens(data, field)
+        pixels = decode(data, field, self.limits)
+        tokens = self._tokens(pixels.shape[0], pixels.shape[1], field)
         places = np.arange(self.patches.class_token, tokens, dtype=np.int32)
-        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, pixels))
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(pixels, field)))
+
+    def _tokens(self, height: int, width: int, field: str) -> int:
+        seen = self.processing.seen(height, width, field)
+        tokens = self.patches.tokens_of(*seen)
+        if tokens > self.patches.most:
+            raise InvalidInput(f"the image makes {tokens:,} patches; the model takes {self.patches.most:,}", field=field)
+        if min(self.patches.grid_of(*seen)) == 0:
+            raise InvalidInput(f"the image has {width:,} x {height:,} pixels, less than one patch", field=field)
+        return tokens
