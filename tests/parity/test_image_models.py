@@ -160,6 +160,18 @@ def test_the_processor_of_transformers_5_is_read(tmp_path: Path) -> None:
     assert load(tmp_path).input == wanted
 
 
+def test_the_layout_of_sentence_transformers(tmp_path: Path) -> None:
+    """`clip-ViT-B-32` has all of the model in the folder of its only module."""
+    write_checkpoint("clip", tmp_path / "0_CLIPModel")
+    module = {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    wanted = load(tmp_path / "0_CLIPModel")
+    torch.testing.assert_close(vectors(load(tmp_path), "image", images_of(wanted)), vectors(wanted, "image", images_of(wanted)))
+    (tmp_path / "modules.json").write_text(json.dumps([{**module, "path": "../elsewhere"}]))
+    with pytest.raises(ModelBroken):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [

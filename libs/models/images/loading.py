@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from libs.catalog.checkpoint.files import need_config, read_config, shortened
+from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 from libs.models import weights
@@ -52,13 +52,14 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
 
     Raises ModelBroken with the file and the key or tensor that cannot be served.
     """
-    config = Config(need_config(directory, "config.json").values)
+    folder = _folder(directory)
+    config = Config(need_config(directory, str(folder / "config.json")).values)
     family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
     if family is None:
         raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
     towers = family.towers(config)
-    processing = read_processing(directory, family.PROCESSOR)
-    rest = TensorFile.open(directory)
+    processing = read_processing(directory, folder, family.PROCESSOR)
+    rest = TensorFile.open(directory, str(folder))
     owned: dict[str, TensorFile] = {}
     for name, tower in towers.items():
         owned[name], rest = rest.split(tower.part)
@@ -68,13 +69,24 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
     return ImageModel(tuple(trunks), ImageInput(processing, patches), state)
 
 
-def read_processing(directory: Path, default: str) -> ImageProcessing:
+def _folder(directory: Path) -> Path:
+    """Where config.json lies; sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`)."""
+    if read_config(directory, "config.json") is not None:
+        return Path()
+    modules = read_json(directory, "modules.json")
+    first = modules[0] if isinstance(modules, list) and modules else None
+    place = first.get("path") if isinstance(first, dict) else None
+    return Path(place) if isinstance(place, str) else Path()
+
+
+def read_processing(directory: Path, folder: Path, default: str) -> ImageProcessing:
     """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a key that cannot be served."""
-    whole = read_config(directory, _WHOLE_PROCESSOR_FILE)
+    whole = read_config(directory, str(folder / _WHOLE_PROCESSOR_FILE))
     part = None if whole is None else whole.values.get("image_processor")
     if isinstance(part, Mapping):
         return ImageProcessing.of(Config(part, "image_processor.", _WHOLE_PROCESSOR_FILE), default)
-    return ImageProcessing.of(Config(need_config(directory, _PROCESSOR_FILE).values, file=_PROCESSOR_FILE), default)
+    file = str(folder / _PROCESSOR_FILE)
+    return ImageProcessing.of(Config(need_config(directory, file).values, file=file), default)
 
 
 def _trunk(
