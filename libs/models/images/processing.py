@@ -1,6 +1,6 @@
 """The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still uint8.
 
-Equal to transformers' `pil` image processors bit for bit. Rescaling and normalising follow on the device (`tower.py`), from the
+Equal to transformers' `pil` image processors bit for bit. Rescaling and normalising follow on the device (`patches.py`), from the
 numbers that stand here.
 """
 
