@@ -104,7 +104,7 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
                 raise InvalidInput("the image has 32 bits a channel; 8 and 16 are served", field=field)
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_many("far more", field, limits) from error
+        raise _too_many("far too many", field, limits) from error
     except UnidentifiedImageError as error:
         raise InvalidInput(f"the bytes are no image of a format that is served: {', '.join(FORMATS)}", field=field) from error
     except _READERS_RAISE as error:
