@@ -2,7 +2,8 @@
 
 `model.py` is the interface of a model, `work.py` its requests, `results.py` its results; `packed_model.py` implements it with
 trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the packed encoder, are shared by all kinds of models;
-`text/` holds what only models of texts need. Everything depends on torch, safetensors, tokenizers and numpy only, on no service.
+`text/` holds what only models of texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
+tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
 """
 
 from libs.models.model import Model, Parked

@@ -128,6 +128,8 @@ class FeedForward(nn.Module):
         parts = [spec.ffn] * (2 if spec.gated else 1)
         self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
         self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
+        if spec.gated and spec.activation == "quick_gelu":
+            raise ValueError("quick_gelu is not served with a gate")
         self.gated, self.gate_last, self.activation = spec.gated, spec.gate_last, spec.activation
         self._function = None if fused else FUNCTIONS[spec.activation]
 
@@ -136,7 +138,9 @@ class FeedForward(nn.Module):
         x = self.up.forward(x)
         if self._function is None:
             return x
-        return gate_up(x, self.activation, gate_last=self.gate_last) if self.gated else self._function(x)
+        if self.gated and self.activation != "quick_gelu":
+            return gate_up(x, self.activation, gate_last=self.gate_last)
+        return self._function(x)
 
     def whole(self, x: Tensor) -> Tensor:
         """With `down`: [rows, hidden] -> [rows, hidden]"""
