@@ -78,7 +78,9 @@ def test_labels_of_images(loaded: Loaded, multi: bool | None) -> None:
     """CLIP compares labels with each other, SigLIP scores each alone, unless the request says otherwise."""
     model, theirs = loaded
     labels = ["cat", "dog", "two fishes"]
-    work = ClassifyWork(["", ""], labels=tuple(labels), multi_label=multi, parts={0: image(0, 0), 1: image(1, 1)}, hypothesis="a {}")
+    work = ClassifyWork(
+        ["", ""], labels=tuple(labels), multi_label=multi, parts={0: image(0, 0), 1: image(1, 1)}, hypothesis="a {}"
+    )
     prepared = model.prepare(work)
     result = model.finish(prepared, model.forward_all(prepared))
     assert isinstance(result, ExtractResult)

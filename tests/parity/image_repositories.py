@@ -1,4 +1,4 @@
-"""Whole directories of CLIP and SigLIP with random weights, tokenizers included, and what transformers makes of texts and images."""
+"""Whole directories of CLIP and SigLIP with random weights and tokenizers, and what transformers makes of texts and images."""
 
 from __future__ import annotations
 
@@ -102,9 +102,7 @@ def _model(family: Family, tokenizer: Any) -> transformers.PreTrainedModel:
     }
     if family == "clip":
         return transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=_IMAGES, projection_dim=24))
-    return transformers.SiglipModel(
-        transformers.SiglipConfig(text_config={**texts, "projection_size": 40}, vision_config=_IMAGES)
-    )
+    return transformers.SiglipModel(transformers.SiglipConfig(text_config={**texts, "projection_size": 40}, vision_config=_IMAGES))
 
 
 def _clip_tokenizer() -> Any:
