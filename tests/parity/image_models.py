@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,7 +160,7 @@ def write_checkpoint(kind: str, directory: Path) -> transformers.PreTrainedModel
     return model
 
 
-OPEN_CLIP = {
+OPEN_CLIP: dict[str, dict[str, Any]] = {
     "model_cfg": {
         "embed_dim": 48,
         "custom_text": True,

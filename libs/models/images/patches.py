@@ -144,7 +144,8 @@ class PatchEmbedding(InputLayer):
         table = self.position[1:] if spec.class_token else self.position
         if (rows, columns) == spec.grid:
             return table
-        square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2)
+        # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
+        square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
         size, mode = (rows, columns), spec.interpolation
         resampled = F.interpolate(square, size=size, mode=mode, align_corners=False, antialias=spec.antialias)
         return resampled.flatten(2)[0].T.to(table.dtype)
