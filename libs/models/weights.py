@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -110,6 +110,10 @@ class TensorFile:
         own = {name.removeprefix(prefix): entry for name, entry in self._entries.items() if name.startswith(prefix)}
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
+
+    def renamed(self, name: Callable[[str], str]) -> TensorFile:
+        """The same tensors, each by what `name` makes of its name."""
+        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
 
     def names(self) -> list[str]:
         return list(self._entries)

@@ -14,7 +14,7 @@ from libs.catalog.checkpoint.files import need_config, read_config, read_json, s
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 from libs.models import weights
-from libs.models.images.families import clip, dinov2, siglip, vit
+from libs.models.images.families import clip, dinov2, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
 from libs.models.images.processing import ImageProcessing
@@ -25,7 +25,7 @@ from libs.models.text.registry import prepare
 from libs.models.trunk import Trunk
 from libs.models.weights import HeadRule, TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, siglip, vit)
+_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
 _WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, where it has an `image_processor`
 
@@ -52,21 +52,49 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
 
     Raises ModelBroken with the file and the key or tensor that cannot be served.
     """
+    found = _open_clip(directory) if _is_open_clip(directory) else _transformers(directory)
+    rest, owned = found.tensors, {}
+    for name, tower in found.towers.items():
+        owned[name], rest = rest.split(tower.part)
+    # A checkpoint of one encoder has nothing else.
+    state = _state(rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device)
+    trunks = [_trunk(name, tower, owned[name], state, found.processing, dtype, device) for name, tower in found.towers.items()]
+    patches = next(tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec))
+    return ImageModel(tuple(trunks), ImageInput(found.processing, patches), state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a directory holds. `rest`: where its tensors go that belong to no encoder."""
+
+    towers: Mapping[str, TowerSpec]
+    rest: Mapping[str, HeadRule]
+    processing: ImageProcessing
+    tensors: TensorFile
+
+
+def _transformers(directory: Path) -> _Found:
     folder = _folder(directory)
     config = Config(need_config(directory, str(folder / "config.json")).values)
     family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
     if family is None:
         raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
-    towers = family.towers(config)
     processing = read_processing(directory, folder, family.PROCESSOR)
-    rest = TensorFile.open(directory, str(folder))
-    owned: dict[str, TensorFile] = {}
-    for name, tower in towers.items():
-        owned[name], rest = rest.split(tower.part)
-    state = _state(rest, family.REST, device)
-    trunks = [_trunk(name, tower, owned[name], state, processing, dtype, device) for name, tower in towers.items()]
-    patches = next(tower.input for tower in towers.values() if isinstance(tower.input, PatchSpec))
-    return ImageModel(tuple(trunks), ImageInput(processing, patches), state)
+    return _Found(family.towers(config), family.REST, processing, TensorFile.open(directory, str(folder)))
+
+
+def _is_open_clip(directory: Path) -> bool:
+    """Some repositories hold a model in both layouts: then config.json describes encoders. That of Marqo's names its own code."""
+    if read_config(directory, open_clip.CONFIG) is None:
+        return False
+    other = read_config(directory, "config.json")
+    return other is None or not ({"vision_config", "vision_config_dict"} & other.values.keys())
+
+
+def _open_clip(directory: Path) -> _Found:
+    config = Config(need_config(directory, open_clip.CONFIG).values, file=open_clip.CONFIG)
+    tensors = TensorFile.of(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
+    return _Found(open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors)
 
 
 def _folder(directory: Path) -> Path:

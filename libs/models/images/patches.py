@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ class PatchSpec:
     """How an image becomes hidden states: square patches through one projection, plus a learned vector for each place of a grid.
 
     `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a token before the patches, which
-    has a position of its own. `resampled`: for images of another grid the table is resampled (bicubic); else they are refused.
-    `norm_eps`: of a LayerNorm of all tokens; None: there is none.
+    has a position of its own. `registers`: tokens after it, which have none. `resampled`: for images of another grid the table is
+    resampled, by `interpolation`; else they are refused. `linear`: the projection is stored as that of a patch's rows, columns and
+    colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens; None: there is none.
     """
 
     hidden: int
@@ -44,6 +45,15 @@ class PatchSpec:
     bias: bool = True
     resampled: bool = False
     norm_eps: float | None = None
+    registers: int = 0
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    antialias: bool = False
+    linear: bool = False
+
+    @property
+    def before(self) -> int:
+        """Tokens before the patches."""
+        return self.class_token + self.registers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of an image's patches; pixels beyond a multiple of the patch are left out."""
@@ -52,12 +62,12 @@ class PatchSpec:
     @property
     def most(self) -> int:
         """Tokens of the largest image."""
-        return _MOST_PATCHES if self.resampled else self.grid[0] * self.grid[1] + self.class_token
+        return _MOST_PATCHES if self.resampled else self.grid[0] * self.grid[1] + self.before
 
     def tokens_of(self, height: int, width: int) -> int:
-        """Tokens of an image, the class token included."""
+        """Tokens of an image, the class token and registers included."""
         rows, columns = self.grid_of(height, width)
-        return rows * columns + self.class_token
+        return rows * columns + self.before
 
 
 class PatchEmbedding(InputLayer):
@@ -66,10 +76,16 @@ class PatchEmbedding(InputLayer):
     def __init__(self, spec: PatchSpec, processing: ImageProcessing) -> None:
         super().__init__()
         places = spec.grid[0] * spec.grid[1] + spec.class_token
-        # Its weight is kept as checkpoints have it: [hidden, colours, rows, columns].
-        self.project = nn.Conv2d(_COLOURS, spec.hidden, spec.patch, spec.patch, bias=spec.bias)
+        # Its weight is kept as checkpoints have it: [hidden, colours, rows, columns], or [hidden, rows * columns * colours].
+        self.project = (
+            nn.Linear(spec.patch**2 * _COLOURS, spec.hidden, bias=spec.bias)
+            if spec.linear
+            else nn.Conv2d(_COLOURS, spec.hidden, spec.patch, spec.patch, bias=spec.bias)
+        )
         self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False)
         self.class_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.class_token else None
+        registers = (spec.registers, spec.hidden)
+        self.registers = nn.Parameter(torch.empty(registers), requires_grad=False) if spec.registers else None
         self.norm = None if spec.norm_eps is None else EmbeddingNorm(spec.hidden, eps=spec.norm_eps)
         self.max_positions = spec.most
         self.row_size = spec.hidden
@@ -82,17 +98,25 @@ class PatchEmbedding(InputLayer):
     def prepare(self) -> None:
         """Once loaded: put the numbers of the normalisation on the device, in float32 whatever the encoder's type."""
         device = self.position.device
-        self.mean = torch.tensor(self._processing.mean, dtype=torch.float32, device=device)[:, None]
-        self.std = torch.tensor(self._processing.std, dtype=torch.float32, device=device)[:, None]
+        side = self.spec.patch**2
+        shape = (side, _COLOURS) if self.spec.linear else (_COLOURS, side)
+        axis = 0 if self.spec.linear else 1
+        for name in ("mean", "std"):
+            numbers = torch.tensor(getattr(self._processing, name), dtype=torch.float32, device=device)
+            setattr(self, name, numbers.unsqueeze(axis).expand(shape).flatten())
 
     def forward(self, batch: Packed) -> Tensor:
         """[tokens, hidden]"""
         if batch.given is None:
             raise ValueError("an image encoder takes rows, no token ids")
         x = batch.given.values.to(self.position.dtype)
-        if self.class_token is not None:
-            first = self.class_token + self.position[0]
-            x = first.expand(sum(batch.lengths), -1).index_copy(0, batch.given.places, x)
+        first = [] if self.class_token is None else [(self.class_token + self.position[0])[None]]
+        first += [] if self.registers is None else [self.registers]
+        if first:
+            before = torch.cat(first)
+            places = batch.cu_seqlens[:-1, None] + torch.arange(len(before), device=x.device)
+            whole = x.new_empty((sum(batch.lengths), x.shape[1])).index_copy_(0, batch.given.places, x)
+            x = whole.index_copy_(0, places.flatten(), before.repeat(len(batch.lengths), 1))
         return x if self.norm is None else self.norm.forward(x)
 
     def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
@@ -100,26 +124,30 @@ class PatchEmbedding(InputLayer):
         flat = torch.from_numpy(np.concatenate([image.reshape(-1) for image in images]))
         device = self.position.device
         flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
-        return torch.cat([self._embedded(run) for run in _runs(flat, images)])
+        patches = torch.cat([self._patches(run) for run in _runs(flat, images)])
+        # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which multiplies in float64.
+        values = patches.float().div_(1 / self._processing.scale).sub_(self.mean).div_(self.std).to(self.position.dtype)
+        x = F.linear(values, self.project.weight.flatten(1), self.project.bias)
+        return x.add_(torch.cat([self._positions(*self.spec.grid_of(*image.shape[:2])) for image in images]))
 
-    def _embedded(self, images: Tensor) -> Tensor:
-        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, hidden]"""
+    def _patches(self, images: Tensor) -> Tensor:
+        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
         side = self.spec.patch
         rows, columns = self.spec.grid_of(images.shape[1], images.shape[2])
         whole = images[:, : rows * side, : columns * side].view(-1, rows, side, columns, side, _COLOURS)
-        patches = whole.permute(0, 1, 3, 5, 2, 4).reshape(-1, _COLOURS, side * side)
-        # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which multiplies in float64.
-        values = ((patches.float() / (1 / self._processing.scale) - self.mean) / self.std).to(self.position.dtype)
-        x = F.linear(values.flatten(1), self.project.weight.flatten(1), self.project.bias)
-        return (x.view(len(images), rows * columns, -1) + self._positions(rows, columns)).flatten(0, 1)
+        order = (0, 1, 3, 2, 4, 5) if self.spec.linear else (0, 1, 3, 5, 2, 4)
+        return whole.permute(order).reshape(-1, _COLOURS * side * side)
 
     def _positions(self, rows: int, columns: int) -> Tensor:
         """[patches, hidden]"""
-        table = self.position[1:] if self.spec.class_token else self.position
-        if (rows, columns) == self.spec.grid:
+        spec = self.spec
+        table = self.position[1:] if spec.class_token else self.position
+        if (rows, columns) == spec.grid:
             return table
-        square = table.float().view(1, *self.spec.grid, -1).permute(0, 3, 1, 2)
-        resampled = F.interpolate(square, size=(rows, columns), mode="bicubic", align_corners=False)
+        # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
+        square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
+        size, mode = (rows, columns), spec.interpolation
+        resampled = F.interpolate(square, size=size, mode=mode, align_corners=False, antialias=spec.antialias)
         return resampled.flatten(2)[0].T.to(table.dtype)
 
 
@@ -162,7 +190,7 @@ class ImageInput:
         self.tokens(data, field)
         pixels = decode(data, field, self.limits)
         tokens = self._tokens(pixels.shape[0], pixels.shape[1], field)
-        places = np.arange(self.patches.class_token, tokens, dtype=np.int32)
+        places = np.arange(self.patches.before, tokens, dtype=np.int32)
         return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(pixels, field)))
 
     def _tokens(self, height: int, width: int, field: str) -> int:

@@ -6,6 +6,7 @@ numbers that stand here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,9 +23,34 @@ _HALF = (0.5, 0.5, 0.5)
 _MOST_SIDE: Final = 1 << 14
 _MOST_PIXELS: Final = 50_000_000
 _FILTERS: Final = 6
+_MOST_PATCHES: Final = 1 << 14
+_FINEST: Final = 1e-5
 
 Numbers = tuple[float, ...]
 """One for each of red, green and blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchBudget:
+    """A size that depends on the image (SigLIP 2's NaFlex): at most `most` square patches of `side` pixels, the proportions kept.
+
+    Height and width are rounded up to whole patches.
+    """
+
+    side: int
+    most: int
+
+    def of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width. The scale is found by halving, since another search would give other sizes than transformers'."""
+        low, high = _FINEST / 10, 100.0
+        while high - low >= _FINEST:
+            scale = (low + high) / 2
+            rows, columns = self._patches(height, scale), self._patches(width, scale)
+            low, high = (scale, high) if rows * columns <= self.most else (low, scale)
+        return self._patches(height, low) * self.side, self._patches(width, low) * self.side
+
+    def _patches(self, pixels: int, scale: float) -> int:
+        return max(1, math.ceil(pixels * scale / self.side))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +63,14 @@ class _Defaults:
     square: bool = True
     crop: bool = False
     squares_numbers: bool = False  # a size that is one number means a square
+    budget: bool = False  # the size is by a budget of patches
 
 
 # By the names in `image_processor_type`, without their endings.
 _CLASSES: Final = {
     "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
     "SiglipImageProcessor": _Defaults(),
     "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
 }
@@ -56,12 +84,12 @@ _NOT_SERVED = ("do_pad", "do_flip_channel_order", "do_reduce_labels", "do_thumbn
 class ImageProcessing:
     """How a model's images are made. Sizes are (height, width).
 
-    `size`: resized to it, or to a short side of that many pixels, the proportions kept; None: not resized. `resample`: the number
-    of Pillow's filter. `crop`: what is cut from the middle; an image that is too small gets black edges. `scale`, `mean`, `std`, on
-    the device: (pixel * scale - mean) / std, in float32.
+    `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a budget; None: not resized.
+    `resample`: the number of Pillow's filter. `crop`: what is cut from the middle; an image that is too small gets black edges.
+    `scale`, `mean`, `std`, on the device: (pixel * scale - mean) / std, in float32.
     """
 
-    size: tuple[int, int] | int | None
+    size: tuple[int, int] | int | PatchBudget | None
     resample: int
     crop: tuple[int, int] | None
     scale: float
@@ -117,6 +145,8 @@ class ImageProcessing:
             return height, width
         if isinstance(self.size, tuple):
             return self.size
+        if isinstance(self.size, PatchBudget):
+            return self.size.of(height, width)
         long = int(self.size * max(height, width) / min(height, width))
         if long * self.size > _MOST_PIXELS:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
@@ -136,7 +166,12 @@ def _cropped(pixels: Pixels, height: int, width: int) -> Pixels:
     return pixels
 
 
-def _size(config: Config, known: _Defaults) -> tuple[int, int] | int:
+def _size(config: Config, known: _Defaults) -> tuple[int, int] | int | PatchBudget:
+    if known.budget:
+        most = config.size("max_num_patches", 256)
+        if most > _MOST_PATCHES:
+            raise config.unsupported("max_num_patches", f"at most {_MOST_PATCHES:,} is served")
+        return PatchBudget(_side(config, "patch_size", 16), most)
     if config.is_number("size"):
         side = _side(config, "size")
         return (side, side) if known.squares_numbers else side

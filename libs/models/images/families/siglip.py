@@ -5,6 +5,7 @@ Texts are always padded to the longest there is, and attend to the padding: the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from libs.models.head import ModelHead
@@ -17,7 +18,8 @@ from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.weights import SINGLE, HeadRule, Rule
 
-MODEL_TYPES = ("siglip",)
+VISION_ONLY = "siglip_vision_model"
+MODEL_TYPES = ("siglip", VISION_ONLY)
 PROCESSOR = "SiglipImageProcessor"
 
 REST: dict[str, HeadRule] = {"logit_scale": "logit_scale", "logit_bias": "logit_bias"}
@@ -49,37 +51,43 @@ IMAGE_HEAD: dict[str, HeadRule] = {
 
 def towers(config: Config) -> dict[str, TowerSpec]:
     """Texts are pooled at their last position, which is mostly padding; images by one query that attends to all patches."""
-    texts, images = config.part("text_config"), config.part("vision_config")
-    images.require("vision_use_head", True)
-    text = encoder_spec(texts, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
-    image = encoder_spec(images, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
-    patch, grid = square_grid(images, 224, 16)
-    positions = texts.size("max_position_embeddings", 64)
-    size = texts.size("projection_size", text.hidden)
-    return {
-        "dense": TowerSpec(
-            text,
-            EmbeddingSpec(texts.size("vocab_size", 32000), text.hidden, positions, norm_eps=None),
-            TEXTS,
-            partial(_text_head, (size, text.hidden)),
-            part="text_model.",
-            head_table={"head": "head"},
-        ),
-        "image": TowerSpec(
-            image,
-            PatchSpec(image.hidden, patch, grid, class_token=False),
-            IMAGES,
-            partial(_image_head, image),
-            part="vision_model.",
-            head_table=IMAGE_HEAD,
-        ),
-    }
+    if config.text("model_type") == VISION_ONLY:
+        return {"image": image_tower(config, _patches(config), prefixes=("", "vision_model."))}
+    images = config.part("vision_config")
+    return {"dense": text_tower(config.part("text_config")), "image": image_tower(images, _patches(images), part="vision_model.")}
 
 
-def _text_head(shape: tuple[int, int], state: State) -> ModelHead:
+def text_tower(config: Config) -> TowerSpec:
+    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
+    positions = config.size("max_position_embeddings", 64)
+    size = config.size("projection_size", spec.hidden)
+    return TowerSpec(
+        spec,
+        EmbeddingSpec(config.size("vocab_size", 32000), spec.hidden, positions, norm_eps=None),
+        TEXTS,
+        partial(text_head, (size, spec.hidden)),
+        part="text_model.",
+        head_table={"head": "head"},
+    )
+
+
+def image_tower(config: Config, patches: PatchSpec, part: str = "", prefixes: Sequence[str] = ("",)) -> TowerSpec:
+    """`config`: of the image encoder. `part`, `prefixes`: as in TowerSpec."""
+    config.require("vision_use_head", True)
+    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
+    head = partial(image_head, spec)
+    return TowerSpec(spec, patches, IMAGES, head, part=part, prefixes=prefixes, head_table=IMAGE_HEAD)
+
+
+def _patches(config: Config) -> PatchSpec:
+    patch, grid = square_grid(config, 224, 16)
+    return PatchSpec(config.size("hidden_size", 768), patch, grid, class_token=False)
+
+
+def text_head(shape: tuple[int, int], state: State) -> ModelHead:
     check_shape(state, "head.weight", shape, SINGLE)
     return PooledHead(("lasttoken",), [HeadLinear(state, "head", "identity")])
 
 
-def _image_head(spec: EncoderSpec, state: State) -> ModelHead:
+def image_head(spec: EncoderSpec, state: State) -> ModelHead:
     return AttentionPooledHead(spec, state, SINGLE)
