@@ -22,7 +22,7 @@ class Tower(Protocol):
     """Makes rows of an encoder's input of something that is no text: an image encoder and its connector. An nn.Module."""
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: `InputRows.values` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size]."""
+        """`inputs`: `InputRows.inputs` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Trunk:
             seen=[item.seen for item in sequences],
             before=before,
             places=[None if item.rows is None else item.rows.places for item in sequences],
-            values=self._values([each.values for each in rows]) if rows else None,
+            values=self._values([one for each in rows for one in each.inputs]) if rows else None,
         )
 
     def _values(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -110,6 +110,15 @@ class TensorFile:
         own = {name.removeprefix(prefix): entry for name, entry in self._entries.items() if name.startswith(prefix)}
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
+
+    def renamed(self, rename: Callable[[str], str]) -> TensorFile:
+        """The same tensors under other names. Raises ModelBroken if two get the same."""
+        entries: dict[str, _Entry] = {}
+        for name, entry in self._entries.items():
+            if (other := rename(name)) in entries:
+                raise ModelBroken(f"{entry.file}: tensor {name!r} is there twice, under two names")
+            entries[other] = entry
+        return TensorFile(self.source, entries)
 
     def names(self) -> list[str]:
         return list(self._entries)

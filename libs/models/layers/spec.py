@@ -115,6 +115,11 @@ class Config:
         """For messages: `place`, the keys that lead to these values, empty for the whole file, and `file`, its name."""
         self._values, self._place, self._file = values, place, file
 
+    @property
+    def values(self) -> Mapping[str, object]:
+        """All keys, as they were read."""
+        return self._values
+
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
         return self._values.get(key) is not None

@@ -1,0 +1,111 @@
+"""Small checkpoints of vision-language models with random weights, as transformers writes them, and what transformers makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken
+from torch import Tensor
+
+from tests.parity.tokenizers import ROLES, Style, tokenizer_of
+
+_IMAGES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXTS = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_VOCABULARY = 400
+QUERIES = ["what must a licensee do", "a", "naïve café, 東京 and so on"]
+
+
+def _tokenizer(style: Style, special: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
+    copy = type(tokenizer_of(style, _VOCABULARY)).from_str(tokenizer_of(style, _VOCABULARY).to_str())
+    copy.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=copy, **ROLES[style])
+
+
+@dataclass(frozen=True)
+class Small:
+    """A model and its processor, of transformers' classes."""
+
+    model: transformers.PreTrainedModel
+    processor: transformers.ProcessorMixin
+
+    def save(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        self.processor.save_pretrained(directory)
+
+    @torch.inference_mode()
+    def pages(self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """The vectors of each page alone."""
+        return [self._vectors(self.processor.process_images(images=[image], return_tensors="pt"), dtype) for image in images]
+
+    @torch.inference_mode()
+    def queries(self, texts: Sequence[str], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [self._vectors(self.processor.process_queries(text=[text], return_tensors="pt"), dtype) for text in texts]
+
+    def _vectors(self, batch: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items() if name != "labels"}
+        return self.model(**batch).embeddings[0].float()
+
+
+def _colpali() -> Small:
+    tokenizer = _tokenizer("gemma", ["<image>"])
+    images = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images.image_seq_length = 16
+    config = transformers.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", **_IMAGES, "image_size": 32, "patch_size": 8, "vision_use_head": False},
+        text_config={"model_type": "gemma", **_TEXTS, "head_dim": 16, "vocab_size": len(tokenizer)},
+        projection_dim=48,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    model = transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=config, embedding_dim=16))
+    return Small(model, transformers.ColPaliProcessor(images, tokenizer))
+
+
+MODELS: dict[str, Callable[[], Small]] = {"colpali": _colpali}
+
+
+@cache
+def small(kind: str) -> Small:
+    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
+    made = MODELS[kind]()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in made.model.eval().named_parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+            if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
+                parameter.add_(1.0)
+    return made
+
+
+def pages() -> list[bytes]:
+    """Files of awkward sizes: noise over gradients, in several modes."""
+    numbers = np.random.default_rng(3)
+    found = []
+    for number, (height, width) in enumerate(((32, 32), (100, 60), (30, 61), (1, 60), (60, 1), (200, 160))):
+        pixels = np.linspace(0, 200, height * width * 4).reshape(height, width, 4) + numbers.integers(0, 56, (height, width, 4))
+        out = BytesIO()
+        Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "RGBA", "L")[number % 3]).save(out, "PNG")
+        found.append(out.getvalue())
+    return found
+
+
+def opened(data: bytes) -> Image.Image:
+    """As `load_image` gives it, and as its `pil` processors convert it."""
+    return transformers.image_transforms.convert_to_rgb(Image.open(BytesIO(data)))
