@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from libs.errors import InputTooLong, InvalidInput
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language, model_types
+from libs.models.images.vlm.parts import ImagePart, TextPart
+from libs.models.images.vlm.tower import ImageTower
 from libs.models.work import InputSequence
 from tests.parity.vlm_models import MODELS, QUERIES, Small, opened, pages, small
 
@@ -76,3 +79,74 @@ def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageMo
     assert worst(together, wanted) <= FLOAT_BOUND
     alone = [vectors(model, [one])[0] for one in sequences]
     assert worst(alone, together) <= 5e-6
+
+
+def test_bfloat16_is_as_good_as_the_reference(kind: str, directory: Path) -> None:
+    theirs = small(kind)
+    images = [opened(data) for data in pages()]
+    exact = torch.cat(theirs.pages(images) + theirs.queries(QUERIES))
+    halved = Small(copy.deepcopy(theirs.model).to(torch.bfloat16), theirs.processor)
+    reference = torch.cat(halved.pages(images, torch.bfloat16) + halved.queries(QUERIES, torch.bfloat16))
+    model = load_vision_language(directory, dtype=torch.bfloat16, device=CPU)
+    own = torch.cat(vectors(model, pages_of(model) + queries_of(model)))
+    assert (own - exact).norm() <= 3 * (reference - exact).norm()
+
+
+def test_prices_are_known_from_the_header(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = pages_of(model)
+    monkeypatch.setattr("libs.models.images.vlm.parts.decode", None)
+    for data, one in zip(pages(), sequences, strict=True):
+        assert model.input.tokens(data, "items[0]") == one.tokens
+        tower = model.trunks[0].tower
+        assert isinstance(tower, ImageTower)
+        assert one.rows is not None
+        assert model.input.patches(data, "items[0]") == sum(tower.tokens_of(picture) for picture in one.rows.inputs)
+
+
+def test_parts_in_their_order(model: VisionLanguageModel) -> None:
+    """Two images and texts between them: the first image's rows are those that it has alone where all attend backwards only."""
+    first, second = pages()[0], pages()[4]
+    parts = [ImagePart(first, "items[0].parts[0]"), TextPart("and then", "items[0].parts[1]"), ImagePart(second, "items[0].parts[2]")]
+    one = model.input.of_parts(parts, "items[0]")
+    swapped = model.input.of_parts(parts[::-1], "items[0]")
+    assert one.rows is not None
+    assert swapped.rows is not None
+    assert one.tokens == swapped.tokens
+    assert len(one.rows.places) == len(swapped.rows.places)
+    together = vectors(model, [swapped, one])
+    assert worst([together[1]], vectors(model, [one])) <= 5e-6
+
+
+def test_errors_name_the_part(model: VisionLanguageModel) -> None:
+    good = ImagePart(pages()[0], "items[2].parts[0]")
+    for broken in (b"", pages()[5][:300], b"<svg/>"):
+        with pytest.raises(InvalidInput) as caught:
+            model.input.of_parts([good, ImagePart(broken, "items[2].parts[1]")], "items[2]")
+        assert caught.value.field == "items[2].parts[1]"
+    mark = model.input.text._tokenizer.id_to_token(model.input.mark)
+    with pytest.raises(InvalidInput, match="image token") as caught:
+        model.input.of_parts([good, TextPart(f"a {mark}", "items[2].parts[1]")], "items[2]")
+    assert caught.value.field == "items[2].parts[1]"
+    with pytest.raises(InvalidInput, match="image token"):
+        model.input.of_texts([mark], "query", "end", lambda number: f"items[{number}].text")
+    with pytest.raises(InputTooLong) as too:
+        model.input.of_parts([good, TextPart("word " * 50_000, "items[2].parts[1]")], "items[2]")
+    assert too.value.field == "items[2]"
+
+
+def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> None:
+    long, short = "what must a licensee do? " * 3_000, "what must a licensee do? "
+    limit = model.input.text.limit
+    ends = {}
+    for truncation in ("end", "start"):
+        found = model.input.of_texts([long, short], "query", truncation, lambda number: f"items[{number}].text")
+        assert [one.tokens == limit for one in found] == [True, False]
+        ends[truncation] = found
+    frame = model.input.prompts.queries
+    count = model.input.text.prompt_tokens
+    assert (ends["end"][0].ids[-10:] == ends["end"][1].ids[-10:]).all()
+    assert (ends["start"][0].ids[:1] == ends["start"][1].ids[:1]).all()
+    assert count(frame.after) >= 10
+    with pytest.raises(InputTooLong) as caught:
+        model.input.of_texts([short, long], "query", "none", lambda number: f"items[{number}].text")
+    assert caught.value.field == "items[1].text"

@@ -38,7 +38,7 @@ class ImageTower(nn.Module):
         some: list[Picture] = []
         patches = 0
         for picture in inputs:
-            own = self._tokens(picture)
+            own = self.tokens_of(picture)
             if some and patches + own > _AT_ONCE:
                 yield some
                 some, patches = [], 0
@@ -47,7 +47,7 @@ class ImageTower(nn.Module):
         yield some
 
     def _rows(self, pictures: Sequence[Picture]) -> Tensor:
-        lengths = [self._tokens(picture) for picture in pictures]
+        lengths = [self.tokens_of(picture) for picture in pictures]
         batch = Packed.of(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
@@ -60,7 +60,8 @@ class ImageTower(nn.Module):
     def _first(self) -> int:
         return int(self._embed.spec.class_token)
 
-    def _tokens(self, picture: Picture) -> int:
+    def tokens_of(self, picture: Picture) -> int:
+        """How many tokens of the encoder a picture is."""
         return self._embed.spec.tokens_of(picture.shape[0], picture.shape[1])
 
     def _grid(self, picture: Picture) -> Grid:
