@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import Tensor
 
@@ -36,14 +37,20 @@ QUERIES = ["what must a licensee do", "a", "naïve café, 東京 and so on"]
 def _tokenizer(style: Style, special: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
     copy = type(tokenizer_of(style, _VOCABULARY)).from_str(tokenizer_of(style, _VOCABULARY).to_str())
     copy.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=copy, **ROLES[style])
+    roles = ROLES.get(style) or {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=copy, **roles)
+
+
+@dataclass(frozen=True)
+class Output:
+    embeddings: Tensor
 
 
 @dataclass(frozen=True)
 class Small:
     """A model and its processor, of transformers' classes."""
 
-    model: transformers.PreTrainedModel
+    model: torch.nn.Module
     processor: transformers.ProcessorMixin
 
     def save(self, directory: Path) -> None:
@@ -78,7 +85,86 @@ def _colpali() -> Small:
     return Small(model, transformers.ColPaliProcessor(images, tokenizer))
 
 
-MODELS: dict[str, Callable[[], Small]] = {"colpali": _colpali}
+_TILE_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", "<|begin_of_text|>"]
+_TILE_TOKENS += [f"<row_{row + 1}_col_{column + 1}>" for row in range(4) for column in range(4)]
+_TILES = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
+
+
+def _colmodernvbert() -> Small:
+    tokenizer = _tokenizer("bert", _TILE_TOKENS)
+    special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    config = transformers.ModernVBertConfig(
+        vision_config={"model_type": "siglip_vision_model", **_IMAGES, "image_size": 32, "patch_size": 4, "vision_use_head": False},
+        text_config={
+            "model_type": "modernbert",
+            **_TEXTS,
+            **special,
+            "num_hidden_layers": 3,
+            "vocab_size": len(tokenizer),
+            "local_attention": 16,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=4,
+    )
+    model = transformers.ColModernVBertForRetrieval(transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=16))
+    images = transformers.Idefics3ImageProcessorPil(**_TILES)
+    return Small(model, transformers.ColModernVBertProcessor(images, tokenizer, image_seq_len=4))
+
+
+class _Engine(torch.nn.Module):
+    """colpali-engine's models: transformers' without a head, and a projection of a name of their own."""
+
+    def __init__(self, model: transformers.PreTrainedModel, width: int, name: str) -> None:
+        super().__init__()
+        self.model, self.projection, self._name = model, torch.nn.Linear(width, 16), name
+
+    def forward(self, **batch: Tensor) -> Output:
+        hidden = self.model(**batch).last_hidden_state
+        return Output(torch.nn.functional.normalize(self.projection(hidden), dim=-1))
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        tensors = {f"model.{name}": tensor for name, tensor in load_file(directory / "model.safetensors").items()}
+        head = {f"{self._name}.{name}": tensor.contiguous() for name, tensor in self.projection.state_dict().items()}
+        save_file(tensors | head, directory / "model.safetensors")
+
+
+class _EngineProcessor(transformers.Idefics3Processor):
+    def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
+        begin = "<|im_start|>" if self.tokenizer.cls_token is None else "<|begin_of_text|>"
+        text = f"{begin}User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+        return self(text=[text] * len(images), images=images, **kwargs)
+
+    def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:
+        return self(text=[one + "<end_of_utterance>" * 10 for one in text], **kwargs)
+
+
+def _colidefics3(name: str) -> Small:
+    tokenizer = _tokenizer("qwen", _TILE_TOKENS)
+    settings = {
+        "vision_config": {**_IMAGES, "image_size": 32, "patch_size": 8},
+        "text_config": {"model_type": "llama", **_TEXTS, "vocab_size": len(tokenizer)},
+        "image_token_id": tokenizer.convert_tokens_to_ids("<image>"),
+        "scale_factor": 2,
+    }
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **settings))
+    images = transformers.Idefics3ImageProcessorPil(**_TILES)
+    return Small(_Engine(model, 48, "linear"), _EngineProcessor(images, tokenizer, image_seq_len=4))
+
+
+def _engine_modernvbert() -> Small:
+    theirs = _colmodernvbert()
+    tokenizer, images = theirs.processor.tokenizer, theirs.processor.image_processor
+    return Small(_Engine(theirs.model.vlm, 48, "custom_text_proj"), _EngineProcessor(images, tokenizer, image_seq_len=4))
+
+
+MODELS: dict[str, Callable[[], Small]] = {
+    "colpali": _colpali,
+    "colmodernvbert": _colmodernvbert,
+    "idefics3": partial(_colidefics3, "idefics3"),
+    "modernvbert": _engine_modernvbert,
+    "smolvlm": partial(_colidefics3, "smolvlm"),
+}
 
 
 @cache

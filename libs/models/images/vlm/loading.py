@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config, read_config, shortened
 from libs.errors import ModelBroken
 from libs.models import weights
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
-from libs.models.images.vlm.families import colpali
+from libs.models.images.vlm.families import colpali, idefics
 from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
 from libs.models.images.vlm.parts import PartsInput
 from libs.models.images.vlm.tower import ImageTower
+from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.registry import build_encoder, prepare
-from libs.models.text.tokenising.text import TextProcessor, special_token
+from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (colpali,)
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics)
 _WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
 
 
@@ -70,7 +72,7 @@ def load_vision_language(directory: Path, *, dtype: torch.dtype, device: torch.d
     for name in rest.names():
         raise ModelBroken(f"{rest.file_of(name)}: tensor {name!r} is unknown to this family of models")
     encoder, _ = build_encoder(spec.text, texts, dtype=dtype, device=device, head_tables={})
-    tower = _tower(spec, family, pictures, connecting, dtype, device)
+    tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
     trunk = Trunk(encoder, spec.heads(_state(heads, family.HEADS, device)), tower)
     return VisionLanguageModel((trunk,), _input(directory, spec, encoder))
 
@@ -87,6 +89,7 @@ def _tower(
     family: Family,
     pictures: TensorFile,
     connecting: TensorFile,
+    texts: PackedEncoder,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ImageTower:
@@ -99,7 +102,8 @@ def _tower(
     weights.load(encoder, pictures, table=family.TOWER, prefixes=("",), head_table={}, dtype=dtype, device=device)
     prepare(encoder)
     connector = spec.connector(_state(connecting, family.CONNECTOR, device), dtype)
-    return ImageTower(encoder.requires_grad_(False).eval(), embed, connector)
+    norm = texts.embed.norm if isinstance(texts.embed, TokenEmbedding) else None
+    return ImageTower(encoder.requires_grad_(False).eval(), embed, connector, None if norm is None else norm.forward)
 
 
 def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device) -> dict[str, torch.Tensor]:
@@ -112,9 +116,17 @@ def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: t
 
 def _input(directory: Path, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
     tokenizer = load_tokenizer(directory, lowercase=False)
+    prompts = spec.prompts.within(*_around(tokenizer)) if spec.framed else spec.prompts
     text = TextProcessor(tokenizer, limit=encoder.max_positions, segments=False, unknown=special_token(directory, "unk_token"))
     text.keep_whole([spec.mark])
     mark = text.token_id(spec.mark)
     if mark is None:
         raise ModelBroken(f"tokenizer.json: has no token {spec.mark!r}, which stands for images")
-    return PartsInput(text, spec.pictures, spec.prompts, mark)
+    return PartsInput(text, spec.pictures, prompts, mark)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
+    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])

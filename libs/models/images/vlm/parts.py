@@ -56,6 +56,11 @@ class Prompts:
     queries: Frame
     default: Role = "query"
 
+    def within(self, before: str, after: str) -> Prompts:
+        """The same, with special tokens around all of them."""
+        frames = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
+        return Prompts(*frames, default=self.default)
+
     def of_text(self, role: Role) -> Frame:
         return self.queries if (role or self.default) == "query" else self.texts
 

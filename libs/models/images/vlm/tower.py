@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,16 +23,26 @@ Picture = NDArray[np.generic]
 
 
 class ImageTower(nn.Module):
-    """Pictures to rows of a text encoder. As `Tower`: one picture of an item after the other."""
+    """Pictures to rows of a text encoder. As `Tower`: one picture of an item after the other.
 
-    def __init__(self, encoder: PackedEncoder, embed: PatchEmbedding, connector: Connector) -> None:
+    `last`: what the text encoder does to its tokens' embeddings, and to these rows alike; its weights are the text encoder's.
+    """
+
+    def __init__(
+        self,
+        encoder: PackedEncoder,
+        embed: PatchEmbedding,
+        connector: Connector,
+        last: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder, self.connector, self._embed = encoder, connector, embed
+        self.encoder, self.connector, self._embed, self._last = encoder, connector, embed, last
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[Picture]) -> Tensor:
         """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
-        return torch.cat([self._rows(some) for some in self._portions(inputs)])
+        rows = torch.cat([self._rows(some) for some in self._portions(inputs)])
+        return rows if self._last is None else self._last(rows)
 
     def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
         some: list[Picture] = []

@@ -17,7 +17,7 @@ from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.pictures import OneSize
 from libs.models.text.tokenising.text import special_token
-from libs.models.weights import SINGLE, HeadRule, Rule
+from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
 
 MODEL_TYPES = ("colpali",)
 
@@ -33,7 +33,7 @@ NAMES = {
 
 TOWER: dict[str, Rule] = SIGLIP
 CONNECTOR: dict[str, HeadRule] = {"linear": "linear"}
-HEADS: dict[str, HeadRule] = {"projection": "projection"}
+HEADS: dict[str, HeadRule] = {"projection": Maybe("projection")}
 
 _MARK = "<image>"
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
@@ -52,7 +52,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         patches=patches,
         processing=processing,
         connector=partial(_connector, encoder.hidden, width),
-        heads=partial(vectors_of_tokens, (files.config.size("embedding_dim", 128), width)),
+        heads=partial(vectors_of_tokens, width),
         pictures=OneSize(processing, patches, _MARK, rows),
         prompts=_prompts(files),
         mark=_MARK,

@@ -43,7 +43,8 @@ class VisionLanguageSpec:
     """A checkpoint's parts.
 
     `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors of
-    `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS`. `mark`: the image token.
+    `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS`. `mark`: the image token. `framed`: the
+    tokenizer's own special tokens stand around what `prompts` say.
     """
 
     text: Mapping[str, object]
@@ -55,6 +56,7 @@ class VisionLanguageSpec:
     pictures: Pictures
     prompts: Prompts
     mark: str
+    framed: bool = False
 
 
 class Family(Protocol):
