@@ -158,12 +158,76 @@ def _engine_modernvbert() -> Small:
     return Small(_Engine(theirs.model.vlm, 48, "custom_text_proj"), _EngineProcessor(images, tokenizer, image_seq_len=4))
 
 
+_QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_QWEN_TOWER = {"depth": 3, "num_heads": 2, "spatial_merge_size": 2}
+
+
+def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
+    """Windows of 2 x 2 squares in two of three layers; two layers of the text encoder that are added to."""
+    towers = {
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": 48, "patch_size": 4, "mlp_ratio": 2},
+        "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, "intermediate_size": 40, "window_size": 16}
+        | {"fullatt_block_indexes": [1]},
+        "qwen3_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, "intermediate_size": 40}
+        | {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+    }
+    rope = {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
+    return {
+        "vision_config": _QWEN_TOWER | towers[kind],
+        "text_config": {**_TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": tokens, "rope_parameters": rope}
+        | {"bos_token_id": 1, "num_attention_heads": 3, "num_key_value_heads": 1},
+        "image_token_id": mark,
+        "vision_start_token_id": mark - 2,
+        "vision_end_token_id": mark - 1,
+        "video_token_id": mark + 1,
+    }
+
+
+def _qwen_images(patch: int = 4) -> transformers.BaseImageProcessor:
+    area = (2 * patch) ** 2
+    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": 80 * area})
+
+
+def _colqwen2() -> Small:
+    tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
+    mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    config = transformers.Qwen2VLConfig(**_qwen_settings("qwen2_vl", len(tokenizer), mark))
+    model = transformers.ColQwen2ForRetrieval(transformers.ColQwen2Config(vlm_config=config, embedding_dim=16))
+    return Small(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
+
+
+class _QwenEngineProcessor(transformers.ColQwen2Processor):
+    """colpali-engine's, which gives the model the image tokens for M-RoPE, and puts nothing before a query."""
+
+    def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
+        found = dict(super().process_images(images, **kwargs))
+        found["pixel_values"] = found["pixel_values"].flatten(0, 1)
+        found["mm_token_type_ids"] = (found["input_ids"] == self.image_token_id).int()
+        return found
+
+    def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:
+        return self.tokenizer([one + self.query_augmentation_token * 10 for one in text], **kwargs)
+
+
+def _engine_qwen(kind: str) -> Small:
+    tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
+    settings = _qwen_settings(kind, len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **settings))
+    processor = _QwenEngineProcessor(_qwen_images(), tokenizer)
+    processor.query_prefix = ""
+    return Small(_Engine(model, 48, "custom_text_proj"), processor)
+
+
 MODELS: dict[str, Callable[[], Small]] = {
     "colpali": _colpali,
     "colmodernvbert": _colmodernvbert,
     "idefics3": partial(_colidefics3, "idefics3"),
     "modernvbert": _engine_modernvbert,
     "smolvlm": partial(_colidefics3, "smolvlm"),
+    "colqwen2": _colqwen2,
+    "qwen2_vl": partial(_engine_qwen, "qwen2_vl"),
+    "qwen2_5_vl": partial(_engine_qwen, "qwen2_5_vl"),
+    "qwen3_vl": partial(_engine_qwen, "qwen3_vl"),
 }
 
 

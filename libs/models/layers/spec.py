@@ -32,10 +32,14 @@ _MOST_LAYERS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin."""
+    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin.
+
+    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty: a token's place turns all.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,33 @@ class PixelShuffle(Connector):
         return self.linear.forward(torch.cat([_squares(part, grid, self._side) for part, grid in zip(parts, grids, strict=True)]))
 
 
+class Merger(nn.Module):
+    """Qwen-VL: the states of a square's patches, which lie side by side, through two layers with GELU between them.
+
+    `norm`: of the whole square's states; None: each patch's are normalised already.
+    """
+
+    def __init__(self, up: PackedLinear, down: PackedLinear, norm: nn.LayerNorm | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = up, down, norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[patches, hidden] -> [squares, hidden of the text encoder]"""
+        x = hidden.reshape(-1, self.up.inputs)
+        return self.down.forward(self.up.forward(x if self.norm is None else self.norm.forward(x)))
+
+
+class Mergers(Connector):
+    """`deeper`: for the states after the tower's layers `taps`; their rows are added after the text encoder's first layers."""
+
+    def __init__(self, last: Merger, deeper: Sequence[Merger] = (), taps: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.last, self.deeper, self.taps = last, nn.ModuleList(deeper), tuple(taps)
+
+    def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
+        return self.last.forward(hidden)
+
+
 def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
     """[rows * columns, size] -> [squares, side * side * size]"""
     rows, columns = grid
@@ -52,11 +79,13 @@ def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
     return squares.reshape((rows // side) * (columns // side), -1)
 
 
-def linear_of(state: State, stem: str, inputs: int, outputs: int, dtype: torch.dtype, file: str, *, bias: bool) -> PackedLinear:
+def linear_of(
+    state: State, stem: str, inputs: int, outputs: int, dtype: torch.dtype, file: str, *, bias: bool, gelu: bool = False
+) -> PackedLinear:
     """Of loaded tensors, ready to run. Raises ModelBroken, naming `file`, for one that is missing or has another shape."""
     check_shape(state, f"{stem}.weight", (outputs, inputs), file)
     with torch.device("meta"):
-        linear = PackedLinear(inputs, outputs, bias=bias)
+        linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none")
     tensors = {"weight": state[f"{stem}.weight"].to(dtype)}
     if bias:
         check_shape(state, f"{stem}.bias", (outputs,), file)

@@ -18,20 +18,22 @@ from libs.errors import ModelBroken
 from libs.models import weights
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
-from libs.models.images.vlm.families import colpali, idefics
+from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
+from libs.models.images.vlm.connectors import Mergers
+from libs.models.images.vlm.families import colpali, idefics, qwen
 from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
 from libs.models.images.vlm.parts import PartsInput
-from libs.models.images.vlm.tower import ImageTower
+from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
-from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config
+from libs.models.layers.encoder import Attention, PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.registry import build_encoder, prepare
 from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics)
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, qwen)
 _WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
 
 
@@ -95,15 +97,28 @@ def _tower(
 ) -> ImageTower:
     try:
         with torch.device("meta"):
-            embed = PatchEmbedding(spec.patches, spec.processing)
-            encoder = PackedEncoder(spec.encoder, embed)
+            embed: PatchEmbedding | BlockEmbedding
+            if isinstance(spec.patches, BlockSpec):
+                embed = BlockEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed, attention=_attention)
+            else:
+                embed = PatchEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed)
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ModelBroken(shortened(f"config.json: describes no image encoder that can be built: {error}")) from error
     weights.load(encoder, pictures, table=family.TOWER, prefixes=("",), head_table={}, dtype=dtype, device=device)
     prepare(encoder)
     connector = spec.connector(_state(connecting, family.CONNECTOR, device), dtype)
+    encoder = encoder.requires_grad_(False).eval()
+    if isinstance(spec.patches, BlockSpec) and isinstance(embed, BlockEmbedding) and isinstance(connector, Mergers):
+        return BlockTower(encoder, embed, connector, spec.patches)
     norm = texts.embed.norm if isinstance(texts.embed, TokenEmbedding) else None
-    return ImageTower(encoder.requires_grad_(False).eval(), embed, connector, None if norm is None else norm.forward)
+    return ImageTower(encoder, embed, connector, None if norm is None else norm.forward)
+
+
+def _attention(spec: EncoderSpec, layer: LayerSpec) -> Attention:
+    """A layer with a window has those of images."""
+    return Attention(spec, layer) if layer.window is None else WindowAttention(spec, layer)
 
 
 def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device) -> dict[str, torch.Tensor]:

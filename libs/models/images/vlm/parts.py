@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
-from libs.models.images.vlm.pictures import Laid, Pictures, places_of
+from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.work import GoOn, InputRows, InputSequence, Role, Truncation, go_on_anyway
 
@@ -136,7 +136,7 @@ class PartsInput:
         for part in images:
             go_on()
             pictures += self.pictures.apply(decode(part.data, part.field, self.limits), part.field)
-        return InputSequence(ids, rows=InputRows(places, tuple(pictures)))
+        return InputSequence(ids, rows=InputRows(places, tuple(pictures)), axes=axes_of(len(ids), places, laid))
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,3 +70,24 @@ def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple
     longer = np.repeat(ids, counts)
     longer[places] = 0
     return longer, places
+
+
+def axes_of(tokens: int, places: NDArray[np.int32], laid: Sequence[Laid]) -> NDArray[np.int32] | None:
+    """M-RoPE's positions: time, height and width of each token, [3, tokens]. `places`: of the images' rows. None: without grids.
+
+    An image's rows share a time and have their own height and width; what follows comes after the largest of these.
+    """
+    if not laid or any(one.grid is None for one in laid):
+        return None
+    axes = np.empty((3, tokens), np.int32)
+    done = first = position = 0
+    for grid in (one.grid for one in laid if one.grid is not None):
+        begin, count = int(places[first]), grid[0] * grid[1]
+        axes[:, done:begin] = np.arange(position, position + begin - done)
+        position += begin - done
+        axes[0, begin : begin + count] = position
+        axes[1:, begin : begin + count] = position + np.indices(grid, np.int32).reshape(2, -1)
+        position += max(grid)
+        done, first = begin + count, first + count
+    axes[:, done:] = np.arange(position, position + tokens - done)
+    return axes

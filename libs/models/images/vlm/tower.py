@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from libs.kernels.layout import to_device
 from libs.models.images.patches import PatchEmbedding
-from libs.models.images.vlm.connectors import Connector
+from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec
+from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.pictures import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
@@ -31,18 +33,20 @@ class ImageTower(nn.Module):
     def __init__(
         self,
         encoder: PackedEncoder,
-        embed: PatchEmbedding,
+        embed: PatchEmbedding | BlockEmbedding,
         connector: Connector,
         last: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.encoder, self.connector, self._embed, self._last = encoder, connector, embed, last
+        self.encoder, self.connector, self.last = encoder, connector, last
+        self._spec = embed.spec
+        self._embed = embed.embed
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[Picture]) -> Tensor:
         """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
         rows = torch.cat([self._rows(some) for some in self._portions(inputs)])
-        return rows if self._last is None else self._last(rows)
+        return rows if self.last is None else self.last(rows)
 
     def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
         some: list[Picture] = []
@@ -62,17 +66,58 @@ class ImageTower(nn.Module):
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
-            values=self._embed.embed(pictures),
+            values=self._embed(pictures),
         )
-        return self.connector.forward(self.encoder.forward(batch), [self._grid(picture) for picture in pictures])
+        return self.connector.forward(self.encoder.forward(batch), [self.grid_of(picture) for picture in pictures])
 
     @property
     def _first(self) -> int:
-        return int(self._embed.spec.class_token)
+        return int(self._spec.class_token)
 
     def tokens_of(self, picture: Picture) -> int:
         """How many tokens of the encoder a picture is."""
-        return self._embed.spec.tokens_of(picture.shape[0], picture.shape[1])
+        return self._spec.tokens_of(picture.shape[0], picture.shape[1])
 
-    def _grid(self, picture: Picture) -> Grid:
-        return self._embed.spec.grid_of(picture.shape[0], picture.shape[1])
+    def grid_of(self, picture: Picture) -> Grid:
+        """Rows and columns of its patches."""
+        return self._spec.grid_of(picture.shape[0], picture.shape[1])
+
+
+class BlockTower(ImageTower):
+    """Qwen-VL's: patches lie in squares and windows, and have positions in two dimensions."""
+
+    def __init__(self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec) -> None:
+        super().__init__(encoder, embed, connector)
+        self._mergers, self._block = connector, block
+
+    def _rows(self, pictures: Sequence[Picture]) -> Tensor:
+        grids = [self.grid_of(picture) for picture in pictures]
+        lengths = [rows * columns for rows, columns in grids]
+        orders = [self._block.order(grid) for grid in grids]
+        batch = Packed.of(
+            [np.zeros(length, np.int32) for length in lengths],
+            device=self.encoder.device,
+            places=[np.arange(length, dtype=np.int32) for length in lengths],
+            values=self._embed(pictures),
+            axes=[self._block.axes(grid) for grid in grids],
+            windows=[size * self._block.side**2 for _, sizes in orders for size in sizes],
+        )
+        rows = self._merged(batch)
+        if not self._block.window:
+            return rows
+        starts = np.cumsum([0, *(len(order) for order, _ in orders)])
+        back = [start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)]
+        return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
+
+    def _merged(self, batch: Packed) -> Tensor:
+        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more."""
+        encoder, taps = self.encoder, self._mergers.taps
+        shared, x = encoder.shared(batch), encoder.embed.forward(batch)
+        deeper = []
+        for number, layer in enumerate(encoder.stack):
+            x = layer.forward(x, batch, shared)
+            if number in taps:
+                deeper.append(self._mergers.deeper[taps.index(number)](x))
+        hidden = x if encoder.norm is None else encoder.norm.forward(x)
+        rows = self._mergers.last.forward(hidden)
+        return torch.cat([rows, *deeper], dim=1) if deeper else rows

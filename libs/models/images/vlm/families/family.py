@@ -15,6 +15,7 @@ from libs.models.images.families.clip import LAYERS
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
+from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Connector
 from libs.models.images.vlm.parts import Prompts
 from libs.models.images.vlm.pictures import Pictures
@@ -49,7 +50,7 @@ class VisionLanguageSpec:
 
     text: Mapping[str, object]
     encoder: EncoderSpec
-    patches: PatchSpec
+    patches: PatchSpec | BlockSpec
     processing: ImageProcessing
     connector: Callable[[State, torch.dtype], Connector]
     heads: Callable[[State], Mapping[str, ModelHead]]
