@@ -111,9 +111,14 @@ class TensorFile:
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
-    def renamed(self, name: Callable[[str], str]) -> TensorFile:
-        """The same tensors, each by what `name` makes of its name."""
-        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
+    def renamed(self, rename: Callable[[str], str]) -> TensorFile:
+        """The same tensors under other names. Raises ModelBroken if two get the same."""
+        entries: dict[str, _Entry] = {}
+        for name, entry in self._entries.items():
+            if (other := rename(name)) in entries:
+                raise ModelBroken(f"{entry.file}: tensor {name!r} is there twice, under two names")
+            entries[other] = entry
+        return TensorFile(self.source, entries)
 
     def names(self) -> list[str]:
         return list(self._entries)

@@ -172,11 +172,16 @@ class InputRows:
     """The input of those tokens of a sequence that have none in the vocabulary: image patches, or embeddings made elsewhere.
 
     `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or, where the model's trunk has a
-    tower, the tower's input, of which it makes n rows.
+    tower, the tower's input, one or several, of which it makes n rows.
     """
 
     places: NDArray[np.int32]
-    values: NDArray[np.generic]
+    values: NDArray[np.generic] | tuple[NDArray[np.generic], ...]
+
+    @property
+    def inputs(self) -> tuple[NDArray[np.generic], ...]:
+        """`values`, as a tuple also where it is one."""
+        return self.values if isinstance(self.values, tuple) else (self.values,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,7 @@ class InputSequence:
     `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
     further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
     empty: none. `rows`: the input of tokens that have no id, for which `ids` has a placeholder within the vocabulary.
+    `axes`: [axes, tokens], positions in several dimensions (M-RoPE); None: a token's position is its place.
     """
 
     ids: NDArray[np.int32]
@@ -198,6 +204,7 @@ class InputSequence:
     input: object | None = None
     adapter: str = ""
     rows: InputRows | None = None
+    axes: NDArray[np.int32] | None = None
 
     @property
     def tokens(self) -> int:

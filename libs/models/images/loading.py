@@ -109,12 +109,17 @@ def _folder(directory: Path) -> Path:
 
 def read_processing(directory: Path, folder: Path, default: str) -> ImageProcessing:
     """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a key that cannot be served."""
+    return ImageProcessing.of(read_image_processor(directory, folder), default)
+
+
+def read_image_processor(directory: Path, folder: Path) -> Config:
+    """The configuration of a checkpoint's image processor, from either file. Raises ModelBroken if there is none."""
     whole = read_config(directory, str(folder / _WHOLE_PROCESSOR_FILE))
     part = None if whole is None else whole.values.get("image_processor")
     if isinstance(part, Mapping):
-        return ImageProcessing.of(Config(part, "image_processor.", _WHOLE_PROCESSOR_FILE), default)
+        return Config(part, "image_processor.", _WHOLE_PROCESSOR_FILE)
     file = str(folder / _PROCESSOR_FILE)
-    return ImageProcessing.of(Config(need_config(directory, file).values, file=file), default)
+    return Config(need_config(directory, file).values, file=file)
 
 
 def _trunk(

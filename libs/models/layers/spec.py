@@ -32,10 +32,14 @@ _MOST_LAYERS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin."""
+    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin.
+
+    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty: a token's place turns all.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,11 @@ class Config:
     def __init__(self, values: Mapping[str, object], place: str = "", file: str = "config.json") -> None:
         """For messages: `place`, the keys that lead to these values, empty for the whole file, and `file`, its name."""
         self._values, self._place, self._file = values, place, file
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        """All keys, as they were read."""
+        return self._values
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""

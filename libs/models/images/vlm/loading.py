@@ -1,0 +1,147 @@
+"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is, and that says what it consists of.
+
+What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of their heads, and the host's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+
+from libs.catalog.checkpoint.files import need_config, read_config, shortened
+from libs.errors import ModelBroken
+from libs.models import weights
+from libs.models.images.loading import read_image_processor
+from libs.models.images.patches import PatchEmbedding
+from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
+from libs.models.images.vlm.connectors import Mergers
+from libs.models.images.vlm.families import colpali, idefics, qwen
+from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
+from libs.models.images.vlm.parts import PartsInput
+from libs.models.images.vlm.tower import BlockTower, ImageTower
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import Attention, PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.text.registry import build_encoder, prepare
+from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.trunk import Trunk
+from libs.models.weights import TensorFile
+
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, qwen)
+_WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class VisionLanguageModel:
+    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense" or "score".
+
+    `input`: the host's part for an item.
+    """
+
+    trunks: tuple[Trunk, ...]
+    input: PartsInput
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that `load_vision_language` takes."""
+    return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
+
+
+def load_vision_language(directory: Path, *, dtype: torch.dtype, device: torch.device) -> VisionLanguageModel:
+    """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in float32.
+
+    Raises ModelBroken with the file and the key or tensor that cannot be served.
+    """
+    config = Config(need_config(directory, "config.json").values)
+    family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
+    if family is None:
+        raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
+    processor = read_config(directory, "processor_config.json")
+    found = {} if processor is None else processor.values
+    files = Files(directory, config, Config(found, file="processor_config.json"), read_image_processor(directory, Path()))
+    spec = family.spec(files)
+    tensors = TensorFile.open(directory).renamed(lambda name: _renamed(name, family.NAMES))
+    texts, rest = tensors.split("text.")
+    pictures, rest = rest.split("tower.")
+    connecting, rest = rest.split("connector.")
+    heads, rest = rest.split("head.")
+    for name in rest.names():
+        raise ModelBroken(f"{rest.file_of(name)}: tensor {name!r} is unknown to this family of models")
+    encoder, _ = build_encoder(spec.text, texts, dtype=dtype, device=device, head_tables={})
+    tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
+    trunk = Trunk(encoder, spec.heads(_state(heads, family.HEADS, device)), tower)
+    return VisionLanguageModel((trunk,), _input(directory, spec, encoder))
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for begin in _WHOLE:
+        name = name.removeprefix(begin)
+    own = next((begin for begin in names if name.startswith(begin)), None)
+    return name if own is None else names[own] + name.removeprefix(own)
+
+
+def _tower(
+    spec: VisionLanguageSpec,
+    family: Family,
+    pictures: TensorFile,
+    connecting: TensorFile,
+    texts: PackedEncoder,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ImageTower:
+    try:
+        with torch.device("meta"):
+            embed: PatchEmbedding | BlockEmbedding
+            if isinstance(spec.patches, BlockSpec):
+                embed = BlockEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed, attention=_attention)
+            else:
+                embed = PatchEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed)
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelBroken(shortened(f"config.json: describes no image encoder that can be built: {error}")) from error
+    weights.load(encoder, pictures, table=family.TOWER, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    prepare(encoder)
+    connector = spec.connector(_state(connecting, family.CONNECTOR, device), dtype)
+    encoder = encoder.requires_grad_(False).eval()
+    if isinstance(spec.patches, BlockSpec) and isinstance(embed, BlockEmbedding) and isinstance(connector, Mergers):
+        return BlockTower(encoder, embed, connector, spec.patches)
+    norm = texts.embed.norm if isinstance(texts.embed, TokenEmbedding) else None
+    return ImageTower(encoder, embed, connector, None if norm is None else norm.forward)
+
+
+def _attention(spec: EncoderSpec, layer: LayerSpec) -> Attention:
+    """A layer with a window has those of images."""
+    return Attention(spec, layer) if layer.window is None else WindowAttention(spec, layer)
+
+
+def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device) -> dict[str, torch.Tensor]:
+    left = {name: name for name in tensors.names()}
+    state = weights.head_state(tensors, left, table, device)
+    for name in left:
+        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+    return state
+
+
+def _input(directory: Path, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
+    tokenizer = load_tokenizer(directory, lowercase=False)
+    prompts = spec.prompts.within(*_around(tokenizer)) if spec.framed else spec.prompts
+    text = TextProcessor(tokenizer, limit=encoder.max_positions, segments=False, unknown=special_token(directory, "unk_token"))
+    text.keep_whole([spec.mark])
+    mark = text.token_id(spec.mark)
+    if mark is None:
+        raise ModelBroken(f"tokenizer.json: has no token {spec.mark!r}, which stands for images")
+    return PartsInput(text, spec.pictures, prompts, mark)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
+    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])
