@@ -154,17 +154,24 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
 
 
 def test_regions_equal_transformers(written: Written) -> None:
-    """Each label as if it were asked for alone of the same logits, by its own threshold."""
-    thresholds = (0.3, 0.5, 0.45, 0.6)
+    """Each label as if it were asked for alone of the same logits, by its own threshold, which some boxes exceed."""
     found = 0
     for data, sequence in zip(images(written.kind), sequences_of(written), strict=True):
-        regions = written.ours.regions(sequence, outputs(written.ours, [sequence])[0], thresholds)
+        output = outputs(written.ours, [sequence])[0]
+        scores = np.sort(1 / (1 + np.exp(-output[:, 4:])), axis=0)[::-1]
+        thresholds = [float(scores[place : place + 2, number].mean()) for number, place in enumerate((0, 2, 5, 8))]
+        regions = written.ours.regions(sequence, output, thresholds)
         assert [one.score for one in regions] == sorted((one.score for one in regions), reverse=True)
         for number, threshold in enumerate(thresholds):
             wanted = sorted(reference_regions(written, data, number, threshold), key=lambda one: -one.score)
             got = [one for one in regions if one.label == LABELS[number]]
             assert len(got) == len(wanted)
-            for own, theirs in zip(got, wanted, strict=True):
-                assert own.score == pytest.approx(theirs.score, rel=1e-4)
+            np.testing.assert_allclose(_numbers(got), _numbers(wanted), rtol=2e-5, atol=2e-3)  # a pixel's 500th
             found += len(got)
     assert found > 20
+
+
+def _numbers(regions: Sequence[Region]) -> Floats:
+    """Scores and edges. Regions of nearly one score may change places, so they are ordered by their edges."""
+    rows = [(one.left, one.top, one.right, one.bottom, one.score) for one in regions]
+    return np.array(sorted(rows, key=lambda row: [round(edge, 1) for edge in row]), np.float32).reshape(-1, 5)
