@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from libs.errors import InvalidInput
@@ -136,7 +137,7 @@ class ImageProcessing:
         resized = self._resized(height, width, field)
         return self.crop or resized
 
-    def apply(self, pixels: Pixels, field: str) -> Pixels:
+    def apply(self, pixels: Pixels, field: str) -> NDArray[np.generic]:
         """[height, width, 3] -> the same of the size `seen`, which raises for the same images."""
         height, width = self._resized(pixels.shape[0], pixels.shape[1], field)
         if (height, width) != pixels.shape[:2]:
