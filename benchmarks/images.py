@@ -103,8 +103,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Of one shape and data type. `tokens`: of all images. `decoding`: seconds of one thread that decode a JPEG, over those that the
-    forward takes for it on all."""
+    """Of one shape and data type. `tokens`: of all images.
+
+    `decoding`: what it takes to decode a JPEG on one thread, over what its forward takes on all.
+    """
 
     shape: str
     dtype: str
@@ -252,7 +254,9 @@ def measure(
     device: torch.device,
 ) -> tuple[list[Prepared], list[Forward]]:
     """Tells each line as it comes."""
-    head = f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding one / forward of one':>30}"
+    head = (
+        f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
+    )
     print(head, "-" * len(head), sep="\n", flush=True)
     forwards = []
     for shape in shapes:
@@ -260,16 +264,16 @@ def measure(
             print(f"{shape.name} {dtype}", file=sys.stderr)
             model, theirs = loaded(shape, layers, dtype, device)
             forwards.append(one := forward(shape, model, theirs, pictures["JPEG"], rounds, dtype))
-            numbers = f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} {one.decoding:30.2f}"
+            numbers = f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} {one.decoding:19.2f}"
             print(f"{one.shape:22} {one.dtype:9} {one.tokens:7,} {numbers}", flush=True)
-    head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>30}"
+    head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>19}"
     print("", head, "-" * len(head), sep="\n", flush=True)
     prepared = []
     for shape in shapes:
         model, _ = loaded(shape, 1, "float32", torch.device("cpu"))
         for kind, held in pictures.items():
             prepared.append(each := prepare(shape, model, kind, held, rounds))
-            numbers = f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} {each.decoding:30.0%}"
+            numbers = f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} {each.decoding:19.0%}"
             print(f"{each.shape:22} {each.format:9} {numbers}", flush=True)
     return prepared, forwards
 
