@@ -73,8 +73,8 @@ class Packed:
         `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the index of another sequence
         of this batch that is sequence i's shared prefix, to all of whose tokens sequence i's attend (None: no prefix).
         `places`: the tokens of sequence i whose input is no id but a row of `values`, which has those of all sequences in turn.
-        `deeper`: as `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens] (None: its tokens' places
-        in all). `windows`: the lengths of the windows that all sequences consist of.
+        `deeper`: as `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens] (None: their
+        places in all). `windows`: the lengths of the windows that all sequences consist of.
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None

@@ -64,7 +64,7 @@ class Trunk:
         rows = [item.rows for item in sequences if item.rows is not None]
         values = self._values([one for each in rows for one in each.inputs]) if rows else None
         # A tower may make rows for the first layers as well, beside those of the input.
-        first, *deeper = (None,) if values is None else values.split(self.encoder.embed.row_size, dim=1)
+        first, *deeper = (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
         return Packed.of(
             [item.ids for item in sequences],
             [item.type_ids for item in sequences],

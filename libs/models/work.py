@@ -172,16 +172,17 @@ class InputRows:
     """The input of those tokens of a sequence that have none in the vocabulary: image patches, or embeddings made elsewhere.
 
     `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or, where the model's trunk has a
-    tower, the tower's input, one or several, of which it makes n rows.
+    tower, the tower's input, of which it makes n rows. `more`: further input of the tower, where a sequence has several images.
     """
 
     places: NDArray[np.int32]
-    values: NDArray[np.generic] | tuple[NDArray[np.generic], ...]
+    values: NDArray[np.generic]
+    more: tuple[NDArray[np.generic], ...] = ()
 
     @property
     def inputs(self) -> tuple[NDArray[np.generic], ...]:
-        """`values`, as a tuple also where it is one."""
-        return self.values if isinstance(self.values, tuple) else (self.values,)
+        """All input of the tower, in the order of its rows."""
+        return self.values, *self.more
 
 
 @dataclass(frozen=True, slots=True)

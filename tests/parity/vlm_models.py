@@ -1,4 +1,4 @@
-"""Small checkpoints of vision-language models with random weights, as transformers writes them, and what transformers makes of them."""
+"""Small checkpoints of vision-language models with random weights, as transformers writes them, and their vectors there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class Output:
 class Small:
     """A model and its processor, of transformers' classes."""
 
-    model: torch.nn.Module
+    model: Any
     processor: transformers.ProcessorMixin
 
     def save(self, directory: Path) -> None:
@@ -129,7 +130,7 @@ class _Engine(torch.nn.Module):
         save_file(tensors | head, directory / "model.safetensors")
 
 
-class _EngineProcessor(transformers.Idefics3Processor):
+class _EngineProcessor(transformers.Idefics3Processor):  # type: ignore[misc]
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
         begin = "<|im_start|>" if self.tokenizer.cls_token is None else "<|begin_of_text|>"
         text = f"{begin}User:<image>Describe the image.<end_of_utterance>\nAssistant:"
@@ -164,12 +165,12 @@ _QWEN_TOWER = {"depth": 3, "num_heads": 2, "spatial_merge_size": 2}
 
 def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
     """Windows of 2 x 2 squares in two of three layers; two layers of the text encoder that are added to."""
-    towers = {
+    second: dict[str, object] = {"window_size": 16, "fullatt_block_indexes": [1], "intermediate_size": 40}
+    third: dict[str, object] = {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1], "intermediate_size": 40}
+    towers: dict[str, dict[str, object]] = {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": 48, "patch_size": 4, "mlp_ratio": 2},
-        "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, "intermediate_size": 40, "window_size": 16}
-        | {"fullatt_block_indexes": [1]},
-        "qwen3_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, "intermediate_size": 40}
-        | {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+        "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, **second},
+        "qwen3_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, **third},
     }
     rope = {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
     return {
@@ -196,7 +197,7 @@ def _colqwen2() -> Small:
     return Small(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
 
 
-class _QwenEngineProcessor(transformers.ColQwen2Processor):
+class _QwenEngineProcessor(transformers.ColQwen2Processor):  # type: ignore[misc]
     """colpali-engine's, which gives the model the image tokens for M-RoPE, and puts nothing before a query."""
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class PixelShuffle(Connector):
         self.linear, self._side = linear, side
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
-        parts = hidden.split([rows * columns for rows, columns in grids])
+        parts = torch.split(hidden, [rows * columns for rows, columns in grids])
         return self.linear.forward(torch.cat([_squares(part, grid, self._side) for part, grid in zip(parts, grids, strict=True)]))
 
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is, and that says what it consists of.
+"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is, and that says what it has.
 
 What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of their heads, and the host's part.
 """

@@ -58,8 +58,8 @@ class Prompts:
 
     def within(self, before: str, after: str) -> Prompts:
         """The same, with special tokens around all of them."""
-        frames = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
-        return Prompts(*frames, default=self.default)
+        images, texts, queries = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
+        return Prompts(images, texts, queries, self.default)
 
     def of_text(self, role: Role) -> Frame:
         return self.queries if (role or self.default) == "query" else self.texts
@@ -69,7 +69,7 @@ class Prompts:
 class PartsInput:
     """The host's part for an item. Thread-safe.
 
-    `text.limit`: the longest sequence. `mark`: the id of the model's image token, which no text may hold. `most`: patches of an item.
+    `text.limit`: the longest sequence. `mark`: the id of the image token, which no text may hold. `most`: patches of an item.
     """
 
     text: TextProcessor
@@ -136,14 +136,12 @@ class PartsInput:
         for part in images:
             go_on()
             pictures += self.pictures.apply(decode(part.data, part.field, self.limits), part.field)
-        return InputSequence(ids, rows=InputRows(places, tuple(pictures)), axes=axes_of(len(ids), places, laid))
+        return InputSequence(ids, rows=InputRows(places, pictures[0], tuple(pictures[1:])), axes=axes_of(len(ids), places, laid))
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)
 
-    def _placed(
-        self, laid: Sequence[Laid], whole: str, field: str, suspect: str, go_on: GoOn = go_on_anyway
-    ) -> tuple[Ids, Ids]:
+    def _placed(self, laid: Sequence[Laid], whole: str, field: str, suspect: str, go_on: GoOn = go_on_anyway) -> tuple[Ids, Ids]:
         """Ids and places of the images' rows. `suspect`: the path of a text, for an image token that belongs to no image."""
         frame, limit = self.prompts.images, self.text.limit
         ((ids, is_whole),) = self.text.encode_plain([whole], "end", go_on, before=frame.before, after=frame.after)

@@ -60,7 +60,7 @@ class OneSize:
 
 
 def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """Puts `rows[i]` tokens in the place of mark i: the ids, with 0 for these tokens, and their places. None: other marks are there."""
+    """Puts `rows[i]` tokens in the place of mark i: the ids, 0 for these tokens, and their places. None: there are other marks."""
     marked = ids == mark
     if int(marked.sum()) != len(rows):
         return None

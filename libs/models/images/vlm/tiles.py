@@ -1,4 +1,4 @@
-"""Idefics3's images: enlarged or shrunk to a multiple of the tower's size, and cut into tiles; last comes the whole image, squeezed.
+"""Idefics3's images: resized to a multiple of the tower's size, and cut into tiles; last comes the whole image, squeezed.
 
 Equal to transformers' Idefics3ImageProcessorPil bit for bit.
 """
@@ -67,7 +67,7 @@ class Tiles:
         down, across = self._grid(height, width, field)
         whole = pixels
         if self.longest is not None:
-            whole = self._resized(whole, *_within(*pixels.shape[:2], self.longest))
+            whole = self._resized(whole, *_within(pixels.shape[0], pixels.shape[1], self.longest))
         if not self.splits:
             return (self._resized(whole, self.side, self.side),)
         whole = self._resized(whole, height, width)

@@ -43,8 +43,8 @@ class Files:
 class VisionLanguageSpec:
     """A checkpoint's parts.
 
-    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors of
-    `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS`. `mark`: the image token. `framed`: the
+    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
+    of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS`. `mark`: the image token. `framed`: the
     tokenizer's own special tokens stand around what `prompts` say.
     """
 
@@ -61,7 +61,7 @@ class VisionLanguageSpec:
 
 
 class Family(Protocol):
-    """A module of this folder. Tensors' names begin with `text.`, `tower.`, `connector.` or `head.` after `NAMES` replaced theirs."""
+    """A module of this folder. `NAMES` makes tensors' names begin with `text.`, `tower.`, `connector.` or `head.`"""
 
     @property
     def MODEL_TYPES(self) -> tuple[str, ...]:
@@ -100,7 +100,9 @@ SIGLIP: dict[str, Rule] = LAYERS | {
 """Names of SigLIP's image encoder, whose pooling these models leave out."""
 
 
-def siglip(config: Config, *, hidden: int, layers: int, heads: int, ffn: int, image: int, patch: int) -> tuple[EncoderSpec, PatchSpec]:
+def siglip(
+    config: Config, *, hidden: int, layers: int, heads: int, ffn: int, image: int, patch: int
+) -> tuple[EncoderSpec, PatchSpec]:
     """SigLIP's image encoder. The numbers are transformers' defaults for keys that are missing."""
     spec = encoder_spec(config, hidden=hidden, layers=layers, heads=heads, ffn=ffn, eps=1e-6, activation="gelu_pytorch_tanh")
     side, grid = square_grid(config, image, patch)

@@ -1,4 +1,4 @@
-"""Idefics3, SmolVLM and ModernVBERT for retrieval: ColIdefics3, ColSmol (arXiv 2407.01449, 2504.05299), ColModernVBERT (2510.01149).
+"""Idefics3, SmolVLM (arXiv 2408.12637, 2504.05299), ModernVBERT (2510.01149): ColIdefics3, ColSmol and ColModernVBERT.
 
 SigLIP sees tiles of an image; pixel shuffle makes few rows of many patches; Llama (causal) or ModernBERT reads them.
 """

@@ -1,7 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and ColQwen2 (2407.01449) of them.
 
-Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3 with positions in three (M-RoPE).
-Qwen2.5's tower has windows in most layers. Qwen3's has mergers after some of its layers, too, for the text encoder's first layers.
+Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3 with positions in three
+(M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers after some of its layers, too (DeepStack).
 """
 
 from __future__ import annotations
