@@ -15,13 +15,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
+from libs.models import PackedModel
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
 from libs.models.images.detection.regions import Asked, regions_of
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
-from libs.models.work import InputSequence, Output
+from libs.models.work import InputSequence, Output, is_finite
+from tests.models.test_trunks import joined
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -207,3 +209,17 @@ def test_copies_in_old_checkpoints_are_left_out(directories: dict[str, Path], tm
     block = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0.attention.self.relative_position_index"
     save_file({**tensors, **copies, block: torch.zeros(9, 9, dtype=torch.int64)}, tmp_path / "model.safetensors")
     load(tmp_path)
+
+
+def test_a_detector_is_served_as_every_model(detector: Detector, embedder: PackedModel) -> None:
+    """An image gives among others, in any order, what it gives alone; encoders within its head count; its memory is measured."""
+    model = joined(embedder, detector.trunk)
+    assert model.bytes > embedder.bytes + detector.trunk.encoder.bytes
+    assert model.probe() >= embedder.probe()
+    read = detector.labels(LABELS)
+    sequences = [detector.sequence(file_of(*size), FIELD, read) for size in ((40, 60), (60, 40), (33, 34))]
+    together = model.forward(HEAD, sequences)
+    for one, alone, backwards in zip(sequences, together, model.forward(HEAD, sequences[::-1])[::-1], strict=True):
+        np.testing.assert_allclose(np.asarray(backwards), np.asarray(alone), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(model.forward(HEAD, [one])[0]), np.asarray(alone), rtol=1e-4, atol=1e-5)
+        assert is_finite(alone)

@@ -221,12 +221,15 @@ class DinoHead(nn.Module):
         found = []
         for image, sequence in zip(torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True):
             asked = sequence.input
-            if not isinstance(asked, Asked):
-                raise TypeError("a detector needs the labels of a sequence")
-            logits, boxes = self.detect(image, asked.labels, self._sizes(asked.height, asked.width))
-            ends = np.cumsum([1, *(len(label.ids) for label in asked.labels)])
-            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(asked.labels, ends, strict=False)]
-            found.append(torch.cat([boxes, torch.stack(scores, dim=1)], dim=1))
+            labels: tuple[Label, ...] = ()
+            if isinstance(asked, Asked):
+                labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
+            else:  # a probe's, of which only the memory counts
+                sizes = ((1, len(image) - self._spec.levels + 1), *[(1, 1)] * (self._spec.levels - 1))
+            logits, boxes = self.detect(image, labels, sizes)
+            ends = np.cumsum([1, *(len(label.ids) for label in labels)])
+            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(labels, ends, strict=False)]
+            found.append(torch.cat([boxes, *(score[:, None] for score in scores)], dim=1))
         return tuple(found)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
