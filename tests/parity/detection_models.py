@@ -40,7 +40,7 @@ def _dino() -> transformers.PreTrainedModel:
             decoder_ffn_dim=40,
             encoder_attention_heads=4,
             decoder_attention_heads=4,
-            num_queries=12,
+            num_queries=30,
             max_text_len=64,
         )
     )

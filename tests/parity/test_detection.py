@@ -1,4 +1,4 @@
-"""Every family of detectors against transformers on random weights: pixels, logits, boxes and regions; the same alone as among others."""
+"""Every family of detectors against transformers on random weights: pixels, logits, boxes, regions; the same alone as packed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_pixels_equal_transformers(written: Written) -> None:
     for data in images(written.kind):
         pixels = decode(data, "items[0]")
         got = processing.apply(pixels, "items[0]")
-        assert got.shape[:2] == processing.seen(*pixels.shape[:2], "items[0]")
+        assert got.shape[:2] == processing.seen(pixels.shape[0], pixels.shape[1], "items[0]")
         values = (got.astype(np.float64) * processing.scale).astype(np.float32)
         mean, std = np.array(processing.mean, np.float32), np.array(processing.std, np.float32)
         wanted = PROCESSORS[written.kind](Image.open(BytesIO(data)), do_convert_rgb=True)["pixel_values"][0]

@@ -193,6 +193,13 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.fusion_layer, self.text_enhancer_layer, self.deformable_layer = Fusion(spec), TextLayer(spec), DeformableLayer(spec)
 
+    def forward(
+        self, image: Tensor, text: Tensor, image_positions: Tensor, positions: Tensor, mask: Tensor, places: Tensor, sizes: Sizes
+    ) -> tuple[Tensor, Tensor]:
+        image, text = self.fusion_layer.forward(image, text)
+        text = self.text_enhancer_layer.forward(text, positions, mask)
+        return self.deformable_layer.forward(image, image_positions, places, sizes), text
+
 
 class DecoderLayer(nn.Module):
     """Queries attend to each other, to the text, and to places of the image around their boxes."""

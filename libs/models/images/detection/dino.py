@@ -165,7 +165,7 @@ class TextStates(LabelVectors):
         phrases = [phrase for label in ids for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])]
         states = self.encoder.forward(Packed.of(phrases, device=self.encoder.device)).float()
         states = states if self.project is None else self.project.forward(states)
-        return states.split([len(label) for label in ids])
+        return torch.split_with_sizes(states, [len(label) for label in ids])
 
 
 def _starts(ids: Ids) -> NDArray[np.bool_]:
@@ -219,14 +219,17 @@ class DinoHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         found = []
-        for image, sequence in zip(hidden.float().split(list(batch.lengths)), sequences, strict=True):
+        for image, sequence in zip(torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True):
             asked = sequence.input
-            if not isinstance(asked, Asked):
-                raise TypeError("a detector needs the labels of a sequence")
-            logits, boxes = self.detect(image, asked.labels, self._sizes(asked.height, asked.width))
-            ends = np.cumsum([1, *(len(label.ids) for label in asked.labels)])
-            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(asked.labels, ends, strict=False)]
-            found.append(torch.cat([boxes, torch.stack(scores, dim=1)], dim=1))
+            labels: tuple[Label, ...] = ()
+            if isinstance(asked, Asked):
+                labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
+            else:  # a probe's, of which only the memory counts
+                sizes = ((1, len(image) - self._spec.levels + 1), *[(1, 1)] * (self._spec.levels - 1))
+            logits, boxes = self.detect(image, labels, sizes)
+            ends = np.cumsum([1, *(len(label.ids) for label in labels)])
+            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(labels, ends, strict=False)]
+            found.append(torch.cat([boxes, *(score[:, None] for score in scores)], dim=1))
         return tuple(found)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -255,17 +258,15 @@ class DinoHead(nn.Module):
     def _encoded(self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes) -> tuple[Tensor, Tensor]:
         starts = _starts(ids)
         phrases = np.cumsum(starts)
-        parts = to_device(phrases, text.device)
+        parts = to_device(phrases.astype(np.int32), text.device)
         mask = parts[:, None] == parts
-        places = to_device(np.arange(len(ids)) - np.flatnonzero(starts)[phrases - 1], text.device)
+        places = to_device((np.arange(len(ids)) - np.flatnonzero(starts)[phrases - 1]).astype(np.int32), text.device)
         positions = sines(places * (2 * math.pi), self._spec.width, 10_000.0)
         levels = self.own.level_embed.repeat_interleave(torch.tensor([a * b for a, b in sizes], device=image.device), dim=0)
         image_positions = place_sines(sizes, self._spec.width, self._spec.temperature, image.device) + levels
         points = centres(sizes, image.device)
         for layer in self.own.encoder.layers:
-            image, text = layer.fusion_layer(image, text)
-            text = layer.text_enhancer_layer(text, positions, mask)
-            image = layer.deformable_layer(image, image_positions, points, sizes)
+            image, text = layer(image, text, image_positions, positions, mask, points, sizes)
         return image, text
 
     def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:

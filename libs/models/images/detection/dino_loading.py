@@ -108,7 +108,7 @@ def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch
     weights = on_meta(lambda: dino.DinoWeights(spec))
     fill(weights, own, torch.float32, device, _without_copies)
     moves = on_meta(lambda: dino.box_heads(spec))
-    fill(moves, boxes.split("bbox_embed.")[0], torch.float32, device, _first if spec.shares_boxes else str)
+    fill(moves, boxes, torch.float32, device, _first_box if spec.shares_boxes else _box)
 
     values = _TEXTS | dict(need_config(directory, "config.json").part("text_config").values)
     encoder, _ = build_encoder(values, texts, dtype=dtype, device=device, head_tables={})
@@ -141,9 +141,14 @@ def _without_copies(name: str) -> str | None:
     return None if name.startswith("decoder.bbox_embed.") else name
 
 
-def _first(name: str) -> str | None:
+def _box(name: str) -> str:
+    return name.removeprefix("bbox_embed.")
+
+
+def _first_box(name: str) -> str | None:
     """All heads of boxes are the first."""
-    return name if name.startswith("0.") else None
+    is_copy = name.startswith("bbox_embed.") and not name.startswith("bbox_embed.0.")
+    return None if is_copy else _box(name)
 
 
 def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:

@@ -72,8 +72,8 @@ class TextVectors(LabelVectors):
         batch = Packed.of(ids, device=self.encoder.device)
         vectors = self.encoder.forward(batch, "last").float()
         vectors = vectors if self.project is None else self.project.forward(vectors)
-        vectors = vectors / vectors.norm(dim=-1, keepdim=True)
-        return (vectors / (vectors.norm(dim=-1, keepdim=True) + 1e-6)).unbind()
+        vectors = vectors / _length(vectors)
+        return (vectors / (_length(vectors) + 1e-6)).unbind()
 
 
 class OwlHead(nn.Module):
@@ -115,9 +115,9 @@ class OwlHead(nn.Module):
         states = hidden.float().view(len(sequences), -1, hidden.shape[-1])
         features = self.norm.forward(states[:, 1:] * states[:, :1])
         vectors = self.vector.forward(features)
-        vectors = vectors / (vectors.norm(dim=-1, keepdim=True) + 1e-6)
+        vectors = vectors / (_length(vectors) + 1e-6)
         shift, scale = self.shift.forward(features), F.elu(self.scale.forward(features)) + 1
-        boxes = (self.box.forward(features) + self.places).sigmoid()
+        boxes: Tensor = (self.box(features) + self.places).sigmoid()
         return tuple(
             torch.cat([boxes[number], (vectors[number] @ self._wanted(one).T + shift[number]) * scale[number]], dim=1)
             for number, one in enumerate(sequences)
@@ -130,6 +130,11 @@ class OwlHead(nn.Module):
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return [array.astype("float32", copy=False) for array in arrays]
+
+
+def _length(vectors: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return length
 
 
 def _places(rows: int, columns: int) -> Tensor:

@@ -111,7 +111,8 @@ class _Axis:
             pair += wide.take(places[:, -1 - number], axis=axis)
             pair *= self.weights[number]
             total += pair
-        return total.astype(np.float32)
+        rounded: Floats = total.astype(np.float32)
+        return rounded
 
 
 def _mixed(block: Numbers, down: _Axis, across: _Axis) -> Floats:
@@ -143,7 +144,7 @@ def _mirrored(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:
     return np.where(around >= side, 2 * side - 2 - around, around)
 
 
-def _reflected(places: Numbers, side: int) -> Numbers:
+def _reflected(places: NDArray[np.floating], side: int) -> NDArray[np.floating]:
     """The same between -0.5 and side - 0.5; what lies past the last pixel's middle has its mirrored neighbour above it."""
     return np.zeros_like(places) if side == 1 else np.where(places < 0, -places, places)
 
