@@ -1,4 +1,4 @@
-"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model of texts, against transformers."""
+"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model of texts."""
 
 from __future__ import annotations
 
