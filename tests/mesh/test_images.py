@@ -13,18 +13,22 @@ import grpc
 import numpy as np
 import pytest
 import shoal
+from numpy.typing import NDArray
 from PIL import Image
 from shoal import errors
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
 
-from tests.mesh.test_families import relative_error
 from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, Family, Reference, write_repository
 from tests.support.cluster import Cluster
 
 FILES = pictures()
 FAMILIES: tuple[Family, ...] = ("clip", "siglip")
+
+
+def relative_error(ours: NDArray[np.number], theirs: NDArray[np.number]) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,11 @@ def test_texts_and_images_of_one_request(client: shoal.Client, references: dict[
 def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, Reference]) -> None:
     """All at once on one worker."""
     del references
-    asked = [("random/clip-images", FILES[:3]), ("random/bert-embed", TEXTS), ("random/siglip-images", [*FILES[:2], *TEXTS])] * 4
+    asked: list[tuple[str, list[str | bytes]]] = [
+        ("random/clip-images", [*FILES[:3]]),
+        ("random/bert-embed", [*TEXTS]),
+        ("random/siglip-images", [*FILES[:2], *TEXTS]),
+    ] * 4
     before = [client.encode(model, items).dense for model, items in asked[:3]]
     with ThreadPoolExecutor(len(asked)) as pool:
         found = list(pool.map(lambda one: client.encode(*one).dense, asked))

@@ -67,7 +67,8 @@ class Invocation:
 
     def metadata(self, result: Result) -> dict[str, object]:
         """What the JSON of every command has beside its results."""
-        found = {"model": self.model, "revision": result.revision, "usage": asdict(result.usage), "timings": asdict(result.timings)}
+        usage = {name: count for name, count in asdict(result.usage).items() if count or name == "input_tokens"}
+        found = {"model": self.model, "revision": result.revision, "usage": usage, "timings": asdict(result.timings)}
         return found | ({"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {})
 
     def heading(self, result: Result) -> str:
