@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -74,6 +74,16 @@ class _Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
+    update: LowRankUpdate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankUpdate:
+    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
 
 
 class TensorFile:
@@ -120,6 +130,17 @@ class TensorFile:
             entries[other] = entry
         return TensorFile(self.source, entries)
 
+    def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
+        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
+        entries = dict(self._entries)
+        for name, update in updates.items():
+            entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
+            if entry is None or entry.shape != wanted:
+                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
+            entries[name] = replace(entry, update=update)
+        return TensorFile(self.source, entries)
+
     def names(self) -> list[str]:
         return list(self._entries)
 
@@ -131,12 +152,15 @@ class TensorFile:
         return self._entries[name].shape
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use."""
+        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use. Float32 where it is updated."""
         entry = self._entries[name]
         count = prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        return torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        stored = torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        if entry.update is None:
+            return stored
+        return stored.float() + entry.update.scale * (entry.update.b.float() @ entry.update.a.float())
 
 
 def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:
