@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -121,25 +121,9 @@ class TensorFile:
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
-    def renamed(self, rename: Callable[[str], str]) -> TensorFile:
-        """The same tensors under other names. Raises ModelBroken if two get the same."""
-        entries: dict[str, _Entry] = {}
-        for name, entry in self._entries.items():
-            if (other := rename(name)) in entries:
-                raise ModelBroken(f"{entry.file}: tensor {name!r} is there twice, under two names")
-            entries[other] = entry
-        return TensorFile(self.source, entries)
-
-    def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
-        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
-        entries = dict(self._entries)
-        for name, update in updates.items():
-            entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
-            if entry is None or entry.shape != wanted:
-                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
-                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
-            entries[name] = replace(entry, update=update)
-        return TensorFile(self.source, entries)
+    def renamed(self, name: Callable[[str], str]) -> TensorFile:
+        """The same tensors, each by what `name` makes of its name."""
+        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -150,6 +134,17 @@ class TensorFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
+
+    def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
+        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
+        entries = dict(self._entries)
+        for name, update in updates.items():
+            entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
+            if entry is None or entry.shape != wanted:
+                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
+            entries[name] = _Entry(entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update)
+        return TensorFile(self.source, entries)
 
     def read(self, name: str) -> Tensor:
         """The tensor, as a read-only view of the memory-mapped file: pages are read on first use. Float32 where it is updated."""

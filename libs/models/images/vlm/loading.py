@@ -30,8 +30,8 @@ from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.lora import read_updates
-from libs.models.text.registry import build_encoder, prepare
+from libs.models.lora import Names, read_updates
+from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
@@ -40,17 +40,19 @@ from libs.models.weights import TensorFile
 _FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, qwen)
 _PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
 _WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
+_WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
 
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageModel:
     """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense" or "score".
 
-    `input`: the host's part for an item.
+    `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters that are loaded later have them.
     """
 
     trunks: tuple[Trunk, ...]
     input: PartsInput
+    names: Names
 
 
 def model_types() -> tuple[str, ...]:
@@ -84,22 +86,31 @@ def load_vision_language(
     files = _files(directory, home, config, use or _used(home))
     spec = family.spec(files)
 
-    def rename(stored: str) -> str:
-        return _renamed(stored, family.NAMES)
+    def rename(name: str) -> str:
+        return _renamed(name, family.NAMES)
 
-    tensors = TensorFile.open(home).renamed(rename)
+    stored = TensorFile.open(home)
+    tensors = stored.renamed(rename)
+    if len(tensors.names()) < len(stored.names()):
+        raise ModelBroken(f"{stored.source}: some tensors are there twice, by two names")
     if name:
         tensors = tensors.merged({rename(f"{module}.weight"): update for module, update in read_updates(directory).items()})
     texts, rest = tensors.split("text.")
     pictures, rest = rest.split("tower.")
     connecting, rest = rest.split("connector.")
     heads, rest = rest.split("head.")
-    for stored in rest.names():
-        raise ModelBroken(f"{rest.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
+    for unknown in rest.names():
+        raise ModelBroken(f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models")
     encoder, _ = build_encoder(spec.text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
     trunk = Trunk(encoder, spec.heads(_state(heads, family.HEADS, device), encoder), tower)
-    return VisionLanguageModel((trunk,), _input(files, spec, encoder))
+    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family))
+
+
+def _names(spec: VisionLanguageSpec, family: Family) -> Names:
+    table, prefixes = names_of(spec.text)
+    begins = [begin for begin, own in family.NAMES.items() if own == "text."]
+    return Names(table, (*prefixes, *(whole + begin for whole in _WHOLES for begin in begins)), {})
 
 
 def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:

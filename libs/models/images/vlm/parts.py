@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +18,22 @@ from libs.models.work import GoOn, InputRows, InputSequence, Role, Truncation, g
 Ids = NDArray[np.int32]
 
 
+class Part(Protocol):
+    """A piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
+
+    @property
+    def content(self) -> str | bytes: ...
+
+    @property
+    def field(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
-class TextPart:
-    """`field`: the part's path in the job, such as `items[3].parts[1].text`."""
+class Piece:
+    """A Part."""
 
-    text: str
+    content: str | bytes
     field: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePart:
-    """`data`: the bytes of a file. `field`: the part's path in the job, such as `items[3].image`."""
-
-    data: bytes
-    field: str
-
-
-Part = TextPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts in that role.
+    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role
 
     `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: it takes none.
     `pair`: of a model that scores pairs.
@@ -120,7 +119,7 @@ class PartsInput:
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """The item of one image."""
-        return self.of_parts([ImagePart(data, field)], field)
+        return self.of_parts([Piece(data, field)], field)
 
     def of_texts(
         self,
@@ -161,24 +160,25 @@ class PartsInput:
         Images are never cut, and neither are texts beside them. Raises InputTooLong for an item with images beyond the limit, and
         InvalidInput with the part's path for a file that cannot be decoded; sizes are checked before anything is.
         """
-        images = [part for part in parts if isinstance(part, ImagePart)]
+        images = [(part.content, part.field) for part in parts if isinstance(part.content, bytes)]
         if not images:
-            joined = "".join(part.text for part in parts if isinstance(part, TextPart))
+            joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
             return self.of_texts([joined], role, truncation, lambda _: where, go_on, instruction)[0]
-        laid = [self._laid(part.data, part.field) for part in images]
+        laid = [self._laid(data, path) for data, path in images]
         patches = sum(one.patches for one in laid)
         if patches > self.most:
             raise InvalidInput(f"the images of {field} have {patches:,} patches; the model takes {self.most:,}", field=field)
         texts = iter(laid)
-        whole = "".join(next(texts).text if isinstance(part, ImagePart) else part.text for part in parts)
-        suspect = next((part.field for part in parts if isinstance(part, TextPart)), field)
+        whole = "".join(part.content if isinstance(part.content, str) else next(texts).text for part in parts)
+        suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
         ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
         pictures: list[NDArray[np.generic]] = []
-        for part in images:
+        for data, path in images:
             go_on()
-            pictures += self.pictures.apply(decode(part.data, part.field, self.limits), part.field)
-        return InputSequence(ids, rows=InputRows(places, pictures[0], tuple(pictures[1:])), axes=axes_of(len(ids), places, laid))
+            pictures += self.pictures.apply(decode(data, path, self.limits), path)
+        rows = InputRows(places, pictures[0], tuple(pictures[1:]))
+        return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
 
     def of_pair(
         self,
@@ -193,8 +193,8 @@ class PartsInput:
         pair = self.prompts.told(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
-        nothing = [TextPart(pair.nothing, field)]
-        first, second = TextPart(pair.query, field), TextPart(pair.document, field)
+        nothing = [Piece(pair.nothing, field)]
+        first, second = Piece(pair.query, field), Piece(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
         return self.of_parts(parts, field, "", truncation, go_on, instruction)
 
