@@ -11,7 +11,7 @@ import torch
 from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.lora import Place
-from tests.models.test_trunks import joined, vectors
+from tests.models.test_trunks import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,12 +34,12 @@ def test_pages_and_queries_in_one_batch(embedder: PackedModel, pictured: VisionL
     given = pictured.input
     sequences = [given.sequence(data, "items[0]") for data in pages()[:4]]
     sequences += given.of_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
-    together = vectors(model.forward("multi_vector", sequences))
-    backwards = vectors(model.forward("multi_vector", sequences[::-1]))[::-1]
+    together = model.forward("multi_vector", sequences)
+    backwards = model.forward("multi_vector", sequences[::-1])[::-1]
     for number, sequence in enumerate(sequences):
-        (alone,) = vectors(model.forward("multi_vector", [sequence]))
-        np.testing.assert_allclose(together[number], alone, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(backwards[number], alone, rtol=1e-4, atol=1e-4)
+        (alone,) = model.forward("multi_vector", [sequence])
+        for found in (together[number], backwards[number]):
+            np.testing.assert_allclose(np.asarray(found), np.asarray(alone), rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -> None:

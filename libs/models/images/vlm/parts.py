@@ -59,10 +59,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role
+    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role.
 
-    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: it takes none.
-    `pair`: of a model that scores pairs.
+    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: none is
+    taken. `pair`: of a model that scores pairs.
     """
 
     images: Frame
