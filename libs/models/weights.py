@@ -74,6 +74,16 @@ class _Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
+    update: LowRankUpdate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankUpdate:
+    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
 
 
 class TensorFile:
@@ -111,14 +121,9 @@ class TensorFile:
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
-    def renamed(self, rename: Callable[[str], str]) -> TensorFile:
-        """The same tensors under other names. Raises ModelBroken if two get the same."""
-        entries: dict[str, _Entry] = {}
-        for name, entry in self._entries.items():
-            if (other := rename(name)) in entries:
-                raise ModelBroken(f"{entry.file}: tensor {name!r} is there twice, under two names")
-            entries[other] = entry
-        return TensorFile(self.source, entries)
+    def renamed(self, name: Callable[[str], str]) -> TensorFile:
+        """The same tensors, each by what `name` makes of its name."""
+        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -130,13 +135,27 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
+        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
+        entries = dict(self._entries)
+        for name, update in updates.items():
+            entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
+            if entry is None or entry.shape != wanted:
+                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
+            entries[name] = _Entry(entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update)
+        return TensorFile(self.source, entries)
+
     def read(self, name: str) -> Tensor:
-        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use."""
+        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use. Float32 where it is updated."""
         entry = self._entries[name]
         count = prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        return torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        stored = torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        if entry.update is None:
+            return stored
+        return stored.float() + entry.update.scale * (entry.update.b.float() @ entry.update.a.float())
 
 
 def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:

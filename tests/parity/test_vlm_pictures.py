@@ -10,6 +10,8 @@ import transformers
 from PIL import Image
 
 from libs.errors import InvalidInput
+from libs.models.images.patches import PatchSpec
+from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.layers.spec import Config
 
@@ -46,6 +48,38 @@ def test_tiles_equal_transformers(settings: Mapping[str, object]) -> None:
         assert laid.text.count(f"_col_{across}>") == (down if across else 0)
         for mine, other in zip(got, raw, strict=True):
             np.testing.assert_array_equal(mine, other.transpose(1, 2, 0))
+
+
+SMART: tuple[Mapping[str, object], ...] = (
+    {},
+    {"size": {"shortest_edge": 16 * 64, "longest_edge": 200 * 64}, "patch_size": 4},
+    {"min_pixels": 3000, "max_pixels": 40_000, "patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", SMART)
+def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
+    """The patches, in their order, of the two frames of which the model sees one."""
+    theirs = transformers.Qwen2VLImageProcessorPil(**settings)
+    side = int(str(settings.get("patch_size", 14)))
+    spec = PatchSpec(8, side, (0, 0), class_token=False, resampled=True)
+    ours = SmartResize.of(Config(settings), spec, 2, plain=False)
+    for size in ((60, 30), (61, 133), (7, 5), (150, 1), (3000, 2000) if not settings else (300, 200)):
+        image = noise(*size)
+        found = theirs(image, do_rescale=False, do_normalize=False)
+        (got,) = ours.apply(np.asarray(image), "items[0]")
+        laid = ours.lay(*size, "items[0]")
+        rows, columns = got.shape[0] // side, got.shape[1] // side
+        assert [1, rows, columns] == found["image_grid_thw"][0].tolist()
+        assert laid.patches == rows * columns == 4 * laid.rows[0]
+        assert laid.grid == (rows // 2, columns // 2)
+        squares = got.reshape(rows // 2, 2, side, columns // 2, 2, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        wanted = found["pixel_values"].reshape(-1, 3, 2, side, side)
+        np.testing.assert_array_equal(squares.reshape(-1, 3, side, side), wanted[:, :, 0])
+    with pytest.raises(InvalidInput, match="too thin") as caught:
+        ours.lay(1, 300, "items[4]")
+    assert caught.value.field == "items[4]"
 
 
 def test_images_that_make_no_tiles() -> None:

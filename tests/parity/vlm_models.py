@@ -234,15 +234,44 @@ MODELS: dict[str, Callable[[], Small]] = {
 
 @cache
 def small(kind: str) -> Small:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
     made = MODELS[kind]()
+    _draw(made.model)
+    return made
+
+
+def _draw(model: torch.nn.Module) -> None:
+    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for name, parameter in made.model.eval().named_parameters():
+        for name, parameter in model.eval().named_parameters():
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
-    return made
+
+
+@dataclass(frozen=True)
+class Conversation(Small):
+    """A language model that is asked with its chat template's text."""
+
+    def last(self, text: str, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
+        """The last token's state, and its logits."""
+        found = dict(self.processor.image_processor(list(images), return_tensors="pt")) if images else {}
+        for rows in (found["image_grid_thw"].prod(-1) // 4).tolist() if images else []:
+            text = text.replace("<|image_pad|>", "<|image|>" * rows, 1)
+        ids = self.processor.tokenizer(text.replace("<|image|>", "<|image_pad|>"), return_tensors="pt")["input_ids"]
+        kinds = (ids == self.model.config.image_token_id).int()
+        output = self.model(input_ids=ids, mm_token_type_ids=kinds, output_hidden_states=True, **found)
+        return output.hidden_states[-1][0, -1], output.logits[0, -1]
+
+
+@cache
+def conversation() -> Conversation:
+    """Qwen3-VL."""
+    tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
+    settings = _qwen_settings("qwen3_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    model = transformers.Qwen3VLForConditionalGeneration(transformers.Qwen3VLConfig(**settings))
+    _draw(model)
+    return Conversation(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
 
 
 def pages() -> list[bytes]:

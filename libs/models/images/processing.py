@@ -7,7 +7,7 @@ numbers that stand here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,8 +18,8 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.layers.spec import Config
 
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
 
 _MOST_SIDE: Final = 1 << 14
 _MOST_PIXELS: Final = 50_000_000
@@ -58,8 +58,8 @@ class PatchBudget:
 class _Defaults:
     """What a class of transformers takes where its file has no key. `size`: the short side, or with `square` both sides."""
 
-    mean: Numbers = HALF
-    std: Numbers = HALF
+    mean: Numbers = _HALF
+    std: Numbers = _HALF
     resample: int = Image.Resampling.BICUBIC
     square: bool = True
     crop: bool = False
@@ -69,8 +69,8 @@ class _Defaults:
 
 # By the names in `image_processor_type`, without their endings.
 _CLASSES: Final = {
-    "BitImageProcessor": _Defaults(CLIP_MEAN, CLIP_STD, square=False, crop=True),
-    "CLIPImageProcessor": _Defaults(CLIP_MEAN, CLIP_STD, square=False, crop=True),
+    "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
     "SiglipImageProcessor": _Defaults(),
     "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
@@ -111,21 +111,32 @@ class ImageProcessing:
         for flag in _NOT_SERVED:
             if config.has(flag):
                 config.require(flag, False)
-        return replace(
-            ImageProcessing.unsized(config, known.mean, known.std, known.resample),
+        plain = ImageProcessing._plain(config, known, known.resample)
+        return ImageProcessing(
             size=_size(config, known) if config.flag("do_resize", True) else None,
+            resample=plain.resample,
             crop=_crop(config) if config.flag("do_center_crop", known.crop) else None,
+            scale=plain.scale,
+            mean=plain.mean,
+            std=plain.std,
         )
 
     @staticmethod
-    def unsized(config: Config, mean: Numbers, std: Numbers, resample: int) -> ImageProcessing:
-        """The numbers and the filter alone, for images whose size the caller sees to. `mean`, `std`, `resample`: the defaults."""
+    def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
+        """The numbers and the filter alone, for images whose size the caller sees to.
+
+        `like`: the class that has the same numbers where the file has none. `resample`: the filter there.
+        """
+        return ImageProcessing._plain(config, _CLASSES[like], resample)
+
+    @staticmethod
+    def _plain(config: Config, known: _Defaults, resample: int) -> ImageProcessing:
+        mean: Numbers = (0.0, 0.0, 0.0)
+        std: Numbers = (1.0, 1.0, 1.0)
         if config.flag("do_normalize", True):
-            mean, std = config.numbers("image_mean", mean), config.numbers("image_std", std)
+            mean, std = config.numbers("image_mean", known.mean), config.numbers("image_std", known.std)
             if 0.0 in std:
                 raise config.unsupported("image_std", "pixels are divided by it")
-        else:
-            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         scale = config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
         return ImageProcessing(size=None, resample=_filter(config, resample), crop=None, scale=scale, mean=mean, std=std)
 

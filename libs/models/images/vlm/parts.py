@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.errors import InvalidInput
+from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
@@ -17,23 +18,22 @@ from libs.models.work import GoOn, InputRows, InputSequence, Role, Truncation, g
 Ids = NDArray[np.int32]
 
 
+class Part(Protocol):
+    """A piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
+
+    @property
+    def content(self) -> str | bytes: ...
+
+    @property
+    def field(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
-class TextPart:
-    """`field`: the part's path in the job, such as `items[3].parts[1].text`."""
+class Piece:
+    """A Part."""
 
-    text: str
+    content: str | bytes
     field: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePart:
-    """`data`: the bytes of a file. `field`: the part's path in the job, such as `items[3].image`."""
-
-    data: bytes
-    field: str
-
-
-Part = TextPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,51 @@ class Frame:
     after: str = ""
 
 
+INSTRUCTION: Final = "\ue002"
+"""Stands for the instruction in a prompt: a character of Unicode's private use area."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What stands before the query of a pair and before its document, and in place of one that is empty."""
+
+    query: str
+    document: str
+    nothing: str
+
+
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The frames of a model's items. `images`: of those with an image; `texts`: of texts alone; `queries`: of texts in that role.
+    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role.
 
-    `default`: the role of a text that is given none.
+    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: none is
+    taken. `pair`: of a model that scores pairs.
     """
 
     images: Frame
     texts: Frame
     queries: Frame
     default: Role = "query"
+    instruction: str = ""
+    pair: Pair | None = None
+
+    def told(self, instruction: str) -> Prompts:
+        """With an instruction in its place. Raises InvalidInput if there is none for it."""
+        if instruction and not self.instruction:
+            raise InvalidInput("the model takes no instruction: leave it out", field="instruction")
+        if not self.instruction:
+            return self
+        text = instruction or self.instruction
+        images, texts, queries = (
+            Frame(one.before.replace(INSTRUCTION, text), one.after) for one in (self.images, self.texts, self.queries)
+        )
+        pair = None if self.pair is None else replace(self.pair, query=self.pair.query.replace(INSTRUCTION, text))
+        return replace(self, images=images, texts=texts, queries=queries, pair=pair)
 
     def within(self, before: str, after: str) -> Prompts:
         """The same, with special tokens around all of them."""
         images, texts, queries = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
-        return Prompts(images, texts, queries, self.default)
+        return replace(self, images=images, texts=texts, queries=queries)
 
     def of_text(self, role: Role) -> Frame:
         return self.queries if (role or self.default) == "query" else self.texts
@@ -90,13 +119,19 @@ class PartsInput:
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """The item of one image."""
-        return self.of_parts([ImagePart(data, field)], field)
+        return self.of_parts([Piece(data, field)], field)
 
     def of_texts(
-        self, texts: list[str], role: Role, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+        self,
+        texts: list[str],
+        role: Role,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
     ) -> list[InputSequence]:
         """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's image token in a text."""
-        frame, limit = self.prompts.of_text(role), self.text.limit
+        frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(texts, truncation, go_on, before=frame.before, after=frame.after)
         for number, (ids, is_whole) in enumerate(encoded):
@@ -112,38 +147,71 @@ class PartsInput:
         return found
 
     def of_parts(
-        self, parts: Sequence[Part], field: str, role: Role = "", truncation: Truncation = "end", go_on: GoOn = go_on_anyway
+        self,
+        parts: Sequence[Part],
+        field: str,
+        role: Role = "",
+        truncation: Truncation = "end",
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
     ) -> InputSequence:
         """One item: its parts in their order, in the frame of images if it has one. `field`: the item's path in the job.
 
         Images are never cut, and neither are texts beside them. Raises InputTooLong for an item with images beyond the limit, and
         InvalidInput with the part's path for a file that cannot be decoded; sizes are checked before anything is.
         """
-        images = [part for part in parts if isinstance(part, ImagePart)]
+        images = [(part.content, part.field) for part in parts if isinstance(part.content, bytes)]
         if not images:
-            joined = "".join(part.text for part in parts if isinstance(part, TextPart))
+            joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
-            return self.of_texts([joined], role, truncation, lambda _: where, go_on)[0]
-        laid = [self._laid(part.data, part.field) for part in images]
+            return self.of_texts([joined], role, truncation, lambda _: where, go_on, instruction)[0]
+        laid = [self._laid(data, path) for data, path in images]
         patches = sum(one.patches for one in laid)
         if patches > self.most:
             raise InvalidInput(f"the images of {field} have {patches:,} patches; the model takes {self.most:,}", field=field)
         texts = iter(laid)
-        whole = "".join(next(texts).text if isinstance(part, ImagePart) else part.text for part in parts)
-        suspect = next((part.field for part in parts if isinstance(part, TextPart)), field)
-        ids, places = self._placed(laid, whole, field, suspect, go_on)
+        whole = "".join(part.content if isinstance(part.content, str) else next(texts).text for part in parts)
+        suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
+        ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
         pictures: list[NDArray[np.generic]] = []
-        for part in images:
+        for data, path in images:
             go_on()
-            pictures += self.pictures.apply(decode(part.data, part.field, self.limits), part.field)
-        return InputSequence(ids, rows=InputRows(places, pictures[0], tuple(pictures[1:])), axes=axes_of(len(ids), places, laid))
+            pictures += self.pictures.apply(decode(data, path, self.limits), path)
+        rows = InputRows(places, pictures[0], tuple(pictures[1:]))
+        return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
+
+    def of_pair(
+        self,
+        query: Sequence[Part],
+        document: Sequence[Part],
+        field: str,
+        truncation: Truncation = "end",
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
+    ) -> InputSequence:
+        """A query and a document of a model that scores pairs. `field`: the document's path. Raises as `of_parts`."""
+        pair = self.prompts.told(instruction).pair
+        if pair is None:
+            raise TaskNotSupported("the model has no prompt for pairs")
+        nothing = [Piece(pair.nothing, field)]
+        first, second = Piece(pair.query, field), Piece(pair.document, field)
+        parts = [first, *(query or nothing), second, *(document or nothing)]
+        return self.of_parts(parts, field, "", truncation, go_on, instruction)
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)
 
-    def _placed(self, laid: Sequence[Laid], whole: str, field: str, suspect: str, go_on: GoOn = go_on_anyway) -> tuple[Ids, Ids]:
+    def _placed(
+        self,
+        laid: Sequence[Laid],
+        whole: str,
+        field: str,
+        suspect: str,
+        instruction: str = "",
+        go_on: GoOn = go_on_anyway,
+    ) -> tuple[Ids, Ids]:
         """Ids and places of the images' rows. `suspect`: the path of a text, for an image token that belongs to no image."""
-        frame, limit = self.prompts.images, self.text.limit
+        frame, limit = self.prompts.told(instruction).images, self.text.limit
         ((ids, is_whole),) = self.text.encode_plain([whole], "end", go_on, before=frame.before, after=frame.after)
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)

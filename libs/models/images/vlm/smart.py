@@ -15,7 +15,7 @@ from PIL import Image
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
-from libs.models.images.processing import CLIP_MEAN, CLIP_STD, ImageProcessing
+from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
@@ -51,7 +51,7 @@ class SmartResize:
         least = size.size("min_pixels", size.size("shortest_edge", 56 * 56))
         most = size.size("max_pixels", size.size("longest_edge", 28 * 28 * 1280))
         return SmartResize(
-            processing=ImageProcessing.unsized(config, CLIP_MEAN, CLIP_STD, Image.Resampling.BICUBIC),
+            processing=ImageProcessing.unsized(config, "CLIPImageProcessor", Image.Resampling.BICUBIC),
             patches=patches,
             square=patches.patch * side,
             least=config.size("min_pixels", least),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
-from libs.models.images.processing import HALF, ImageProcessing
+from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
@@ -45,7 +45,7 @@ class Tiles:
         """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be served."""
         size = config.part("size")
         return Tiles(
-            processing=ImageProcessing.unsized(config, HALF, HALF, Image.Resampling.LANCZOS),
+            processing=ImageProcessing.unsized(config, "SiglipImageProcessor", Image.Resampling.LANCZOS),
             longest=size.size("longest_edge", 4 * 364) if config.flag("do_resize", True) else None,
             side=config.part("max_image_size").size("longest_edge", 364),
             splits=config.flag("do_image_splitting", True),

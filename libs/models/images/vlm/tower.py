@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class BlockTower(ImageTower):
 
     def __init__(self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec) -> None:
         super().__init__(encoder, embed, connector)
-        self._mergers, self._block = connector, block
+        self._block = block
 
     def _rows(self, pictures: Sequence[Picture]) -> Tensor:
         grids = [self.grid_of(picture) for picture in pictures]
@@ -108,6 +108,10 @@ class BlockTower(ImageTower):
         starts = np.cumsum([0, *(len(order) for order, _ in orders)])
         back = [start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)]
         return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
+
+    @property
+    def _mergers(self) -> Mergers:
+        return cast(Mergers, self.connector)
 
     def _merged(self, batch: Packed) -> Tensor:
         """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more."""

@@ -52,7 +52,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         patches=patches,
         processing=processing,
         connector=partial(_connector, encoder.hidden, width),
-        heads=partial(vectors_of_tokens, width),
+        heads=vectors_of_tokens,
         pictures=OneSize(processing, patches, _MARK, rows),
         prompts=_prompts(files),
         mark=_MARK,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from libs.models.head import ModelHead
@@ -17,8 +18,10 @@ from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Connector
+from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.parts import Prompts
 from libs.models.images.vlm.pictures import Pictures
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.weights import HeadRule, Rule
 
@@ -30,13 +33,15 @@ class Files:
     """A checkpoint's directory and configurations.
 
     `config`: config.json. `processor`: processor_config.json, empty if there is none. `images`: what preprocessor_config.json says,
-    or processor_config.json in its place.
+    or processor_config.json in its place. `use`: what the model is to be used for.
     """
 
     directory: Path
     config: Config
     processor: Config
     images: Config
+    tokenizer: Tokenizer
+    use: Use = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,8 @@ class VisionLanguageSpec:
     """A checkpoint's parts.
 
     `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
-    of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS`. `mark`: the image token. `framed`: the
-    tokenizer's own special tokens stand around what `prompts` say.
+    of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
+    `framed`: the tokenizer's own special tokens stand around what `prompts` say.
     """
 
     text: Mapping[str, object]
@@ -53,7 +58,7 @@ class VisionLanguageSpec:
     patches: PatchSpec | BlockSpec
     processing: ImageProcessing
     connector: Callable[[State, torch.dtype], Connector]
-    heads: Callable[[State], Mapping[str, ModelHead]]
+    heads: Callable[[State, PackedEncoder], Mapping[str, ModelHead]]
     pictures: Pictures
     prompts: Prompts
     mark: str

@@ -64,7 +64,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         patches=patches,
         processing=tiles.processing,
         connector=partial(_connector, encoder.hidden, side, width),
-        heads=partial(vectors_of_tokens, width),
+        heads=vectors_of_tokens,
         pictures=tiles,
         prompts=_prompts(files.processor, "<|begin_of_text|>" if is_bert else "<|im_start|>"),
         mark=MARK,

@@ -6,24 +6,27 @@ Towers with positions in two dimensions, whose squares of patches are merged to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
+from libs.errors import ModelBroken
+from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
-from libs.models.images.vlm.heads import vectors_of_tokens
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.heads import Use, answers, last_state, vectors_of_tokens
+from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
+from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.tokenising.text import special_token
-from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
+from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2")
 
@@ -71,12 +74,17 @@ CONNECTOR: dict[str, HeadRule] = {
     "deep.{}.linear_fc2": Maybe("deep.{}.down"),
 }
 
-HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": None}
+HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
 
 _EPS = 1e-6
 _SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
 _TOLD = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
+_JUDGED = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
 
 
@@ -99,9 +107,9 @@ def spec(files: Files) -> VisionLanguageSpec:
         patches=block,
         processing=pictures.processing,
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
-        heads=partial(vectors_of_tokens, width),
+        heads=_heads(files),
         pictures=pictures,
-        prompts=_prompts(files, is_hf),
+        prompts=_prompts(files, is_hf) if files.use in ("", "multi_vector") else _conversation(files.use, kind),
         mark=MARK,
     )
 
@@ -176,6 +184,29 @@ def _mergers(inputs: int, outputs: int, taps: tuple[int, ...], state: State, dty
         return Merger(up, down, norm.requires_grad_(False))
 
     return Mergers(merger(""), [merger(f"deep.{number}.") for number in range(len(taps))], taps)
+
+
+def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelHead]]:
+    if files.use == "dense":
+        return last_state
+    if files.use != "score":
+        return vectors_of_tokens
+    yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
+    if yes is None or no is None:
+        raise ModelBroken('tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers')
+    return partial(answers, (yes, no))
+
+
+def _conversation(use: Use, kind: str) -> Prompts:
+    """As GME's, Qwen3-VL-Embedding's and Qwen3-VL-Reranker's chat templates render one turn, the model's answer begun."""
+    told = _JUDGED if use == "score" else INSTRUCTION
+    end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
+    frame = Frame(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n", end)
+    if use == "score":
+        pair = Pair(f"<Instruct>: {INSTRUCTION}<Query>:", "\n<Document>:", "NULL")
+        return Prompts(frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair)
+    usual = "Represent the user's input." if kind == "qwen3_vl" else "You are a helpful assistant."
+    return Prompts(frame, frame, frame, instruction=usual)
 
 
 def _prompts(files: Files, is_hf: bool) -> Prompts:
