@@ -6,6 +6,7 @@ trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the pa
 tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
 """
 
+from libs.models.loading import load_model
 from libs.models.model import Model, Parked
 from libs.models.packed_model import PackedModel
 from libs.models.results import (
@@ -21,7 +22,6 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
-from libs.models.text.loading import load_model
 from libs.models.work import (
     Aggregation,
     Between,
@@ -35,6 +35,8 @@ from libs.models.work import (
     InputRows,
     InputSequence,
     Output,
+    Part,
+    Parts,
     Prepared,
     RelationsWork,
     Representation,
@@ -69,6 +71,8 @@ __all__ = [
     "Output",
     "PackedModel",
     "Parked",
+    "Part",
+    "Parts",
     "Prepared",
     "RaggedRows",
     "Relation",
