@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, Given, Part, Parts, RelationsWork, ScoreWork, Work
+from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, Given, Part, Parts, RegionsWork, RelationsWork, ScoreWork, Work
 
 TEXTS: Final = (
     "Ada Lovelace wrote the first program in London.",
@@ -60,6 +60,8 @@ def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
                 yield ScoreWork("", items, query_parts=(Part(images[1], "query.image"),), parts=parts("documents"))
             case "classify":
                 yield ClassifyWork(items, labels=_LABELS, parts=parts("items"))
+            case "regions":
+                yield RegionsWork(items, labels=_LABELS, parts=parts("items"))
 
 
 def _png(height: int, width: int) -> bytes:

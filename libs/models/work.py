@@ -139,7 +139,17 @@ class RelationsWork:
     entities: tuple[tuple[Given, ...], ...] = ()
 
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
+@dataclass(frozen=True, slots=True)
+class RegionsWork:
+    """Boxes in images, by label. `threshold` None: the model's own. `texts`: one for each item, empty where it has `parts`."""
+
+    texts: list[str]
+    labels: tuple[str, ...]
+    threshold: float | None = None
+    parts: Mapping[int, Parts] = field(default_factory=dict)
+
+
+Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
 
 
 def parts_of(work: Work) -> list[Part]:
@@ -150,7 +160,7 @@ def parts_of(work: Work) -> list[Part]:
     return [*query, *(part for parts in work.parts.values() for part in parts)]
 
 
-def items_as_parts(work: EncodeWork | ScoreWork | ClassifyWork) -> list[Parts]:
+def items_as_parts(work: EncodeWork | ScoreWork | ClassifyWork | RegionsWork) -> list[Parts]:
     """The parts of each item, documents of a ScoreWork; a text alone is one part."""
     texts, name = (work.documents, "documents") if isinstance(work, ScoreWork) else (work.texts, "items")
     return [work.parts.get(index) or (Part(text, f"{name}[{index}].text"),) for index, text in enumerate(texts)]

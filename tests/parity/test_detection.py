@@ -19,7 +19,7 @@ from torch import Tensor
 from libs.models.images.decoding import decode
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector, model_types
-from libs.models.images.detection.regions import Region
+from libs.models.results import Region
 from libs.models.work import InputSequence
 from tests.parity.detection_models import LABELS, MODELS, PROCESSORS, tokenizer, write_checkpoint
 from tests.parity.image_models import pictures

@@ -15,8 +15,10 @@ from libs.errors import ModelBroken
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip")
 IMAGES_ALONE: Final = ("dinov2", "vit")
+DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 
 _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
+_MOST_PLACES: Final = 37_295  # of Grounding DINO's maps of 1,333 x 1,333 pixels
 _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
 
 
@@ -28,15 +30,15 @@ def images_folder(directory: Path) -> Path | None:
     folder = _folder(directory)
     config = read_config(directory, str(folder / "config.json"))
     found = None if config is None else config.values.get("model_type")
-    return folder if found in (*TEXTS_AND_IMAGES, *IMAGES_ALONE) else None
+    return folder if found in (*TEXTS_AND_IMAGES, *IMAGES_ALONE, *DETECTORS) else None
 
 
 def images_card(directory: Path, folder: Path, model: str) -> Card:
     """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file and the key at fault."""
     config = need_config(directory, str(folder / "config.json"))
     family = config.text("model_type")
-    reads_texts = family in TEXTS_AND_IMAGES
-    if reads_texts and not (directory / folder / "tokenizer.json").exists():
+    reads_texts, detects = family in TEXTS_AND_IMAGES, family in DETECTORS
+    if (reads_texts or detects) and not (directory / folder / "tokenizer.json").exists():
         where = directory / folder
         raise ModelBroken(f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained")
     tensors = tensor_files(directory, str(folder) if folder.parts else "")
@@ -46,10 +48,10 @@ def images_card(directory: Path, folder: Path, model: str) -> Card:
         revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, files, tensors),
         family=family,
         kind="images",
-        tasks=_BOTH if reads_texts else ("encode", "score"),
-        representations=("dense",),
+        tasks=("regions",) if detects else _BOTH if reads_texts else ("encode", "score"),
+        representations=() if detects else ("dense",),
         max_tokens=_text_tokens(config, family) if reads_texts else _image_tokens(config, family),
-        dimensions=_dimensions(config, family),
+        dimensions=0 if detects else _dimensions(config, family),
         encoder_folder=str(folder) if folder.parts else "",
         inputs=("text", "image") if reads_texts else ("image",),
         scoring="cosine",
@@ -81,5 +83,11 @@ def _text_tokens(config: Config, family: str) -> int:
 
 
 def _image_tokens(config: Config, family: str) -> int:
+    if family == "grounding-dino":
+        return _MOST_PLACES
+    if family in DETECTORS:
+        config = config.part("vision_config")
+        side = config.number("image_size", 768) // max(1, config.number("patch_size", 16 if family == "owlv2" else 32))
+        return side * side + 1
     side = config.number("image_size", 224) // max(1, config.number("patch_size", 14 if family == "dinov2" else 16))
     return side * side + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,9 @@ from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
+from libs.models.images.detection.detector import Detector
+from libs.models.images.detection.loading import load_detector
+from libs.models.images.detection.processor import RegionsProcessor
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.images.patches import ImageInput
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
@@ -25,9 +29,11 @@ from libs.models.images.texts import read_texts
 from libs.models.layers.spec import Config
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
+from libs.models.processor import Processor
 from libs.models.text.loading import DTYPES, Tokenising
 from libs.models.text.registry import default_dtype
 from libs.models.tiers import copying
+from libs.models.trunk import Trunk
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +46,33 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = _number_format(card, device, dtype)
     with copying(device):
-        loaded = load_images(directory, dtype=dtype, device=device)
-        card = _measured(card, loaded)
-        model = PackedModel(card, loaded.trunks, Tokenising(_processor(directory, card, loaded)), Names({}, (), {}), device)
+        card, trunks, processor = _parts(directory, card, dtype, device)
+        model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
         model.widen = partial(load_image_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
     return model
+
+
+def _parts(directory: Path, card: Card, dtype: torch.dtype, device: torch.device) -> tuple[Card, Sequence[Trunk], Processor]:
+    if "regions" in card.tasks:
+        detector = load_detector(directory, dtype=dtype, device=device)
+        images = detector_size(detector)
+        card = replace(card, max_tokens=images.max_tokens, images=images)
+        return card, (detector.trunk,), RegionsProcessor(card, detector)
+    loaded = load_images(directory, dtype=dtype, device=device)
+    card = _measured(card, loaded)
+    return card, loaded.trunks, _processor(directory, card, loaded)
+
+
+def detector_size(detector: Detector) -> ImageSize:
+    """How a detector's images become tokens. Of one whose images keep their proportions the largest has the same price as all."""
+    size = detector.processing.size
+    height, width = size if isinstance(size, tuple) else (1, 1)
+    most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
+    return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
 
 
 def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
-from libs.models.images.detection.regions import Asked, Region, regions_of
+from libs.models.images.detection.regions import Asked, regions_of
 from libs.models.images.processing import ImageProcessing
+from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 from libs.models.text.processing.answers import sigmoid
 from libs.models.trunk import Trunk

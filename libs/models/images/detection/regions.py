@@ -9,21 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 
 _MOST: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A labelled box. Edges in pixels from the left and from the top of the upright image; score 0..1."""
-
-    label: str
-    score: float
-    left: float
-    top: float
-    right: float
-    bottom: float
 
 
 @dataclass(frozen=True, slots=True)
