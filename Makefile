@@ -26,7 +26,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -156,6 +156,9 @@ bench-router: $(VENV)/.dev ## Measure what a router alone can do, with a stub wo
 
 bench-edge: $(VENV)/.dev native ## Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through it against Infinity
 	$(BIN)/python -m benchmarks.edge $(ARGS)
+
+bench-images: $(VENV)/.dev native ## Measure image encoders and the preparing of images against transformers
+	$(BIN)/python -m benchmarks.images $(ARGS)
 
 bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
 	$(BIN)/python -m benchmarks.lora $(ARGS)

@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Task = Literal["encode", "score", "entities", "classify", "relations"]
+Task = Literal["encode", "score", "entities", "classify", "relations", "regions"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 Kind = Literal[
-    "dense", "sparse", "multi_vector", "hybrid", "sequence_labels", "token_labels", "gliner", "glirel", "gliclass", "yes_no"
+    "dense",
+    "sparse",
+    "multi_vector",
+    "hybrid",
+    "sequence_labels",
+    "token_labels",
+    "gliner",
+    "glirel",
+    "gliclass",
+    "yes_no",
+    "images",
 ]
+Input = Literal["text", "image"]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "silu"]
 SparsePooling = Literal["max", "sum"]
@@ -97,10 +108,28 @@ class LateInteraction:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSize:
+    """How images become tokens, by which routers price them. Lengths in pixels.
+
+    `height`, `width`: the size to which every image is brought; 0: it depends on the image's. `short_side`: the short side to
+    which images are resized that keep their proportions; 0: there is none. `patch`: a side of the square that becomes one token.
+    `extra_tokens`: of an image beside its patches. `max_tokens`: of one image.
+    """
+
+    height: int
+    width: int
+    short_side: int
+    patch: int
+    extra_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A model as its checkpoint and the catalog describe it.
 
-    `max_tokens` includes special tokens; the dimensions of a representation that the model lacks are 0.
+    `max_tokens` includes special tokens, and is that of texts where the model takes these and images; the dimensions of a
+    representation that the model lacks are 0.
     """
 
     model: str
@@ -137,6 +166,8 @@ class Card:
     template: str = ""  # chat template in Jinja that renders a query and a document as one text
     template_values: Mapping[str, object] = field(default_factory=dict)  # variables of the template besides the messages
     message_parts: bool = False  # the template expects a message's content as a list of typed parts, not as a text
+    inputs: tuple[Input, ...] = ("text",)  # what parts of items it takes
+    images: ImageSize | None = None  # known once the model was loaded
     given_entities: bool = False  # relations are extracted between entities that the request gives
     notes: tuple[str, ...] = ()  # what the checkpoint holds and is not served, and how to change that
     # Set by the catalog only; no file of a checkpoint has these.

@@ -21,6 +21,7 @@ from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
 from libs.catalog.kinds.gliner import gliner_card, is_gliner
 from libs.catalog.kinds.glirel import glirel_card, is_glirel
 from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
+from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
@@ -55,6 +56,9 @@ def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
         return apply(glirel_card(directory, model), overrides)
     if is_gliclass(directory):
         return apply(gliclass_card(directory, model), overrides)
+    folder = images_folder(directory)
+    if folder is not None:
+        return apply(images_card(directory, folder, model), overrides)
     files = _read_checkpoint(directory)
     kind = (overrides.detect.kind if overrides is not None else None) or _kind(files)
     if kind not in ("yes_no", "sequence_labels"):

@@ -13,8 +13,11 @@ from libs.kernels.triton_here import has_triton
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor). positions: [tokens]; frequencies: [pairs]."""
-    turned = positions.float()[:, None] * frequencies
+    """cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor).
+
+    positions: [tokens], or [tokens, pairs] where they differ by pair; frequencies: [pairs].
+    """
+    turned = (positions.float() if positions.dim() == 2 else positions.float()[:, None]) * frequencies
     return turned.cos() * factor, turned.sin() * factor
 
 

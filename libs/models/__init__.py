@@ -2,9 +2,11 @@
 
 `model.py` is the interface of a model, `work.py` its requests, `results.py` its results; `packed_model.py` implements it with
 trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the packed encoder, are shared by all kinds of models;
-`text/` holds what only models of texts need. Everything depends on torch, safetensors, tokenizers and numpy only, on no service.
+`text/` holds what only models of texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
+tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
 """
 
+from libs.models.loading import load_model
 from libs.models.model import Model, Parked
 from libs.models.packed_model import PackedModel
 from libs.models.results import (
@@ -20,7 +22,6 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
-from libs.models.text.loading import load_model
 from libs.models.work import (
     Aggregation,
     Between,
@@ -34,6 +35,8 @@ from libs.models.work import (
     InputRows,
     InputSequence,
     Output,
+    Part,
+    Parts,
     Prepared,
     RelationsWork,
     Representation,
@@ -68,6 +71,8 @@ __all__ = [
     "Output",
     "PackedModel",
     "Parked",
+    "Part",
+    "Parts",
     "Prepared",
     "RaggedRows",
     "Relation",

@@ -43,13 +43,13 @@ class Answered:
 
 def answered(model: PackedModel, prepared: Prepared) -> Answered:
     task = type(prepared.work).__name__.removesuffix("Work").lower()
-    return Answered(task, prepared, model.forward(prepared.head, prepared.sequences))
+    return Answered(task, prepared, model.forward_all(prepared))
 
 
 def compared(model: PackedModel, wanted: list[Answered]) -> Iterator[tuple[str, Agreement]]:
     """The tasks of these jobs, and how the model's answers agree with them."""
     for one in wanted:
-        outputs = model.forward(one.prepared.head, one.prepared.sequences)
+        outputs = model.forward_all(one.prepared)
         yield one.task, agreement(model, one.prepared, outputs, one.outputs)
 
 

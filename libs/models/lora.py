@@ -25,7 +25,7 @@ from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear, must_widen
 from libs.kernels.lora import Delta, LowRank, Rows
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.weights import HeadRule, Rule, Spare, TensorFile, find
+from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
 
 PICKLE: Final = "adapter_model.bin"
 
@@ -291,6 +291,25 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
     if twice is not None:
         raise ModelBroken(f"{WEIGHTS}: two modules adapt the same layer ({twice.layer})")
     return wanted
+
+
+def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
+    """An adapter's factors by their modules, to be merged into a checkpoint's tensors. Raises ModelBroken as `read_pieces`."""
+    adapter = read_adapter(directory)
+    tensors = _open(directory)
+    factors: dict[str, dict[str, str]] = {}
+    for stored in tensors.names():
+        module, factor = _parse(stored)
+        factors.setdefault(module, {})[factor] = stored
+    updates = {}
+    for module, found in factors.items():
+        if len(found) < 2:
+            raise _broken(next(iter(found.values())), "has no partner")
+        a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.rank_of(module)
+        if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
+            raise _broken(found["A"], f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}")
+        updates[module] = LowRankUpdate(a, b, adapter.scale_of(module))
+    return updates
 
 
 def _open(directory: Path) -> TensorFile:

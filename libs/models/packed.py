@@ -26,11 +26,13 @@ Rows = Literal["first", "last"]
 class GivenRows:
     """Rows of a batch's input that no token id stands for, such as the embeddings of an image's patches.
 
-    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n, InputLayer.row_size].
+    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n, InputLayer.row_size]. `deeper`: as large,
+    what is added to these tokens' hidden states after the first layer, the second and so on.
     """
 
     places: Tensor
     values: Tensor
+    deeper: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Packed:
     keys: tuple[int, ...]  # how many keys each sequence has
     given: GivenRows | None = None  # None: the input of every token is its id
     one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
+    axes: Tensor | None = None  # [axes, tokens] int32: positions in several dimensions; None: `positions` are those in all
+    windows: Layout | None = None  # of an image's windows as sequences of their own, for the layers that have such
 
     @staticmethod
     def of(
@@ -60,12 +64,17 @@ class Packed:
         before: Sequence[int | None] | None = None,
         places: Sequence[Ids | None] | None = None,
         values: Tensor | None = None,
+        deeper: Sequence[Tensor] = (),
+        axes: Sequence[Ids | None] | None = None,
+        windows: Sequence[int] | None = None,
     ) -> Packed:
         """Pack token ids; where only some sequences have type ids, the others count as segment 0.
 
         `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the index of another sequence
         of this batch that is sequence i's shared prefix, to all of whose tokens sequence i's attend (None: no prefix).
         `places`: the tokens of sequence i whose input is no id but a row of `values`, which has those of all sequences in turn.
+        `deeper`: as `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens] (None: their
+        places in all). `windows`: the lengths of the windows that all sequences consist of.
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
@@ -79,15 +88,18 @@ class Packed:
             chosen = [_key_rows(i, starts, lengths, seen, before) for i in range(len(lengths))]
             keys = tuple(len(rows) for rows in chosen)
             key_rows = to_device(np.concatenate(chosen), device)
+        positions = [np.arange(n, n + m, dtype=np.int32) for n, m in zip(prefixes, lengths, strict=True)]
         return Packed(
             ids=to_device(np.concatenate(sequences), device),
-            positions=to_device(np.concatenate([np.arange(n, n + m) for n, m in zip(prefixes, lengths, strict=True)]), device),
+            positions=to_device(np.concatenate(positions), device),
             type_ids=None if segments is None else to_device(segments, device),
             lengths=lengths,
             layout=Layout.of(lengths, keys, device),
             key_rows=key_rows,
             keys=keys,
-            given=None if values is None else GivenRows(_rows_at(places or (), starts, device), values),
+            given=None if values is None else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
+            axes=_axes(axes or (), positions, device),
+            windows=None if windows is None else Layout.of(windows, windows, device),
         )
 
     @property
@@ -107,6 +119,14 @@ class Packed:
 def _rows_at(places: Sequence[Ids | None], starts: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:
     rows = [start + own for start, own in zip(starts, places, strict=False) if own is not None]
     return to_device(np.concatenate(rows), device).long()
+
+
+def _axes(axes: Sequence[Ids | None], positions: Sequence[Ids], device: torch.device | str) -> Tensor | None:
+    count = next((len(own) for own in axes if own is not None), 0)
+    if not count:
+        return None
+    whole = [np.tile(places, (count, 1)) if own is None else own for own, places in zip(axes, positions, strict=True)]
+    return to_device(np.concatenate(whole, axis=1), device)
 
 
 def _key_rows(

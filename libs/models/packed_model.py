@@ -80,7 +80,8 @@ class PackedModel:
         `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
         """
         prepared = self._processor.prepare(work, go_on)
-        self._trunk(prepared.head).refuse_outside(prepared.sequences)
+        for head, indices in prepared.groups().items():
+            self._trunk(head).refuse_outside([prepared.sequences[index] for index in indices])
         return prepared
 
     def _trunk(self, head: Head) -> Trunk:
@@ -101,6 +102,14 @@ class PackedModel:
             rows = self._run(head, [sequences[i] for i in order], called)
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
+
+    def forward_all(self, prepared: Prepared) -> list[Output]:
+        """Runs all sequences of a job, those of each head as one batch: one output each, in their order."""
+        outputs: dict[int, Output] = {}
+        for head, indices in prepared.groups().items():
+            found = self.forward(head, [prepared.sequences[index] for index in indices])
+            outputs.update(zip(indices, found, strict=True))
+        return [outputs[index] for index in range(len(prepared.sequences))]
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""

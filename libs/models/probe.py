@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -76,6 +77,7 @@ def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float
     Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its input is not of tokens. Raises
     what the encoder raises.
     """
+    trunk = replace(trunk, tower=None)
     length = min(_TOKENS, trunk.encoder.max_positions)
     rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)

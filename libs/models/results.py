@@ -90,17 +90,30 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A labelled box. Edges in pixels from the left and from the top of the upright image; score 0..1."""
+
+    label: str
+    score: float
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
-    """The results for one text: entities ordered by start, labels and relations best first."""
+    """The results for one item: entities ordered by start, labels, relations and regions best first."""
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()
     relations: tuple[Relation, ...] = ()
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for text i."""
+    """Entry i for item i."""
 
     items: list[Extraction]
 

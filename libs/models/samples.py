@@ -1,12 +1,14 @@
-"""Built-in texts, and a job for each task of a model: for self-tests, where a model's own texts are not known."""
+"""Built-in texts and images, and a job for each task of a model: for self-tests, where a model's own texts are not known."""
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, Given, RelationsWork, ScoreWork, Work
+from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, Given, Part, Parts, RegionsWork, RelationsWork, ScoreWork, Work
 
 TEXTS: Final = (
     "Ada Lovelace wrote the first program in London.",
@@ -18,9 +20,15 @@ TEXTS: Final = (
 
 _LABELS = ("person", "place")
 
+_SIZES: Final = ((64, 96), (300, 40), (64, 96))
+"""Heights and widths of the built-in images; the last is the first again."""
+
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model."""
+    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them."""
+    if "image" in card.inputs:
+        yield from _image_works(card, texts if "text" in card.inputs else [])
+        return
     for task in card.tasks:
         match task:
             case "encode":
@@ -35,6 +43,34 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
                 given = tuple(map(_ends, texts)) if card.given_entities else ()
                 named = () if card.labels or card.given_entities else _LABELS
                 yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
+
+
+def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
+    items = [*[""] * len(_SIZES), *texts]
+    images = [_png(*size) for size in _SIZES]
+
+    def parts(name: str) -> dict[int, Parts]:
+        return {index: (Part(data, f"{name}[{index}].image"),) for index, data in enumerate(images)}
+
+    for task in card.tasks:
+        match task:
+            case "encode":
+                yield EncodeWork(items, representations=card.representations, parts=parts("items"))
+            case "score":
+                yield ScoreWork("", items, query_parts=(Part(images[1], "query.image"),), parts=parts("documents"))
+            case "classify":
+                yield ClassifyWork(items, labels=_LABELS, parts=parts("items"))
+            case "regions":
+                yield RegionsWork(items, labels=_LABELS, parts=parts("items"))
+
+
+def _png(height: int, width: int) -> bytes:
+    """Gradients of three colours."""
+    rows = [b"\0" + b"".join(bytes((x * 255 // width, y * 255 // height, 90)) for x in range(width)) for y in range(height)]
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
+    body = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
 def _ends(text: str) -> tuple[Given, ...]:

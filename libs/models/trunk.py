@@ -22,7 +22,10 @@ class Tower(Protocol):
     """Makes rows of an encoder's input of something that is no text: an image encoder and its connector. An nn.Module."""
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: `InputRows.values` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size]."""
+        """`inputs`: `InputRows.inputs` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size].
+
+        Or rows so many times as wide, whose further parts are added after the encoder's first layers (`GivenRows.deeper`).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class Trunk:
     def pack(self, sequences: Sequence[InputSequence], before: Sequence[int | None]) -> Packed:
         """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`."""
         rows = [item.rows for item in sequences if item.rows is not None]
+        values = self._values([one for each in rows for one in each.inputs]) if rows else None
+        # A tower may make rows for the first layers as well, beside those of the input.
+        first, *deeper = (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
         return Packed.of(
             [item.ids for item in sequences],
             [item.type_ids for item in sequences],
@@ -66,7 +72,9 @@ class Trunk:
             seen=[item.seen for item in sequences],
             before=before,
             places=[None if item.rows is None else item.rows.places for item in sequences],
-            values=self._values([each.values for each in rows]) if rows else None,
+            values=first,
+            deeper=deeper,
+            axes=[item.axes for item in sequences],
         )
 
     def _values(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:

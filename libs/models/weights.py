@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -52,7 +52,8 @@ HeadRule = str | Maybe | InFile | None
 """The same for a head: the name in its state | the name, if present | the name of a view, if present | known and ignored.
 
 Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the family's prefix and without its
-last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name.
+last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name, and so
+is the place that such a rule gives it.
 """
 
 SINGLE = "model.safetensors"
@@ -73,6 +74,16 @@ class _Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
+    update: LowRankUpdate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankUpdate:
+    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
 
 
 class TensorFile:
@@ -110,6 +121,10 @@ class TensorFile:
         rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
+    def renamed(self, name: Callable[[str], str]) -> TensorFile:
+        """The same tensors, each by what `name` makes of its name."""
+        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
+
     def names(self) -> list[str]:
         return list(self._entries)
 
@@ -120,13 +135,27 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
+        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
+        entries = dict(self._entries)
+        for name, update in updates.items():
+            entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
+            if entry is None or entry.shape != wanted:
+                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
+            entries[name] = _Entry(entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update)
+        return TensorFile(self.source, entries)
+
     def read(self, name: str) -> Tensor:
-        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use."""
+        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use. Float32 where it is updated."""
         entry = self._entries[name]
         count = prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        return torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        stored = torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        if entry.update is None:
+            return stored
+        return stored.float() + entry.update.scale * (entry.update.b.float() @ entry.update.a.float())
 
 
 def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:
@@ -179,16 +208,17 @@ def load(
 ) -> dict[str, Tensor]:
     """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
 
-    `prefixes`: those that the family's names may have; the one on the token embeddings decides. A head's rule takes precedence over
-    the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear layers, which will be quantised,
-    are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file and tensor.
+    `prefixes`: those that the family's names may have; the one on the token embeddings, or else on the last norm, decides. A head's
+    rule takes precedence over the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear
+    layers, which will be quantised, are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file
+    and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
     if len(left) < len(tensors.names()):
         raise ModelBroken(f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}")
     _fill(model, tensors, left, _sources(table), prefix, dtype, device, as_stored)
-    state = _head_state(tensors, left, head_table, device)
+    state = head_state(tensors, left, head_table, device)
     for name, stored in left.items():
         found = find(name, table)
         if found is None:
@@ -199,7 +229,8 @@ def load(
 
 
 def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str]) -> str:
-    anchor = next(stem for stem, rule in table.items() if rule == "embed.token")
+    # An image encoder has no token embeddings.
+    anchor = next(stem for place in ("embed.token", "norm") for stem, rule in table.items() if rule == place)
     names = set(tensors.names())
     for prefix in prefixes:
         if f"{prefix}{anchor}.weight" in names:
@@ -223,34 +254,40 @@ def _fill(
     for ours, parameter in model.state_dict().items():
         stem, _, ending = ours.rpartition(".")
         pattern, number = _numbered(stem)
-        forms = [[f"{source.format(number)}.{ending}" for source in form] for form in sources[pattern]]
+        forms = sources.get(ours) or [[f"{source.format(number)}.{ending}" for source in form] for form in sources[pattern]]
         wanted = next((form for form in forms if form[0] in left), forms[0])
         missing = next((name for name in wanted if name not in left), None)
         if missing is not None:
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
         stored = [left.pop(name) for name in wanted]
-        _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem))
+        _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem), whole_name=ours in sources)
         own = None if as_stored and stem in slots and ending == "weight" else dtype
         parts = [tensors.read(name).to(device=device, dtype=own) for name in stored]
-        state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        state[ours] = parts[0].view(parameter.shape) if len(parts) == 1 else torch.cat(parts)
     model.load_state_dict(state, strict=True, assign=True)
 
 
-def _check_shapes(tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...], slots: tuple[int, ...] | None) -> None:
-    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first dimension, each of its slot's size."""
+def _check_shapes(
+    tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...], slots: tuple[int, ...] | None, *, whole_name: bool
+) -> None:
+    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first dimension, each of its slot's size.
+
+    `whole_name`: the tensor has a rule for its whole name, as class tokens have; transformers gives these leading dimensions of 1.
+    """
     sizes = whole[:1] if slots is None or len(stored) == 1 else slots
     for name, size in zip(stored, sizes, strict=True):
         wanted = (size, *whole[1:])
         shape = tensors.shape(name)
+        extra = len(shape) - len(wanted)
+        if whole_name and extra > 0 and set(shape[:extra]) == {1}:
+            shape = shape[extra:]
         if shape != wanted:
             place = f"{tensors.file_of(name)}: tensor {name!r}"
             raise ModelBroken(f"{place} has shape {list(shape)}; config.json asks for {list(wanted)}")
 
 
-def _head_state(
-    tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device
-) -> dict[str, Tensor]:
-    """The tensors that the head's table names, taken out of `left`."""
+def head_state(tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device) -> dict[str, Tensor]:
+    """The tensors that the head's table names, taken out of `left`: the names in the files by those without a prefix."""
     state: dict[str, Tensor] = {}
     filled: set[str] = set()
     for name in list(left):

@@ -1,4 +1,4 @@
-"""The requests of a text model: one Work for each job, without protobuf.
+"""The requests of a model: one Work for each job, without protobuf.
 
 `services/worker/mesh/codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work into a Prepared. Paths in errors
 (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count from the job's own first item.
@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -39,8 +39,23 @@ def nothing_between() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
+
+    content: str | bytes
+    field: str
+
+
+Parts = tuple[Part, ...]
+"""An item's pieces, in the order in which the model reads them."""
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says."""
+    """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says.
+
+    `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
+    """
 
     texts: list[str]
     role: Role = ""
@@ -50,17 +65,23 @@ class EncodeWork:
     normalize: bool | None = None
     instruction: str = ""
     truncation: Truncation = "end"
+    parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreWork:
-    """The relevance of each document to the query. `scale` empty: the model's own."""
+    """The relevance of each document to the query. `scale` empty: the model's own.
+
+    `query_parts`: of a query that is no text alone; `query` is empty then. `parts`: of documents.
+    """
 
     query: str
     documents: list[str]
     instruction: str = ""
     scale: Scale = ""
     truncation: Truncation = "end"
+    query_parts: Parts = ()
+    parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +111,7 @@ class ClassifyWork:
     hypothesis: str = ""
     truncation: Truncation = "end"
     among_labels: bool = False
+    parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +139,42 @@ class RelationsWork:
     entities: tuple[tuple[Given, ...], ...] = ()
 
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork
+@dataclass(frozen=True, slots=True)
+class RegionsWork:
+    """Boxes in images, by label. `threshold` None: the model's own. `texts`: one for each item, empty where it has `parts`."""
+
+    texts: list[str]
+    labels: tuple[str, ...]
+    threshold: float | None = None
+    parts: Mapping[int, Parts] = field(default_factory=dict)
+
+
+Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
+
+
+def parts_of(work: Work) -> list[Part]:
+    """The parts of every item that is no text alone, the query's first."""
+    if isinstance(work, EntitiesWork | RelationsWork):
+        return []
+    query = work.query_parts if isinstance(work, ScoreWork) else ()
+    return [*query, *(part for parts in work.parts.values() for part in parts)]
+
+
+def items_as_parts(work: EncodeWork | ScoreWork | ClassifyWork | RegionsWork) -> list[Parts]:
+    """The parts of each item, documents of a ScoreWork; a text alone is one part."""
+    texts, name = (work.documents, "documents") if isinstance(work, ScoreWork) else (work.texts, "items")
+    return [work.parts.get(index) or (Part(text, f"{name}[{index}].text"),) for index, text in enumerate(texts)]
+
+
+def query_as_parts(work: ScoreWork) -> Parts:
+    return work.query_parts or (Part(work.query, "query.text"),)
+
+
+def without_images(work: Work) -> Work:
+    """The work without the bytes of its images, which are no longer needed once it is prepared."""
+    if isinstance(work, EntitiesWork | RelationsWork) or not work.parts:
+        return replace(work, query_parts=()) if isinstance(work, ScoreWork) and work.query_parts else work
+    return replace(work, parts={}, query_parts=()) if isinstance(work, ScoreWork) else replace(work, parts={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +182,17 @@ class InputRows:
     """The input of those tokens of a sequence that have none in the vocabulary: image patches, or embeddings made elsewhere.
 
     `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or, where the model's trunk has a
-    tower, the tower's input, of which it makes n rows.
+    tower, the tower's input, of which it makes n rows. `more`: further input of the tower, where a sequence has several images.
     """
 
     places: NDArray[np.int32]
     values: NDArray[np.generic]
+    more: tuple[NDArray[np.generic], ...] = ()
+
+    @property
+    def inputs(self) -> tuple[NDArray[np.generic], ...]:
+        """All input of the tower, in the order of its rows."""
+        return self.values, *self.more
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +204,7 @@ class InputSequence:
     `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
     further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
     empty: none. `rows`: the input of tokens that have no id, for which `ids` has a placeholder within the vocabulary.
+    `axes`: [axes, tokens], positions in several dimensions (M-RoPE); None: a token's position is its place.
     """
 
     ids: NDArray[np.int32]
@@ -151,6 +215,7 @@ class InputSequence:
     input: object | None = None
     adapter: str = ""
     rows: InputRows | None = None
+    axes: NDArray[np.int32] | None = None
 
     @property
     def tokens(self) -> int:
@@ -183,7 +248,9 @@ class Prepared:
     """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with one output a sequence.
 
     `notes`: state that the processor passes from `prepare` to `finish`. `looked_up`: tokens of texts that need no forward and have
-    no sequence, since their result was looked up and is in `notes`.
+    no sequence, since their result was looked up and is in `notes`. `heads`: of each sequence, where they differ (texts and images
+    in one job go to encoders of their own); empty: `head` for all. `fields`: the path in the job of what each sequence was made
+    of, where that is no item's text. `image_tokens`: those of all tokens that were made of images.
     """
 
     work: Work
@@ -191,6 +258,16 @@ class Prepared:
     sequences: list[InputSequence]
     notes: object | None = None
     looked_up: int = 0
+    heads: tuple[Head, ...] = ()
+    fields: tuple[str, ...] = ()
+    image_tokens: int = 0
+
+    def groups(self) -> dict[Head, list[int]]:
+        """The indices of the sequences of each head, in order."""
+        found: dict[Head, list[int]] = {}
+        for index in range(len(self.sequences)):
+            found.setdefault(self.heads[index] if self.heads else self.head, []).append(index)
+        return found
 
     @property
     def tokens(self) -> int:

@@ -167,7 +167,7 @@ def _texts(
 ) -> list[str]:
     """Of the request. Refused, as by a router: no text, the first empty one, and without truncation the first too long one."""
     items = getattr(request, name)
-    texts = [item.text for item in items]
+    texts = [f"{len(item.image.data)} bytes" if item.HasField("image") else item.text for item in items]
     limit = LONGEST if request.truncation == inference_pb2.TRUNCATION_NONE else max(map(len, texts), default=0)
     if not texts:
         refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{name} is empty", name))

@@ -70,6 +70,18 @@ def test_encode_a_text_file_to_npy(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
 
 
+def test_encode_files_of_images(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    assert run("encode", MODEL, "--image", tmp_path / "a.jpg", tmp_path / "b.png", "--json").code == 0
+    sent = [item.image.data for item in router.calls[-1].request.items]  # type: ignore[attr-defined]
+    assert sent == [b"a.jpg", b"b.png"]
+    ran = run("encode", MODEL, "--image", tmp_path / "a.jpg", tmp_path / "none.png")
+    assert ran.code != 0
+    assert "none.png does not exist" in ran.err
+    assert "items[1]" in ran.err
+
+
 def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 1, "body": "one two"}\n{"id": 2, "body": "three"}\n')
     ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--field", "body", "-o", tmp_path / "out.jsonl", "-r", "multi_vector")

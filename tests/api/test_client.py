@@ -322,7 +322,7 @@ async def test_invalid_items_are_skipped_and_told(connect: Connect, router: Fake
     ]  # fmt: skip
     assert [one.message for one in result.skipped] == [
         "items[3] is empty",
-        "items[17] is a NoneType; it must be a str, or the bytes of an image file",
+        "items[17] is a NoneType; it must be a str, or an image: a Path, the bytes of a file, a PIL.Image or a uint8 array",
         "items[60].text is too long",
         "items[99].text is too long",
     ]

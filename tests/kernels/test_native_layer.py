@@ -97,7 +97,7 @@ def test_errors_are_no_larger_than_torchs(kind: Kind, dtype: torch.dtype, tmp_pa
         assert np.mean(ours) < (1.15 * np.mean(theirs) if dtype is torch.bfloat16 else 1e-5)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "quick_gelu", "relu", "silu"])
 def test_every_activation(activation: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype, {"hidden_act": activation}))
     counted = Counted(monkeypatch)

@@ -14,6 +14,14 @@ from libs.kernels.native import rows
 from libs.kernels.native.library import SETS
 from tests.kernels.ways import use_native
 
+FUNCTIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "quick_gelu": lambda t: t * (1.702 * t).sigmoid(),
+}
+
 SIZES = [1, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 384, 1000]
 # Of float32, a few roundings; of bfloat16, half a unit of the last place.
 BOUNDS = {torch.float32: 3e-6, torch.bfloat16: 2**-8}
@@ -88,28 +96,26 @@ def test_what_is_not_finite_stays_in_its_row(bad: float, dtype: torch.dtype) -> 
 
 @TYPES
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+@pytest.mark.parametrize("activation", list(FUNCTIONS))
 def test_gates(size: int, activation: str, dtype: torch.dtype) -> None:
     x = 4 * random(3, 2 * size, dtype=dtype)
     first, second = x.double().chunk(2, dim=1)
-    functions = {"gelu": F.gelu, "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"), "relu": F.relu, "silu": F.silu}
-    function = functions[activation]
+    function = FUNCTIONS[activation]
     for given in (x, in_a_frame(x)):
         assert_near(rows.gate_up(given, activation, gate_last=False), function(first) * second, BOUNDS[dtype])
         assert_near(rows.gate_up(given, activation, gate_last=True), function(second) * first, BOUNDS[dtype])
 
 
 @TYPES
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+@pytest.mark.parametrize("activation", list(FUNCTIONS))
 def test_activations_of_all_magnitudes(activation: str, dtype: torch.dtype) -> None:
     """Far from zero, and where nothing is finite: as torch has it."""
     x = torch.tensor(
         [0.0, -0.0, 1e-20, -1e-20, 5, -5, 12, -12, 88, -88, 200, -200, 1e4, -1e4, 3e38, -3e38, float("inf"), float("nan")]
     )
-    functions = {"gelu": F.gelu, "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"), "relu": F.relu, "silu": F.silu}
     own = x.to(dtype)[None]
     got = rows.gate_up(torch.cat((own, torch.ones_like(own)), dim=1), activation, gate_last=False)
-    wanted = functions[activation](own.double())
+    wanted = FUNCTIONS[activation](own.double())
     assert got is not None
     torch.testing.assert_close(got.double(), wanted, rtol=BOUNDS[dtype], atol=1e-6, equal_nan=True)
 

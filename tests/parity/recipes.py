@@ -103,6 +103,10 @@ def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
 
+def _gemma(size: Size) -> Values:
+    return _decoder(size) | {"tie_word_embeddings": True}
+
+
 def _gemma3(size: Size) -> Values:
     """embeddinggemma's, with a window in every other layer."""
     pattern = ["sliding_attention", "full_attention"]
@@ -160,6 +164,7 @@ RECIPES: dict[str, Recipe] = {
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
     "mistral": Recipe("llama", _mistral),
+    "gemma": Recipe("gemma", _gemma),
     "gemma3_text": Recipe("gemma", _gemma3),
     "t5": Recipe("t5", _t5, encoder=transformers.T5EncoderModel),
     "mt5": Recipe("t5", _mt5, encoder=transformers.MT5EncoderModel),

@@ -45,7 +45,7 @@ from tests.parity.test_families import packed, random_ids, reference, worst
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DECODERS: tuple[Kind, ...] = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+DECODERS: tuple[Kind, ...] = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 TEXTS = [
     'Each licensee is addressed as "you".',
     "a",

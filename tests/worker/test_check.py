@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,6 +25,8 @@ from services.worker.check.explain import Report, inspect
 from tests.models.test_int8 import write_outliers
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
+from tests.parity.image_models import write_checkpoint as write_image_model
+from tests.parity.image_repositories import write_repository
 
 LABELS = ("O", "B-PER", "I-PER")
 CHECK = EntryPoint("models.check", "services.worker.check.command:check", plugins.GROUP)
@@ -130,6 +132,20 @@ def test_sound_models_pass(tmp_path: Path, kind: str, head: Any, labels: Sequenc
 
 
 @pytest.mark.filterwarnings("ignore")  # glirel's dependencies warn of much
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_a_model_of_images_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -> None:
+    """Texts and images of one job; and models of images alone."""
+    write_repository(family, tmp_path / "both")
+    write_image_model("dinov2", tmp_path / "alone")
+    for name, inputs in (("both", "text, image"), ("alone", "image")):
+        report = inspect(tmp_path / name, f"tests/{name}", None)
+        assert why(report)["inputs"] == (inputs, (f'config.json model_type = "{family if name == "both" else "dinov2"}"',))
+        tests = list(selftest.run(tmp_path / name, f"tests/{name}", None))
+        assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
+        assert {test.name.split(":")[0] for test in tests} >= {"encode", "score"}
+        assert "encode: same text, same answer" in {test.name for test in tests}
+
+
 def test_a_model_that_is_given_entities_passes(tmp_path: Path) -> None:
     tests = list(selftest.run(make_glirel(tmp_path, {}).directory, "org/name", None))
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
-from libs.catalog.card import Card
+from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.models import (
     ClassifyWork,
@@ -19,6 +21,7 @@ from libs.models import (
     ExtractResult,
     Given,
     LabelScore,
+    Part,
     RaggedRows,
     RelationsWork,
     Result,
@@ -82,12 +85,46 @@ def test_extract() -> None:
     assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "end", ((), (Given(3, 7, "city"),)))
 
 
+def test_items_of_parts() -> None:
+    """A text alone is a text however it is written; other items keep their parts, in order."""
+    shown = pb.Image(data=b"png")
+    pieces = [pb.Part(text="a"), pb.Part(image=shown), pb.Part(text="b")]
+    items = [pb.Item(parts=[pb.Part(text="alone")]), pb.Item(image=shown), item("c"), pb.Item(parts=pieces)]
+    parts = {
+        1: (Part(b"png", "items[1].image"),),
+        3: (Part("a", "items[3].parts[0].text"), Part(b"png", "items[3].parts[1].image"), Part("b", "items[3].parts[2].text")),
+    }
+    work = codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=items)))
+    assert work == EncodeWork(["alone", "", "c", ""], parts=parts)
+    asked = pb.ScoreRequest(query=pb.Item(image=shown), documents=items[:2])
+    parts = {1: (Part(b"png", "documents[1].image"),)}
+    wanted = ScoreWork("", ["alone", ""], query_parts=(Part(b"png", "query.image"),), parts=parts)
+    assert codec.to_work(worker_pb2.Job(score=asked)) == wanted
+
+
+def test_cards_of_models_of_images() -> None:
+    sizes = ImageSize(224, 224, 0, 32, 1, 50)
+    card = Card("a/b", "r", "clip", "images", ("encode",), ("dense",), 77, inputs=("text", "image"), images=sizes)
+    told = codec.to_card(card)
+    assert list(told.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+    assert told.images == models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)
+    plain = codec.to_card(replace(card, inputs=("text",), images=None))
+    assert not plain.inputs
+    assert not plain.HasField("images")
+
+
 @pytest.mark.parametrize(
     ("job", "error", "field"),
     [
         (worker_pb2.Job(), InvalidInput, ""),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a"), pb.Item()])), InvalidInput, "items[1]"),
-        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(image=pb.Image())])), TaskNotSupported, "items[0].image"),
+        (
+            worker_pb2.Job(extract=pb.ExtractRequest(items=[pb.Item(image=pb.Image())], entities=pb.EntitiesTask())),
+            TaskNotSupported,
+            "items[0].image",
+        ),
+        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(parts=[pb.Part()])])), InvalidInput, "items[0].parts[0]"),
+        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(text="a", parts=[pb.Part(text="b")])])), InvalidInput, "items[0]"),
         (worker_pb2.Job(score=pb.ScoreRequest(documents=[item("a")])), InvalidInput, "query"),
         (
             worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(text="a", entities=[pb.Entity()])])),

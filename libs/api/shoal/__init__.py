@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.handle import ModelHandle
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.status import Mesh, Model, Placement
-    from shoal.tasks import Classify, Entities, ReadText, Regions, Relations
+    from shoal.tasks import Classify, Entities, Parts, ReadText, Regions, Relations
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
@@ -44,6 +44,7 @@ _MODULES = {
     "Mesh": "status",
     "Model": "status",
     "ModelHandle": "handle",
+    "Parts": "tasks",
     "Placement": "status",
     "Ragged": "results",
     "ReadText": "tasks",
@@ -70,6 +71,7 @@ __all__ = [
     "Mesh",
     "Model",
     "ModelHandle",
+    "Parts",
     "Placement",
     "Ragged",
     "ReadText",

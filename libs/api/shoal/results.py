@@ -27,9 +27,11 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels included; counted, not estimated."""
+    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels included; counted, not estimated.
+    `image_tokens`: those of them that were made of images."""
 
     input_tokens: int
+    image_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

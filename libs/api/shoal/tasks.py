@@ -4,13 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.results import Entity
 
-# A text, or the bytes of an image file (PNG, JPEG, WebP).
-Item = str | bytes
-Items = Item | Iterable[Item]
+
+class PillowImage(Protocol):
+    """The part of PIL.Image.Image that is used here: Pillow itself is not needed."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    def convert(self, mode: str, /) -> Any: ...
+    def getexif(self) -> Any: ...
+    @property
+    def save(self) -> Any: ...
+
+
+# A picture: a file, a file's bytes (PNG, JPEG, WebP, TIFF, GIF, BMP, AVIF), an image of Pillow, or uint8 [height, width, 3].
+Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Parts:
+    """An item of several pieces, in the order in which the model reads them: `Parts("What is this?", Path("page.png"))`."""
+
+    pieces: tuple[str | Picture, ...]
+
+    def __init__(self, *pieces: str | Picture) -> None:
+        object.__setattr__(self, "pieces", pieces)
+
+
+Item: TypeAlias = str | Picture | Parts
+Items: TypeAlias = Item | Iterable[Item]
 Role = Literal["query", "document"]
 Truncation = Literal["none", "end", "start"]
 Priority = Literal["interactive", "bulk"]

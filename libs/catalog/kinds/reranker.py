@@ -16,7 +16,7 @@ from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 
 _LANGUAGE_MODEL = "ForCausalLM"
-_TIED = ("gemma3_text",)  # families whose `tie_word_embeddings` is true where it is not given
+_TIED = ("gemma", "gemma3_text")  # families whose `tie_word_embeddings` is true where it is not given
 
 
 def refuse_bare(files: Checkpoint) -> None:

@@ -99,6 +99,7 @@ def _gates(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
         "relu": F.relu,
         "silu": F.silu,
+        "quick_gelu": lambda t: t * (1.702 * t).sigmoid(),
     }
     return all(
         _is_near(rows.gate_up(x, name, gate_last=False, library=loaded), function(first) * second, bound)

@@ -12,6 +12,7 @@ from libs.models.layers.spec import Activation
 FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "relu": F.relu,
     "silu": F.silu,
 }

@@ -128,6 +128,8 @@ class FeedForward(nn.Module):
         parts = [spec.ffn] * (2 if spec.gated else 1)
         self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
         self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
+        if spec.gated and spec.activation == "quick_gelu":
+            raise ValueError("quick_gelu is not served with a gate")
         self.gated, self.gate_last, self.activation = spec.gated, spec.gate_last, spec.activation
         self._function = None if fused else FUNCTIONS[spec.activation]
 
@@ -136,7 +138,9 @@ class FeedForward(nn.Module):
         x = self.up.forward(x)
         if self._function is None:
             return x
-        return gate_up(x, self.activation, gate_last=self.gate_last) if self.gated else self._function(x)
+        if self.gated and self.activation != "quick_gelu":
+            return gate_up(x, self.activation, gate_last=self.gate_last)
+        return self._function(x)
 
     def whole(self, x: Tensor) -> Tensor:
         """With `down`: [rows, hidden] -> [rows, hidden]"""
@@ -325,6 +329,7 @@ class PackedEncoder(nn.Module):
         self.norm = None if spec.norm == "post" else Norm(spec)
         self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
         self._frequencies: dict[Rope, Tensor] = {}
+        self._axes: dict[Rope, Tensor] = {}
         # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
         plain = not spec.causal and spec.layers[-1].window is None and relative is None
         self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",)
@@ -332,6 +337,7 @@ class PackedEncoder(nn.Module):
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
         self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=self.device) for rope in self._ropes}
+        self._axes = {rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes}
 
     @cached_property
     def goes_by_runs(self) -> bool:
@@ -366,20 +372,37 @@ class PackedEncoder(nn.Module):
         With `rows`, only one row of each sequence, in their order: [sequences, hidden]. Most of the last layer is then skipped
         where the family allows it.
         """
-        shared = Shared(
-            rotations={rope: angles(batch.positions, self._frequencies[rope], rope.factor) for rope in self._ropes},
-            bias=None if self.relative is None else self.relative.table,
-        )
+        shared = self.shared(batch)
         short = rows in self._short
         x = self.embed.forward(batch)
-        for layer in self.stack[:-1] if short else self.stack:
+        for number, layer in enumerate(self.stack[:-1] if short else self.stack):
             between()
-            x = layer.forward(x, batch, shared)
+            x = self.step(number, layer, x, batch, shared)
         if rows is not None:
             between()
             chosen = batch.rows(rows)
             x = self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout()) if short else x.index_select(0, chosen)
         return x if self.norm is None else self.norm.forward(x)
+
+    def shared(self, batch: Packed) -> Shared:
+        """What all layers of a forward share."""
+        return Shared(
+            rotations={rope: self._rotation(rope, batch) for rope in self._ropes},
+            bias=None if self.relative is None else self.relative.table,
+        )
+
+    @staticmethod
+    def step(number: int, layer: Layer, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
+        """One layer, and what the batch's given rows add after it: [tokens, hidden] -> the same."""
+        x = layer.forward(x, batch, shared)
+        if batch.given is None or number >= len(batch.given.deeper):
+            return x
+        return x.index_add(0, batch.given.places, batch.given.deeper[number].to(x.dtype))
+
+    def _rotation(self, rope: Rope, batch: Packed) -> Rotation:
+        if batch.axes is None or not rope.axes:
+            return angles(batch.positions, self._frequencies[rope], rope.factor)
+        return angles(batch.axes.index_select(0, self._axes[rope]).T.contiguous(), self._frequencies[rope], rope.factor)
 
 
 def resident_bytes(module: nn.Module) -> int:

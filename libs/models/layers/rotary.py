@@ -40,7 +40,19 @@ def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str 
     if name not in _SCALINGS:
         raise values.unsupported(key, f"supported are {', '.join(_SCALINGS)}")
     frequencies, factor = _SCALINGS[name](values, config, base, turned)
-    return Rope(tuple(frequencies.tolist()), factor)
+    return Rope(tuple(frequencies.tolist()), factor, _axes(values, turned // 2))
+
+
+def _axes(values: Config, pairs: int) -> tuple[int, ...]:
+    """M-RoPE (arXiv 2409.12191): which of time, height and width turns each pair; none for a model of one dimension."""
+    if not values.has("mrope_section"):
+        return ()
+    sections = [int(size) for size in values.numbers("mrope_section", (0.0, 0.0, 0.0))]
+    if sum(sections) != pairs or min(sections) < 0:
+        raise values.unsupported("mrope_section", f"three numbers are needed that make up the {pairs} pairs of a head")
+    if not values.flag("mrope_interleaved", False):
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def _plain(base: float, size: int) -> Tensor:
@@ -121,6 +133,7 @@ def _original_length(values: Config, config: Config) -> int:
 
 _SCALINGS: dict[str, Callable[[Config, Config, float, int], tuple[Tensor, float]]] = {
     "default": _default,
+    "mrope": _default,
     "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,

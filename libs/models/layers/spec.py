@@ -10,13 +10,14 @@ from typing import Final, Literal
 from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 # Names of activations in config.json; plain gelu is the exact one (erf).
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -31,10 +32,14 @@ _MOST_LAYERS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin."""
+    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin.
+
+    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty: a token's place turns all.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,14 @@ class EncoderSpec:
 class Config:
     """Typed access to a config.json. A value that cannot be served raises ModelBroken with its key."""
 
-    def __init__(self, values: Mapping[str, object], place: str = "") -> None:
-        """`place`: the keys that lead to these values, for messages; empty for the whole file."""
-        self._values, self._place = values, place
+    def __init__(self, values: Mapping[str, object], place: str = "", file: str = "config.json") -> None:
+        """For messages: `place`, the keys that lead to these values, empty for the whole file, and `file`, its name."""
+        self._values, self._place, self._file = values, place, file
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        """All keys, as they were read."""
+        return self._values
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -127,7 +137,7 @@ class Config:
         value = self._value(key, {})
         if not isinstance(value, Mapping):
             raise self.unsupported(key, "an object is needed")
-        return Config(value, f"{self._place}{key}.")
+        return Config(value, f"{self._place}{key}.", self._file)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -163,16 +173,16 @@ class Config:
             raise self.unsupported(key, "a number of at least 1 is needed")
         return value
 
-    def layers(self, key: str) -> int:
+    def layers(self, key: str, default: int | None = None) -> int:
         """How many layers there are."""
-        return self._few(key, _MOST_LAYERS)
+        return self._few(key, _MOST_LAYERS, default)
 
-    def heads(self, key: str) -> int:
+    def heads(self, key: str, default: int | None = None) -> int:
         """How many attention heads there are."""
-        return self._few(key, _MOST_HEADS)
+        return self._few(key, _MOST_HEADS, default)
 
-    def _few(self, key: str, most: int) -> int:
-        value = self.size(key)
+    def _few(self, key: str, most: int, default: int | None) -> int:
+        value = self.size(key, default)
         if value > most:
             raise self.unsupported(key, f"at most {most:,} are served")
         return value
@@ -186,22 +196,34 @@ class Config:
             raise self.unsupported(key, "a finite number is needed")
         return float(value)
 
+    def is_number(self, key: str) -> bool:
+        """Whether the key has a number, for keys that may also have an object."""
+        return isinstance(self._values.get(key), int | float)
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """As many finite numbers as the default has."""
+        value = self._value(key, list(default))
+        if not isinstance(value, list) or len(value) != len(default):
+            raise self.unsupported(key, f"a list of {len(default)} numbers is needed")
+        found = Config({f"{key}[{place}]": number for place, number in enumerate(value)}, self._place, self._file)
+        return tuple(found.number(f"{key}[{place}]") for place in range(len(default)))
+
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.unsupported(key, "a text is needed")
         return value
 
-    def activation(self, key: str) -> Activation:
-        """The activation that `key` names, exact GELU where it is not given."""
-        name = self.text(key, "gelu")
+    def activation(self, key: str, default: str = "gelu") -> Activation:
+        """The activation that `key` names."""
+        name = self.text(key, default)
         if name not in _ACTIVATIONS:
             raise self.unsupported(key, f"supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
-    def head_count(self, key: str, hidden: int) -> int:
+    def head_count(self, key: str, hidden: int, default: int | None = None) -> int:
         """The number of attention heads, which must divide the hidden size."""
-        heads = self.heads(key)
+        heads = self.heads(key, default)
         if hidden % heads:
             raise self.unsupported(key, f"it does not divide the hidden size {hidden}")
         return heads
@@ -214,8 +236,8 @@ class Config:
     def unsupported(self, key: str, reason: str) -> ModelBroken:
         """The error for a key's value, to be raised by the caller."""
         if self._values.get(key) is None:
-            return ModelBroken(f"config.json: {self._place}{key} is missing: {reason}")
-        return ModelBroken(f"config.json: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
+            return ModelBroken(f"{self._file}: {self._place}{key} is missing: {reason}")
+        return ModelBroken(f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
 
     def _value(self, key: str, default: object) -> object:
         """Null counts as absent, as it does for transformers."""

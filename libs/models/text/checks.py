@@ -7,12 +7,13 @@ from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
+from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, Work, parts_of
 
 # Names that checkpoints give to a document's prompt, in sentence-transformers' order.
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
+    RegionsWork: "regions",
 }  # fmt: skip
 PLACE: Final = "{}"
 """The placeholder for the label in a hypothesis."""
@@ -23,6 +24,7 @@ _VERBS: dict[Task, str] = {
     "entities": "find entities",
     "classify": "classify",
     "relations": "find relations",
+    "regions": "find regions",
 }
 
 
@@ -34,6 +36,16 @@ def need_task(work: Work, card: Card) -> None:
         # the same path as the router's, which checks first where it knows the card
         field = "model" if task in ("encode", "score") else task
         raise TaskNotSupported(f"{card.model} cannot {_VERBS[task]}; it can be asked for: {tasks}", field=field)
+
+
+def refuse_parts(work: Work) -> None:
+    """Raises TaskNotSupported, for a model that reads one text an item, if an item is something else."""
+    parts = parts_of(work)
+    for part in parts:
+        if isinstance(part.content, bytes):
+            raise TaskNotSupported("the model reads texts, not pictures", field=part.field)
+    if parts:
+        raise TaskNotSupported("the model reads one text an item, not several parts", field=parts[1].field.rpartition(".")[0])
 
 
 def unsupported(work: Work, card: Card) -> TaskNotSupported:

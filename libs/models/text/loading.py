@@ -21,6 +21,7 @@ from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.results import Result
+from libs.models.text.checks import refuse_parts
 from libs.models.text.kinds import kind_of
 from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
@@ -32,18 +33,13 @@ from libs.models.work import GoOn, Output, Prepared, Work
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(
+def load_text_model(
     directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
 ) -> PackedModel:
-    """Loads a checkpoint directory; the encoder computes in `dtype` unless the card has one, the heads in float32.
-
-    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type (`dtype`, or the device's default).
-    On an accelerator, and on a CPU that cannot do it, the whole model is, and a warning is logged. `overrides`: the catalog's for
-    the model. Raises ModelBroken with the file and the key or tensor at fault, or with what a model would lose in int8.
-    """
+    """As `libs.models.load_model`, of a directory of texts."""
     with failing(_broken_tokenizer):
         return _load(directory, model_id, device, dtype, overrides)
 
@@ -61,14 +57,16 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         table, prefixes = names_of(config)
         names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables)
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        model = PackedModel(card, (Trunk(encoder, built.heads), *built.trunks), _Tokenising(built.processor), names, device)
+        model = PackedModel(
+            card, (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor)), names, device
+        )
         if device.type != "cpu":
             model.gather()
     if quantised:
         int8.quantise(model)
     if quantised or dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(load_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+        model.widen = partial(load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
     return model
 
 
@@ -76,7 +74,7 @@ def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tupl
     """The card with what is done of it, the type of what is not quantised, and whether weights are quantised to int8."""
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype not in ("int8", "auto") or (card.dtype == "auto" and dtype is not torch.int8):
-        return card, _DTYPES.get(card.dtype, own), False
+        return card, DTYPES.get(card.dtype, own), False
     own = default_dtype(device) if own is torch.float16 else own
     missing = kernels.missing() if device.type == "cpu" else "int8 is for CPUs"
     if not missing:
@@ -93,7 +91,21 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-class _Tokenising:
+class TextsAlone:
+    """The processor of a model that reads texts: refuses images, and items of several parts."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+        refuse_parts(work)
+        return self._processor.prepare(work, go_on)
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        return self._processor.finish(prepared, outputs)
+
+
+class Tokenising:
     """A processor whose tokenizer may fail for a text: InvalidInput in place of what the `tokenizers` library raises."""
 
     def __init__(self, processor: Processor) -> None:

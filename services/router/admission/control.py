@@ -101,7 +101,7 @@ def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
 def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
     """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
 
-    Bytes that are truncated cost what it takes to read them.
+    Bytes that are truncated cost what it takes to read them; pictures the tokens that the model makes of one of their size.
     """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
     rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
@@ -112,7 +112,10 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
     once = int(rate * sizes.once)
     if most:
         once = _cut(once, most * max(1, sizes.once_texts), rate)
-    return [tokens * sizes.times for tokens in items], once
+    costs = [tokens * sizes.times for tokens in items]
+    for index, own in sizes.pictures.items():
+        costs[index] += own.tokens
+    return costs, once + sizes.once_pictures.tokens
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:

@@ -21,6 +21,7 @@ MIB: Final = 1024 * 1024
 CHARACTERS: Final = "characters"
 BYTES: Final = "bytes"
 ENTRIES: Final = "entries"
+PIXELS: Final = "pixels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,12 @@ ANSWERED: Final = Limit(
 """2,000 items with 256 labels of a letter. A client with gRPC's default limit reads half of that, and a router, a worker and a
 client each hold some four times that while it is written or read."""
 ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
-TEXT: Final = Limit("an item's text", ("Item.text",), 4 * MIB, BYTES)
+TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
 IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
+IMAGE_PIXELS: Final = Limit("a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS)
+"""The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here, where the header says it."""
+PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
 INSTRUCTION: Final = Limit("an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction"), 16_384, CHARACTERS)
@@ -111,6 +115,8 @@ ALL: Final = (
     ITEMS,
     TEXT,
     IMAGE,
+    IMAGE_PIXELS,
+    PARTS,
     QUERY,
     INSTRUCTION,
     HYPOTHESIS,

@@ -57,8 +57,10 @@ WORDS: Final = Limit(
     256,
     CHARACTERS,
 )
-KINDS: Final = Limit("tasks, representations of a model", ("ModelCard.tasks", "ModelCard.representations"), 64, ENTRIES)
-"""There are seven and three; workers that are newer than a router may know more."""
+KINDS: Final = Limit(
+    "tasks, representations, inputs of a model", ("ModelCard.tasks", "ModelCard.representations", "ModelCard.inputs"), 64, ENTRIES
+)
+"""There are seven, three and two; workers that are newer than a router may know more."""
 POOLS: Final = Limit("pools of a model", ("ModelCard.pools",), 256, ENTRIES)
 LABELS: Final = Limit("labels of a model", ("ModelCard.labels",), MOST_LABELS, ENTRIES)
 LABELS_TEXT: Final = Limit("labels of a model, together", ("ModelCard.labels",), MOST_LABEL_CHARACTERS, CHARACTERS)

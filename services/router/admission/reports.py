@@ -124,6 +124,9 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
         raise InvalidInput(f"{path} has sizes that no model has", field=path)
     limits.KINDS.check(len(card.tasks), f"{path}.tasks")
     limits.KINDS.check(len(card.representations), f"{path}.representations")
+    limits.KINDS.check(len(card.inputs), f"{path}.inputs")
+    if any(value >= _MOST_TOKENS for _, value in card.images.ListFields()):
+        raise InvalidInput(f"{path}.images has sizes that no model has", field=f"{path}.images")
     limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:
         _check_pool(name, f"{path}.pools")

@@ -6,9 +6,10 @@ refused here, with the path of its field; what depends on the model is checked i
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from shoal.v1 import inference_pb2 as pb
@@ -16,10 +17,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.names import is_model_id
-from services.router.admission import limits
-
-IMAGE_BYTES: Final = 1000
-"""What a picture is priced as, in bytes of text: its tokens do not follow from its file's size."""
+from services.router.admission import limits, pictures
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -29,10 +27,22 @@ Task = models_pb2.Task
 
 
 @dataclass(frozen=True, slots=True)
+class Pictures:
+    """Of one item: the bytes of their files, and the tokens that the model makes of them by their headers."""
+
+    bytes: int
+    tokens: int
+
+
+NO_PICTURES: Final = Pictures(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes of text that each item brings, and that every job of the request brings once and once for each sequence.
 
-    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made of.
+    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made of. `pictures`: those of items
+    that have some, by their index; `once_pictures`: those that every job brings, of a query.
     """
 
     items: list[int]
@@ -40,12 +50,25 @@ class Sizes:
     once: int = 0
     times: int = 1
     once_texts: int = 1
+    pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
+    once_pictures: Pictures = NO_PICTURES
 
     @property
     def read(self) -> list[int]:
         """Bytes that a worker reads for each item."""
         repeated = self.each * self.times
-        return [size + repeated for size in self.items]
+        found = [size + repeated for size in self.items]
+        for index, own in self.pictures.items():
+            found[index] += own.bytes
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The sizes of items, and what pictures they have, by index."""
+
+    sizes: list[int]
+    pictures: dict[int, Pictures]
 
 
 class _Enum(Protocol):
@@ -70,7 +93,8 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     if card is not None:
         _check_task(card, models_pb2.TASK_ENCODE, "model")
     _check_forms(request, card)
-    return _readable(Sizes(_check_items(request.items, "items", card), each=_utf8(request.instruction)), "items")
+    items = _check_items(request.items, "items", card)
+    return _readable(Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures), "items")
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
@@ -85,12 +109,14 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
         _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
-    limits.QUERY.check(len(request.query.text), "query.text")
-    query = _item_bytes(request.query, "query", card) + _utf8(request.instruction)
+    limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
+    size, shown = _check_item(request.query, "query", card)
+    query = size + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card)
     # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
     reads_pairs = card is None or not card.representations
-    return _readable(Sizes(documents, each=query) if reads_pairs else Sizes(documents, once=query), "documents")
+    sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
+    return _readable(replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents")
 
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -117,8 +143,9 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     given = task == "relations" and (card is None or card.given_entities)
     items = _check_items(request.items, "items", card, given=given)
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
-    _check_answered(len(items), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
-    return _readable(_with_labels(items, task, labels, request.classify.hypothesis, card), "items")
+    _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
+    sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
+    return _readable(replace(sizes, pictures=items.pictures), "items")
 
 
 def _check_answered(items: int, names: int, task: str) -> None:
@@ -146,9 +173,10 @@ def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis:
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
     """Returns the sizes. Raises InvalidInput where a worker would have to read too much."""
-    total, count, most = sum(sizes.read) + sizes.once, len(sizes.items), limits.READ.most
+    once = sizes.once + sizes.once_pictures.bytes
+    total, count, most = sum(sizes.read) + once, len(sizes.items), limits.READ.most
     if total > most:
-        allowed = max(0, most - sizes.once) // -(-(total - sizes.once) // count)
+        allowed = max(0, most - once) // -(-(total - once) // count)
         instead = f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
         message = f"{field} has {count:,} entries that make a worker read {total:,} bytes, with what stands before each;"
         raise InvalidInput(f"{message} at most {most:,} are allowed: {instead}", field=field)
@@ -183,37 +211,87 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
         raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
 
 
-def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, given: bool = False) -> list[int]:
+def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, given: bool = False) -> _Items:
     """`given`: items may bring entities."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
-    sizes = []
+    found = _Items([], {})
+    any_text = _takes(card, models_pb2.INPUT_KIND_TEXT)
     for index, item in enumerate(items):
         size = item.ByteSize()
-        if not _EMPTY_ITEM_BYTES < size <= limits.TEXT.most or item.WhichOneof("content") != "text" or item.entities:
-            size = _item_bytes(item, f"{field}[{index}]", card, given=given)
-        sizes.append(size)
-    return sizes
+        is_text = item.WhichOneof("content") == "text" and not item.entities and not item.parts
+        if not (is_text and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
+            size, shown = _check_item(item, f"{field}[{index}]", card, given=given)
+            if shown.bytes:
+                found.pictures[index] = shown
+        found.sizes.append(size)
+    return found
 
 
-def _item_bytes(item: pb.Item, path: str, card: Card | None, *, given: bool = False) -> int:
-    content = item.WhichOneof("content")
-    known = item.entities
+def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
+    """Whether a model reads such parts, as far as its card says."""
+    if card is None:
+        return True
+    if card.inputs:
+        return kind in card.inputs
+    reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
+    return kind == models_pb2.INPUT_KIND_TEXT or bool(reads_pictures)
+
+
+def _check_item(item: pb.Item, path: str, card: Card | None, *, given: bool = False) -> tuple[int, Pictures]:
+    """The bytes of an item's text, as a message, and its pictures."""
+    content, known = item.WhichOneof("content"), item.entities
     message = f"{path}.entities are for the task relations, with a model that does not find them itself"
     _refuse(bool(known) and not given, message, f"{path}.entities")
+    if item.parts:
+        _refuse(content is not None, f"{path} has both parts and {content}, the short form of one part", f"{path}.parts")
+        _refuse(bool(known), f"{path}.entities are for an item with text, not with parts", f"{path}.entities")
+        return _check_parts(item.parts, path, card)
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
-    if content == "text":
-        text = item.text
-        _refuse(not text, f"{path}.text is empty", f"{path}.text")
-        limits.TEXT.check(_utf8(text), f"{path}.text")
-        _check_given(known, len(text), f"{path}.entities")
-        return pb.Item(text=text).ByteSize() if known else item.ByteSize()
-    if card is not None and not {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks):
-        raise TaskNotSupported(f"{card.model} takes no pictures", field=f"{path}.image")
-    _refuse(not item.image.data, f"{path}.image.data is empty", f"{path}.image.data")
-    limits.IMAGE.check(len(item.image.data), f"{path}.image.data")
-    return IMAGE_BYTES
+    if content == "image":
+        return 0, _check_picture(item.image, f"{path}.image", card)
+    text = item.text
+    _check_text_of(text, f"{path}.text", card)
+    _check_given(known, len(text), f"{path}.entities")
+    return pb.Item(text=text).ByteSize() if known else item.ByteSize(), NO_PICTURES
+
+
+def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None) -> tuple[int, Pictures]:
+    limits.PARTS.check(len(parts), f"{path}.parts")
+    size = file_bytes = tokens = 0
+    for index, part in enumerate(parts):
+        own, content = f"{path}.parts[{index}]", part.WhichOneof("content")
+        if content is None:
+            raise InvalidInput(f"{own} must have text or an image", field=own)
+        if content == "text":
+            _check_text_of(part.text, f"{own}.text", card)
+            size += part.ByteSize()
+        else:
+            shown = _check_picture(part.image, f"{own}.image", card)
+            file_bytes, tokens = file_bytes + shown.bytes, tokens + shown.tokens
+    limits.TEXT.check(size, f"{path}.parts")
+    return size, Pictures(file_bytes, tokens)
+
+
+def _check_text_of(text: str, path: str, card: Card | None) -> None:
+    if not _takes(card, models_pb2.INPUT_KIND_TEXT):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
+    _refuse(not text, f"{path} is empty", path)
+    limits.TEXT.check(_utf8(text), path)
+
+
+def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
+    if not _takes(card, models_pb2.INPUT_KIND_IMAGE):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no pictures", field=path)
+    data = image.data
+    _refuse(not data, f"{path}.data is empty", f"{path}.data")
+    limits.IMAGE.check(len(data), f"{path}.data")
+    size = pictures.size_of(data)
+    if size is not None:
+        limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
+    images = card.images if card is not None and card.HasField("images") else None
+    return Pictures(len(data), pictures.tokens_of(size, images))
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:

@@ -56,10 +56,11 @@ def items_of(request: Request) -> Sequence[pb.Item]:
 
 
 def count_parts(request: Request) -> int:
-    """The number of its items, and of the entities given with them if the task is relations."""
+    """The number of its items and of their parts, and of the entities given with them if the task is relations."""
     items = items_of(request)
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
-    return len(items) + (sum(len(item.entities) for item in items) if brings else 0)
+    pieces = sum(len(item.parts) for item in items)
+    return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
 
 
 def job_payloads(
@@ -262,7 +263,8 @@ def _revision(answers: Sequence[Response]) -> str:
 
 
 def _usage(answers: Sequence[Response]) -> pb.Usage:
-    return pb.Usage(input_tokens=min(sum(answer.usage.input_tokens for answer in answers), _MOST_COUNT))
+    tokens, of_images = (sum(getattr(answer.usage, name) for answer in answers) for name in ("input_tokens", "image_tokens"))
+    return pb.Usage(input_tokens=min(tokens, _MOST_COUNT), image_tokens=min(of_images, _MOST_COUNT))
 
 
 def _timings(answers: Sequence[Response]) -> pb.Timings:

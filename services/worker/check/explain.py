@@ -142,6 +142,11 @@ _EVIDENCE = (
         ("prompts",),
     ),
     _Evidence("default prompt", lambda card: card.default_prompt, ("*:default_prompt_name",), ("default_prompt",)),
+    _Evidence(
+        "inputs",
+        lambda card: "" if card.inputs == ("text",) else ", ".join(card.inputs),
+        ("*config.json*:model_type",),
+    ),
     _Evidence("labels", lambda card: ", ".join(card.labels), ("*config.json:id2label", "*config.json:num_labels")),
     _Evidence(
         "score",

@@ -81,7 +81,13 @@ def _answer(held: HeldJob) -> bytes:
         metrics.FINISH_SECONDS.labels(held.resident.name).observe(ended - started)
         held.span.stage("finish", started, ended)
         timings = _timings(held, started, ended)
-        return codec.result_of(result, revision=model.card.revision, tokens=held.ready.tokens, timings=timings)
+        return codec.result_of(
+            result,
+            revision=model.card.revision,
+            tokens=held.ready.tokens,
+            timings=timings,
+            image_tokens=held.ready.image_tokens,
+        )
     except ShoalError as error:
         return _failed(held, error)
     except Exception as error:

@@ -16,6 +16,7 @@ from functools import partial
 from google.protobuf.message import DecodeError
 from shoal.v1 import worker_pb2
 
+from libs.catalog.card import Card
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.models import GoOn, Prepared
 from libs.telemetry import metrics
@@ -113,7 +114,7 @@ class Intake:
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
             held.read_bytes = read_bytes(job, len(payload))
-            held.estimated_tokens = estimated_tokens(job, held.read_bytes, resident.model.card.max_tokens)
+            held.estimated_tokens = estimated_tokens(job, held.read_bytes, _longest(resident.model.card))
             held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
             lease.jobs[held.number] = held
@@ -178,6 +179,11 @@ class Intake:
 
 def _lease(response: worker_pb2.PullResponse, pulled_at: float = 0.0) -> Lease:
     return Lease(response.lane, response.batch_id, response.lease_ms / 1000, pulled_at=pulled_at)
+
+
+def _longest(card: Card) -> int:
+    """Tokens of the longest sequence of a text or an image."""
+    return card.max_tokens if card.images is None else max(card.max_tokens, card.images.max_tokens)
 
 
 class _Unwanted(Exception):

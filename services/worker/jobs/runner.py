@@ -143,10 +143,11 @@ class Runner:
             now = self._clock()
             for held in jobs:
                 prepared = held.ready
-                waiting = [Waiting(held.number, index, sequence.tokens, now) for index, sequence in enumerate(prepared.sequences)]
                 self._jobs[held.number] = held
                 self._meters[held.resident.name] = held.resident.meter
-                self._room.add(Group(held.resident.name, prepared.head), waiting, held.flow, held.weight)
+                for head, indices in prepared.groups().items():
+                    waiting = [Waiting(held.number, index, prepared.sequences[index].tokens, now) for index in indices]
+                    self._room.add(Group(held.resident.name, head), waiting, held.flow, held.weight)
             self._condition.notify()
 
     def _main(self) -> None:
@@ -257,12 +258,11 @@ class Runner:
         jobs = [self._jobs[one.job] for one in batch.chosen]
         sequences = [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
         resident = jobs[0].resident
-        head = jobs[0].ready.head
         overtaken_cpu, cpu_started = self._overtaken_cpu, time.thread_time()
         started = self._clock()
         if not is_overtaking:
             self.device_time.began(started, min(held.received_at - held.queue_seconds for held in jobs), self._cut_at)
-        climbed = self._ladder.run(resident.name, partial(resident.model.forward, head, between=called), sequences)
+        climbed = self._ladder.run(resident.name, partial(resident.model.forward, batch.group.head, between=called), sequences)
         ended = self._clock()
         self.device_time.computed(time.thread_time() - cpu_started - (self._overtaken_cpu - overtaken_cpu))
         if not is_overtaking:
@@ -322,6 +322,8 @@ class Runner:
 
 def _path(prepared: Prepared, index: int) -> str:
     """The item that a sequence was made of, as a path in the job; empty where items do not match sequences one to one."""
+    if prepared.fields:
+        return prepared.fields[index]
     match prepared.work:
         case EncodeWork(texts) if len(texts) == len(prepared.sequences):
             return f"items[{index}].text"

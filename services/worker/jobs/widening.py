@@ -71,9 +71,12 @@ class Widening:
         nonfinite = nonfinite_outputs(held)
         if twin is not None:
             prepared, started = held.ready, time.monotonic()
-            outputs: list[Output] = twin.forward(prepared.head, [prepared.sequences[index] for index in nonfinite])
+            for head, indices in prepared.groups().items():
+                again = [index for index in indices if index in nonfinite]
+                if again:
+                    outputs: list[Output] = twin.forward(head, [prepared.sequences[index] for index in again])
+                    held.outputs.update(zip(again, outputs, strict=True))
             held.forward_seconds += time.monotonic() - started
-            held.outputs.update(zip(nonfinite, outputs, strict=True))
             left = len(nonfinite_outputs(held))
             counts: dict[str, Value] = {"model": name, "sequences": len(nonfinite), "not_finite": left}
             log.warning("outputs that were not finite were computed again in float32", extra=fields(counts))

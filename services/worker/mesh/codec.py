@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
-from libs.catalog.card import Card
+from libs.catalog.card import Card, ImageSize
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import (
     Aggregation,
@@ -26,6 +26,8 @@ from libs.models import (
     Extraction,
     ExtractResult,
     Given,
+    Part,
+    Parts,
     RelationsWork,
     Representation,
     Result,
@@ -97,6 +99,7 @@ _TASKS: dict[str, models_pb2.Task] = {
     "classify": models_pb2.TASK_CLASSIFY,
     "relations": models_pb2.TASK_RELATIONS,
 }
+_INPUTS: dict[str, models_pb2.InputKind] = {"text": models_pb2.INPUT_KIND_TEXT, "image": models_pb2.INPUT_KIND_IMAGE}
 _FORMS: dict[str, inference_pb2.Representation] = {
     "dense": inference_pb2.REPRESENTATION_DENSE,
     "sparse": inference_pb2.REPRESENTATION_SPARSE,
@@ -135,9 +138,11 @@ def to_work(job: worker_pb2.Job) -> Work:
     raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
-def result_of(result: Result, *, revision: str, tokens: int, timings: Timings) -> bytes:
-    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents."""
-    usage = inference_pb2.Usage(input_tokens=tokens)
+def result_of(result: Result, *, revision: str, tokens: int, timings: Timings, image_tokens: int = 0) -> bytes:
+    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents.
+
+    `image_tokens`: those of `tokens` that were made of images."""
+    usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
     times = inference_pb2.Timings(
         queue_seconds=timings.queue,
         prepare_seconds=timings.prepare,
@@ -207,12 +212,27 @@ def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_pe
         pools=card.pools,
         open_labels=card.contradiction is not None,
         given_entities=card.given_entities,
+        inputs=() if card.inputs == ("text",) else [_INPUTS[one] for one in card.inputs],
+        images=None if card.images is None else _image_input(card.images),
+    )
+
+
+def _image_input(size: ImageSize) -> models_pb2.ImageInput:
+    return models_pb2.ImageInput(
+        height=size.height,
+        width=size.width,
+        short_side=size.short_side,
+        patch=size.patch,
+        extra_tokens=size.extra_tokens,
+        max_tokens=size.max_tokens,
     )
 
 
 def _encode_work(request: inference_pb2.EncodeRequest) -> EncodeWork:
+    texts, parts = _contents(request.items, "items")
     return EncodeWork(
-        texts=_texts(request.items, "items"),
+        texts=texts,
+        parts=parts,
         role=_word(_ROLES, request.role, "role"),
         representations=tuple(_word(_REPRESENTATIONS, form, "representations") for form in request.representations),
         data_type=_word(_DATA_TYPES, request.data_type, "data_type"),
@@ -224,9 +244,13 @@ def _encode_work(request: inference_pb2.EncodeRequest) -> EncodeWork:
 
 
 def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
+    documents, parts = _contents(request.documents, "documents")
+    query = _content(request.query, "query")
     return ScoreWork(
-        query=_text(request.query, "query"),
-        documents=_texts(request.documents, "documents"),
+        query=query if isinstance(query, str) else "",
+        query_parts=() if isinstance(query, str) else query,
+        documents=documents,
+        parts=parts,
         instruction=request.instruction,
         scale=_word(_SCALES, request.scale, "scale"),
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
@@ -248,8 +272,10 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
             )
         case "classify":
             classify = request.classify
+            texts, parts = _contents(request.items, "items")
             return ClassifyWork(
-                texts=_texts(request.items, "items"),
+                texts=texts,
+                parts=parts,
                 labels=tuple(classify.labels),
                 multi_label=classify.multi_label if classify.HasField("multi_label") else None,
                 threshold=classify.threshold if classify.HasField("threshold") else None,
@@ -274,18 +300,49 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
 
 
 def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = False) -> list[str]:
-    return [_text(item, f"{field}[{index}]", given=given) for index, item in enumerate(items)]
+    """Of a task that is for texts. `given`: it takes entities beside the text."""
+    texts = []
+    for index, item in enumerate(items):
+        content = _content(item, f"{field}[{index}]", given=given)
+        if not isinstance(content, str):
+            raise TaskNotSupported("the task is for texts, not for pictures or several parts", field=content[0].field)
+        texts.append(content)
+    return texts
 
 
-def _text(item: inference_pb2.Item, field: str, *, given: bool = False) -> str:
-    """`given`: the task takes entities beside the text."""
+def _contents(items: Iterable[inference_pb2.Item], field: str) -> tuple[list[str], dict[int, Parts]]:
+    """The texts of items, and the parts of those that are no text alone, whose texts are empty."""
+    texts: list[str] = []
+    parts: dict[int, Parts] = {}
+    for index, item in enumerate(items):
+        content = _content(item, f"{field}[{index}]")
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            texts.append("")
+            parts[index] = content
+    return texts, parts
+
+
+def _content(item: inference_pb2.Item, field: str, *, given: bool = False) -> str | Parts:
+    """A text alone, or an item's parts. `given`: the task takes entities beside the text."""
     if item.entities and not given:
         raise InvalidInput(f"{field}.entities may be given for the task relations only", field=f"{field}.entities")
-    match item.WhichOneof("content"):
+    if not item.parts:
+        return item.text if item.WhichOneof("content") == "text" else (_piece(item, field),)
+    if item.WhichOneof("content") is not None:
+        raise InvalidInput("both parts and their short form are set", field=field)
+    parts = tuple(_piece(part, f"{field}.parts[{index}]") for index, part in enumerate(item.parts))
+    alone = parts[0].content if len(parts) == 1 else b""
+    return alone if isinstance(alone, str) else parts
+
+
+def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str) -> Part:
+    match holder.WhichOneof("content"):
         case "text":
-            return item.text
+            return Part(holder.text, f"{field}.text")
         case "image":
-            raise TaskNotSupported("the model reads texts, not pictures", field=f"{field}.image")
+            return Part(holder.image.data, f"{field}.image")
     raise InvalidInput("neither a text nor a picture is set", field=field)
 
 

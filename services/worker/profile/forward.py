@@ -105,9 +105,9 @@ def profile_forward(
         raise TaskNotSupported(f"{model.card.model} answers from a table: there is no forward pass to profile")
 
     def forward() -> object:
-        return model.forward(prepared.head, prepared.sequences)
+        return model.forward_all(prepared)
 
-    outputs = model.forward(prepared.head, prepared.sequences)
+    outputs = model.forward_all(prepared)
     _timed(forward, _WARM_RUNS)
     # Half of the plain runs before and half after the profiled ones, since a machine's speed drifts.
     plain = _timed(forward, runs - runs // 2)

@@ -18,8 +18,10 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a byte are estimated.
 
     Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
-    sequences do not correspond to its texts is left out too.
+    sequences do not correspond to its texts is left out too, and so is one with images.
     """
+    if prepared.image_tokens:
+        return 0, 0
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     sequences, beside = _sequences(work, prepared, card)
     if len(sequences) != len(texts):

@@ -6,17 +6,19 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from shoal.errors import InvalidInput
+from shoal.requests.images import image_bytes, image_length, is_image
 from shoal.results import Entity, Skipped
-from shoal.tasks import Given, Item, Items, OnInvalid, Priority, Truncation
+from shoal.tasks import Given, Item, Items, OnInvalid, Parts, Priority, Truncation
 from shoal.v1 import inference_pb2 as pb
 
 E = TypeVar("E")
 M = TypeVar("M")
+H = TypeVar("H", pb.Item, pb.Part)
 
 _TRUNCATIONS = {"none": pb.TRUNCATION_NONE, "end": pb.TRUNCATION_END, "start": pb.TRUNCATION_START}
 _PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
@@ -75,12 +77,20 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
 
 def item_list(items: Items) -> list[Item]:
     """The items of an argument; a single text or image is a list of one."""
-    return [items] if isinstance(items, (str, bytes)) else list(items)
+    if isinstance(items, (str, Parts)) or is_image(items):
+        return [cast("Item", items)]
+    return list(cast("Iterable[Item]", items))
 
 
 def item_lengths(items: Sequence[Item]) -> list[int]:
     """Characters of texts, bytes of images; other types count 0 here and fail in `item_message`, with their path."""
-    return [len(item) if isinstance(item, (str, bytes)) else 0 for item in items]
+    return [_length(item) for item in items]
+
+
+def _length(item: Item) -> int:
+    if isinstance(item, Parts):
+        return sum(map(_length, item.pieces))
+    return len(item) if isinstance(item, str) else image_length(item)
 
 
 def item_messages(name: str, items: Sequence[Item], places: Sequence[int]) -> list[pb.Item]:
@@ -92,15 +102,26 @@ def item_messages(name: str, items: Sequence[Item], places: Sequence[int]) -> li
 
 
 def item_message(path: str, item: Item) -> pb.Item:
-    """A text or an image. Raises InvalidInput."""
-    if isinstance(item, bytes):
-        return pb.Item(image=pb.Image(data=item))
-    if not isinstance(item, str):
-        raise InvalidInput(f"{path} is a {type(item).__name__}; it must be a str, or the bytes of an image file", field=path)
+    """A text, an image, or an item of several parts. Raises InvalidInput."""
+    if isinstance(item, Parts):
+        return pb.Item(parts=[_filled(pb.Part(), f"{path}.parts[{number}]", piece) for number, piece in enumerate(item.pieces)])
+    return _filled(pb.Item(), path, item)
+
+
+def _filled(holder: H, path: str, piece: Item) -> H:
+    """The item or part, with a text or an image set."""
+    data = image_bytes(path, piece)
+    if data is not None:
+        holder.image.data = data
+        return holder
+    if not isinstance(piece, str):
+        kinds = "a str, or an image: a Path, the bytes of a file, a PIL.Image or a uint8 array"
+        raise InvalidInput(f"{path} is a {type(piece).__name__}; it must be {kinds}", field=path)
     try:
-        return pb.Item(text=item)
+        holder.text = piece
     except ValueError:
         raise InvalidInput(f"{path} is not valid Unicode: it contains half of a surrogate pair", field=f"{path}.text") from None
+    return holder
 
 
 def entity_messages(path: str, given: Sequence[Given]) -> list[pb.Entity]:
@@ -118,7 +139,7 @@ def _entity(path: str, entity: Given) -> pb.Entity:
 
 def _problem(path: str, item: Item) -> str:
     """Why an item is invalid; empty if nothing is found here."""
-    if isinstance(item, (str, bytes)) and not item:
+    if (isinstance(item, (str, bytes)) and not item) or (isinstance(item, Parts) and not item.pieces):
         return f"{path} is empty"
     try:
         item_message(path, item)

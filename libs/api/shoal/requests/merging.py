@@ -109,7 +109,7 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:
-    return Usage(sum(part.input_tokens for part in parts))
+    return Usage(sum(part.input_tokens for part in parts), sum(part.image_tokens for part in parts))
 
 
 def _timings(parts: Sequence[Timings]) -> Timings:

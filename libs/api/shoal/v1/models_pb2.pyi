@@ -28,6 +28,12 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_RELATIONS: _ClassVar[Task]
     TASK_REGIONS: _ClassVar[Task]
     TASK_TEXT: _ClassVar[Task]
+
+class InputKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INPUT_KIND_UNSPECIFIED: _ClassVar[InputKind]
+    INPUT_KIND_TEXT: _ClassVar[InputKind]
+    INPUT_KIND_IMAGE: _ClassVar[InputKind]
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_ABSENT: ModelState
 MODEL_STATE_COLD: ModelState
@@ -44,9 +50,28 @@ TASK_CLASSIFY: Task
 TASK_RELATIONS: Task
 TASK_REGIONS: Task
 TASK_TEXT: Task
+INPUT_KIND_UNSPECIFIED: InputKind
+INPUT_KIND_TEXT: InputKind
+INPUT_KIND_IMAGE: InputKind
+
+class ImageInput(_message.Message):
+    __slots__ = ("height", "width", "short_side", "patch", "extra_tokens", "max_tokens")
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SHORT_SIDE_FIELD_NUMBER: _ClassVar[int]
+    PATCH_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    height: int
+    width: int
+    short_side: int
+    patch: int
+    extra_tokens: int
+    max_tokens: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., short_side: _Optional[int] = ..., patch: _Optional[int] = ..., extra_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities")
+    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities", "inputs", "images")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +88,8 @@ class ModelCard(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LABELS_FIELD_NUMBER: _ClassVar[int]
     GIVEN_ENTITIES_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     family: str
@@ -79,7 +106,9 @@ class ModelCard(_message.Message):
     pools: _containers.RepeatedScalarFieldContainer[str]
     open_labels: bool
     given_entities: bool
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ...) -> None: ...
+    inputs: _containers.RepeatedScalarFieldContainer[InputKind]
+    images: ImageInput
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ..., inputs: _Optional[_Iterable[_Union[InputKind, str]]] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ...) -> None: ...
 
 class ModelPlace(_message.Message):
     __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned", "downloaded_bytes", "download_bytes", "host_bytes", "adapters", "leaving")

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernel.h"
 
-enum Activation { NONE = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4 };  // as in libs/kernels/native/rows.py
+enum Activation { NONE = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4, QUICK_GELU = 5 };  // as in libs/kernels/native/rows.py
 
 // LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`; no weight: the row as it is. No bias: null.
 struct Norm {
@@ -54,6 +54,7 @@ INLINE typename T::Floats activated(typename T::Floats x) {
     // max in this order keeps NaN; -infinity makes NaN but for RELU, as in torch.
     if constexpr (ACTIVATION == RELU) return T::max(T::zero(), x);
     if constexpr (ACTIVATION == SILU) return T::mul(x, sigmoid<T>(x));
+    if constexpr (ACTIVATION == QUICK_GELU) return T::mul(x, sigmoid<T>(T::mul(x, T::set(1.702f))));
     if constexpr (ACTIVATION == GELU_TANH) {
         const auto cube = T::mul(T::mul(x, x), x);
         return T::mul(x, sigmoid<T>(T::mul(T::set(1.59576912f), T::fmadd(cube, T::set(0.044715f), x))));
@@ -82,6 +83,7 @@ INLINE void with_activation(int activation, const Apply &apply) {
         case GELU_TANH: apply([](Floats x) INLINE_LAMBDA { return activated<T, GELU_TANH>(x); }); break;
         case RELU: apply([](Floats x) INLINE_LAMBDA { return activated<T, RELU>(x); }); break;
         case SILU: apply([](Floats x) INLINE_LAMBDA { return activated<T, SILU>(x); }); break;
+        case QUICK_GELU: apply([](Floats x) INLINE_LAMBDA { return activated<T, QUICK_GELU>(x); }); break;
         default: apply([](Floats x) INLINE_LAMBDA { return x; });
     }
 }

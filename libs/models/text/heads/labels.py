@@ -71,6 +71,7 @@ LAYOUTS: dict[str, Layout] = {
     "new": _BERT,
     "gte": _BERT,
     "jina_embeddings_v3": _ROBERTA,
+    "gemma": _LANGUAGE_MODEL,
     "gemma3_text": _LANGUAGE_MODEL,
     "llama": _LANGUAGE_MODEL,
     "llama_bidirec": _LANGUAGE_MODEL,

@@ -40,6 +40,9 @@ class LineFiles:
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES)
     ] = None
+    image: Annotated[
+        bool, typer.Option("--image", help="The arguments, or lines of --input, are image files.", rich_help_panel=FILES)
+    ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
 

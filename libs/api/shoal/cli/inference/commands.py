@@ -50,7 +50,7 @@ def encode(
     with run.sending("items", "encoding") as on_progress:
         result = open_client().encode(
             model,
-            run.texts,
+            run.items,
             role=role,
             representations=[FORMS[form] for form in forms or ()],
             data_type=data_type,
@@ -85,7 +85,7 @@ def score(
         result = open_client().score(
             model,
             query,
-            run.texts,
+            run.items,
             instruction=instruction,
             scale=scale,
             top_n=top_n,
@@ -117,7 +117,7 @@ def entities(
     with run.sending("items", "extracting") as on_progress:
         result = open_client().entities(
             model,
-            run.texts,
+            run.items,
             labels or (),
             threshold=threshold,
             flat=flat,
@@ -151,7 +151,7 @@ def classify(
     with run.sending("items", "classifying") as on_progress:
         result = open_client().classify(
             model,
-            run.texts,
+            run.items,
             labels or (),
             multi_label=multi_label,
             threshold=threshold,
@@ -190,7 +190,7 @@ def relations(
     with run.sending("items", "extracting") as on_progress:
         result = open_client().relations(
             model,
-            run.texts,
+            run.items,
             labels or (),
             entity_labels=entity_labels or (),
             entities=entities,

@@ -21,11 +21,16 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A text, its source (`file:line`), and the JSON object of which it is a field."""
+    """A text, its source (`file:line`), and the JSON object of which it is a field. `is_image`: it is the path of an image file."""
 
     text: str
     where: str
     fields: dict[str, object] | None = None
+    is_image: bool = False
+
+    @property
+    def item(self) -> str | Path:
+        return Path(self.text) if self.is_image else self.text
 
 
 def read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from shoal.cli.console import bar, note
@@ -31,12 +31,13 @@ class Invocation:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
-        self.records = read(texts, files.source, files.field, what=what, allow_blank=serving.on_invalid == "skip")
+        records = read(texts, files.source, files.field, what=what, allow_blank=serving.on_invalid == "skip")
+        self.records = [replace(record, is_image=True) for record in records] if files.image else records
         self._seconds = 0.0
 
     @property
-    def texts(self) -> list[str]:
-        return [record.text for record in self.records]
+    def items(self) -> list[str | Path]:
+        return [record.item for record in self.records]
 
     @contextmanager
     def sending(self, name: str, description: str) -> Iterator[Callable[[int, int], None] | None]:
@@ -66,7 +67,8 @@ class Invocation:
 
     def metadata(self, result: Result) -> dict[str, object]:
         """What the JSON of every command has beside its results."""
-        found = {"model": self.model, "revision": result.revision, "usage": asdict(result.usage), "timings": asdict(result.timings)}
+        usage = {name: count for name, count in asdict(result.usage).items() if count or name == "input_tokens"}
+        found = {"model": self.model, "revision": result.revision, "usage": usage, "timings": asdict(result.timings)}
         return found | ({"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {})
 
     def heading(self, result: Result) -> str:

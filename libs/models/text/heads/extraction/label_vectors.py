@@ -29,23 +29,27 @@ class LabelVectors(nn.Module):
 
     def forward(self, labels: Sequence[Label]) -> Tensor:
         """[labels, hidden] float32"""
+        return torch.stack(self.each(labels))
+
+    def each(self, labels: Sequence[Label]) -> list[Tensor]:
+        """What is known of each label: its vector [hidden] or, in a subclass, what its `_encode` gives."""
         wanted = {label.name: label for label in labels}
         found = {name: self._known[name] for name in wanted if name in self._known}
         missing = sorted((label for name, label in wanted.items() if name not in found), key=lambda label: len(label.ids))
         for some in _chunks(missing):
-            vectors = self._encode([label.ids for label in some])
-            found |= {label.name: vector for label, vector in zip(some, vectors.unbind(), strict=True)}
+            encoded = self._encode([label.ids for label in some])
+            found |= {label.name: one for label, one in zip(some, encoded, strict=True)}
         self._keep(found)
-        return torch.stack([found[label.name] for label in labels])
+        return [found[label.name] for label in labels]
 
     def forget(self) -> None:
         """Empties the cache: the encoder's weights have changed."""
         self._known.clear()
 
-    def _encode(self, ids: Sequence[Ids]) -> Tensor:
+    def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
         batch = Packed.of(ids, device=self.encoder.device)
         vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
-        return vectors if self.project is None else self.project.forward(vectors)
+        return (vectors if self.project is None else self.project.forward(vectors)).unbind()
 
     def _keep(self, used: dict[str, Tensor]) -> None:
         """Puts vectors into the cache. Eviction policy: least recently used first."""

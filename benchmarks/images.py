@@ -1,0 +1,282 @@
+"""How fast are images prepared, and how fast is each image encoder? `python -m benchmarks.images`, or `make bench-images`.
+
+For every shape the same random weights and images go through Shoal and transformers: decoding and resizing of files on one thread,
+and the forward alone. Where images have one size, transformers gets them as one tensor; where they have many, padded to the largest
+(NaFlex), or one by one if the model takes no padding (DINOv2). Engines take turns within a round; ratios are of neighbours in time,
+so that the machine's drift cancels. Rescaling and normalising are part of Shoal's forward, and of transformers' preparation.
+
+Photographs are those that scikit-learn and matplotlib bring, cut to the proportions of cameras and phones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from benchmarks.families import DTYPES, dtypes, take_turns
+from libs.models.images.decoding import decode
+from libs.models.images.loading import ImageModel, load_images
+from libs.models.work import InputSequence
+
+_PHOTOS = (
+    ("sklearn.datasets", "images/china.jpg"),
+    ("sklearn.datasets", "images/flower.jpg"),
+    ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+)
+# Height and width, as photographs are sent: 3:2, 4:3, 16:9, square, upright.
+_SIZES = ((427, 640), (640, 427), (768, 1024), (720, 1280), (600, 600), (1280, 960), (500, 1000), (333, 500))
+_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A published model's. `least`: how many times as fast as transformers its forward should be; `mixed`: sizes differ."""
+
+    name: str
+    model: Callable[[int], transformers.PreTrainedModel]
+    processor: transformers.BaseImageProcessor
+    least: float
+    mixed: bool = False
+    pads: bool = False
+
+
+def _clip(layers: int) -> transformers.PreTrainedModel:
+    vision = {**_BASE, "num_hidden_layers": layers, "image_size": 224, "patch_size": 32}
+    return transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**vision))
+
+
+def _siglip(layers: int) -> transformers.PreTrainedModel:
+    vision = {**_BASE, "num_hidden_layers": layers, "image_size": 224, "patch_size": 16}
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision))
+
+
+def _naflex(layers: int) -> transformers.PreTrainedModel:
+    vision = {**_BASE, "num_hidden_layers": layers, "num_patches": 256, "patch_size": 16}
+    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**vision))
+
+
+def _dinov2(layers: int) -> transformers.PreTrainedModel:
+    vision = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": layers, "image_size": 518, "patch_size": 14}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**vision))
+
+
+SHAPES = (
+    Shape("CLIP B/32", _clip, transformers.CLIPImageProcessorPil(), 1.0),
+    Shape("SigLIP B/16", _siglip, transformers.SiglipImageProcessorPil(), 1.0),
+    Shape("SigLIP 2 NaFlex", _naflex, transformers.Siglip2ImageProcessorPil(), 1.5, mixed=True, pads=True),
+    Shape(
+        "DINOv2 B/14",
+        _dinov2,
+        transformers.BitImageProcessorPil(size={"shortest_edge": 224}, do_center_crop=False),
+        1.5,
+        mixed=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Of one shape and one format: images a second on one thread, and `decoding`, its share of Shoal's time."""
+
+    shape: str
+    format: str
+    images_per_second: float
+    reference: float
+    ratio: float
+    decoding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Of one shape and data type. `tokens`: of all images.
+
+    `decoding`: what it takes to decode a JPEG on one thread, over what its forward takes on all.
+    """
+
+    shape: str
+    dtype: str
+    tokens: int
+    images_per_second: float
+    reference: float
+    ratio: float
+    least: float
+    decoding: float
+
+
+def photographs(count: int) -> dict[str, list[bytes]]:
+    """By format, the same pictures."""
+    sources = [Image.open(BytesIO(files(package).joinpath(path).read_bytes())).convert("RGB") for package, path in _PHOTOS]
+    numbers = np.random.default_rng(0)
+    found: dict[str, list[bytes]] = {"JPEG": [], "PNG": []}
+    for number in range(count):
+        source, (height, width) = sources[number % len(sources)], _SIZES[number % len(_SIZES)]
+        scale = min(source.height / height, source.width / width)
+        rows, columns = int(height * scale), int(width * scale)
+        top, left = int(numbers.integers(source.height - rows + 1)), int(numbers.integers(source.width - columns + 1))
+        picture = source.crop((left, top, left + columns, top + rows)).resize((width, height), Image.Resampling.BICUBIC)
+        for kind, held in found.items():
+            out = BytesIO()
+            picture.save(out, kind, **({"quality": 90} if kind == "JPEG" else {}))
+            held.append(out.getvalue())
+    return found
+
+
+def loaded(shape: Shape, layers: int, dtype: str, device: torch.device) -> tuple[ImageModel, transformers.PreTrainedModel]:
+    """The same random weights in both."""
+    torch.manual_seed(0)
+    theirs = shape.model(layers).eval()
+    with tempfile.TemporaryDirectory() as name:
+        theirs.save_pretrained(name)
+        shape.processor.save_pretrained(name)
+        ours = load_images(Path(name), dtype=DTYPES[dtype], device=device)
+    return ours, theirs.to(device=device, dtype=DTYPES[dtype])
+
+
+def prepare(shape: Shape, model: ImageModel, kind: str, pictures: Sequence[bytes], rounds: int) -> Prepared:
+    def theirs() -> object:
+        return [shape.processor(Image.open(BytesIO(data)).convert("RGB"), return_tensors="pt") for data in pictures]
+
+    cpu = torch.device("cpu")
+    seconds = take_turns({"shoal": lambda: sequences_of(model, pictures), "transformers": theirs}, rounds, cpu)
+    decoding = decoding_seconds(pictures)
+    own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
+    return Prepared(shape.name, kind, own, other, ratio(seconds), decoding * own)
+
+
+def decoding_seconds(pictures: Sequence[bytes]) -> float:
+    """Of one picture, on one thread."""
+    started = time.perf_counter()
+    for data in pictures:
+        decode(data, "image")
+    return (time.perf_counter() - started) / len(pictures)
+
+
+def sequences_of(model: ImageModel, pictures: Sequence[bytes]) -> list[InputSequence]:
+    return [model.input.sequence(data, "image") for data in pictures]
+
+
+def forward(
+    shape: Shape, model: ImageModel, theirs: transformers.PreTrainedModel, pictures: Sequence[bytes], rounds: int, dtype: str
+) -> Forward:
+    device = model.trunks[0].encoder.device
+    sequences = sequences_of(model, pictures)
+    engines = {"shoal": packed_run(model, sequences), "transformers": reference_run(shape, theirs, pictures, device, DTYPES[dtype])}
+    seconds = take_turns(engines, rounds, device)
+    own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
+    tokens = sum(sequence.tokens for sequence in sequences)
+    return Forward(shape.name, dtype, tokens, own, other, ratio(seconds), shape.least, decoding_seconds(pictures) * own)
+
+
+def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callable[[], object]:
+    """All images in one batch, sorted by length as the worker does."""
+    trunk = next(trunk for trunk in model.trunks if "image" in trunk.heads)
+    head = trunk.heads["image"]
+    batch = sorted(sequences, key=lambda sequence: -sequence.tokens)
+
+    @torch.inference_mode()
+    def run() -> object:
+        packed = trunk.pack(batch, [None] * len(batch))
+        return [one.cpu() for one in head.forward(trunk.encoder.forward(packed, head.rows), packed, batch)]
+
+    return run
+
+
+def reference_run(
+    shape: Shape, model: transformers.PreTrainedModel, pictures: Sequence[bytes], device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """One tensor of all images, or one an image where sizes differ and the model takes no padding."""
+    images = [Image.open(BytesIO(data)).convert("RGB") for data in pictures]
+    together = not shape.mixed or shape.pads
+    batches = [dict(shape.processor(some, return_tensors="pt")) for some in ([images] if together else [[one] for one in images])]
+    for batch in batches:
+        batch["pixel_values"] = batch["pixel_values"].to(dtype)
+
+    @torch.inference_mode()
+    def run() -> object:
+        return [model(**{name: value.to(device) for name, value in batch.items()})[0].cpu() for batch in batches]
+
+    return run
+
+
+def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
+    """How many times as fast as transformers Shoal is: the median of the rounds' ratios."""
+    return median(other / own for own, other in zip(seconds["shoal"], seconds["transformers"], strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    names = [shape.name for shape in SHAPES]
+    parser.add_argument("shapes", nargs="*", help=f"parts of names, of {', '.join(names)}; default all")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), action="append", help="default: those that the device multiplies itself")
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="three layers in place of twelve")
+    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; default all cores")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    wanted = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
+    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.images} images, {wanted.rounds} rounds")
+    pictures = photographs(wanted.images)
+    chosen = [one for one in SHAPES if not wanted.shapes or any(part.lower() in one.name.lower() for part in wanted.shapes)]
+    prepared, forwards = measure(chosen, wanted.dtype or dtypes(device), pictures, wanted.rounds, 3 if wanted.quick else 12, device)
+    slow = [f"{one.shape} {one.dtype} {one.ratio:.2f} (of {one.least})" for one in forwards if one.ratio < one.least]
+    print(f"below what is wanted of the forward: {', '.join(slow) or 'none'}")
+    if wanted.json:
+        wanted.json.write_text(
+            json.dumps({"prepare": list(map(asdict, prepared)), "forward": list(map(asdict, forwards))}, indent=2)
+        )
+
+
+def measure(
+    shapes: Sequence[Shape],
+    types: Sequence[str],
+    pictures: Mapping[str, list[bytes]],
+    rounds: int,
+    layers: int,
+    device: torch.device,
+) -> tuple[list[Prepared], list[Forward]]:
+    """Tells each line as it comes."""
+    head = (
+        f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
+    )
+    print(head, "-" * len(head), sep="\n", flush=True)
+    forwards = []
+    for shape in shapes:
+        for dtype in types:
+            print(f"{shape.name} {dtype}", file=sys.stderr)
+            model, theirs = loaded(shape, layers, dtype, device)
+            forwards.append(one := forward(shape, model, theirs, pictures["JPEG"], rounds, dtype))
+            numbers = f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} {one.decoding:19.2f}"
+            print(f"{one.shape:22} {one.dtype:9} {one.tokens:7,} {numbers}", flush=True)
+    head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>19}"
+    print("", head, "-" * len(head), sep="\n", flush=True)
+    prepared = []
+    for shape in shapes:
+        model, _ = loaded(shape, 1, "float32", torch.device("cpu"))
+        for kind, held in pictures.items():
+            prepared.append(each := prepare(shape, model, kind, held, rounds))
+            numbers = f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} {each.decoding:19.0%}"
+            print(f"{each.shape:22} {each.format:9} {numbers}", flush=True)
+    return prepared, forwards
+
+
+if __name__ == "__main__":
+    main()

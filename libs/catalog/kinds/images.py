@@ -1,0 +1,93 @@
+"""Models of images, and of texts and images in one space: how they are recognised, and their Card.
+
+Their `model_type` alone says so. The towers, the processing of images and what one costs are read when a model is loaded
+(`libs/models/images`), which knows every key; the card has what a mesh must know of a cold model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from libs.catalog.card import Card, Task
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, read_json, tensor_files
+from libs.errors import ModelBroken
+
+TEXTS_AND_IMAGES: Final = ("clip", "siglip")
+IMAGES_ALONE: Final = ("dinov2", "vit")
+DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
+
+_FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
+_MOST_PLACES: Final = 37_295  # of Grounding DINO's maps of 1,333 x 1,333 pixels
+_BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
+
+
+def images_folder(directory: Path) -> Path | None:
+    """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of images; None if it is none.
+
+    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`).
+    """
+    folder = _folder(directory)
+    config = read_config(directory, str(folder / "config.json"))
+    found = None if config is None else config.values.get("model_type")
+    return folder if found in (*TEXTS_AND_IMAGES, *IMAGES_ALONE, *DETECTORS) else None
+
+
+def images_card(directory: Path, folder: Path, model: str) -> Card:
+    """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file and the key at fault."""
+    config = need_config(directory, str(folder / "config.json"))
+    family = config.text("model_type")
+    reads_texts, detects = family in TEXTS_AND_IMAGES, family in DETECTORS
+    if (reads_texts or detects) and not (directory / folder / "tokenizer.json").exists():
+        where = directory / folder
+        raise ModelBroken(f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained")
+    tensors = tensor_files(directory, str(folder) if folder.parts else "")
+    files = [*(str(folder / name) for name in _FILES if name != "tokenizer.json"), "modules.json"]
+    return Card(
+        model=model,
+        revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, files, tensors),
+        family=family,
+        kind="images",
+        tasks=("regions",) if detects else _BOTH if reads_texts else ("encode", "score"),
+        representations=() if detects else ("dense",),
+        max_tokens=_text_tokens(config, family) if reads_texts else _image_tokens(config, family),
+        dimensions=0 if detects else _dimensions(config, family),
+        encoder_folder=str(folder) if folder.parts else "",
+        inputs=("text", "image") if reads_texts else ("image",),
+        scoring="cosine",
+    )
+
+
+def _folder(directory: Path) -> Path:
+    if read_config(directory, "config.json") is not None:
+        return Path()
+    modules = read_json(directory, "modules.json")
+    first = modules[0] if isinstance(modules, list) and modules else None
+    place = first.get("path") if isinstance(first, dict) else None
+    return Path(place) if isinstance(place, str) and place and ".." not in Path(place).parts else Path()
+
+
+def _dimensions(config: Config, family: str) -> int:
+    """The numbers are transformers' defaults for keys that are missing, here and below."""
+    if family == "clip":
+        return config.number("projection_dim", 512)
+    if family == "siglip":
+        texts = config.part("text_config")
+        return texts.number("projection_size", texts.number("hidden_size", 768))
+    return config.number("hidden_size", 768)
+
+
+def _text_tokens(config: Config, family: str) -> int:
+    key = "text_config_dict" if family == "clip" and config.values.get("text_config_dict") is not None else "text_config"
+    return config.part(key).number("max_position_embeddings", 77 if family == "clip" else 64)
+
+
+def _image_tokens(config: Config, family: str) -> int:
+    if family == "grounding-dino":
+        return _MOST_PLACES
+    if family in DETECTORS:
+        config = config.part("vision_config")
+        side = config.number("image_size", 768) // max(1, config.number("patch_size", 16 if family == "owlv2" else 32))
+        return side * side + 1
+    side = config.number("image_size", 224) // max(1, config.number("patch_size", 14 if family == "dinov2" else 16))
+    return side * side + 1

@@ -1,0 +1,145 @@
+"""Bytes of an image file to pixels, safely: an allow-list of formats, and limits that are checked before anything is decoded.
+
+Runs on the worker's prepare threads; Pillow releases the interpreter's lock while it decodes. What a file means is as in
+transformers' `load_image` and its `pil` image processors: the EXIF orientation is applied, transparency is composited on white,
+colour profiles are ignored. One thing differs: a grey picture of 16 bits keeps its high bytes, as Pillow does for 16 bits of red,
+green and blue, where `convert("RGB")` would make nearly all of it white.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from libs.errors import InvalidInput
+
+Pixels = NDArray[np.uint8]
+"""[height, width, 3], red, green and blue."""
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF")
+"""By Pillow's names. AVIF is refused where Pillow was built without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`bytes`: of the file. `pixels`: height × width, as the file's header has them."""
+
+    bytes: int = 32 << 20
+    pixels: int = 50_000_000
+
+
+LIMITS: Final = Limits()
+
+_WIDE_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
+_UNDEFINED = ("I", "F")  # 32 bits a pixel: no range is agreed on
+
+# What turns a stored picture upright, by its EXIF orientation. From 5 on, height and width change places.
+_UPRIGHT: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Pillow's readers are written for honest files: for others they raise what Python raises for wrong offsets, lengths and numbers.
+_READERS_RAISE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+
+
+def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:
+    """Height and width of the picture that `decode` makes of a file, from its header: nothing is decoded.
+
+    Raises as `decode`. A PNG whose orientation comes after its pixels is measured as it is stored.
+    """
+    with _opened(data, field, limits) as image:
+        height, width = image.height, image.width
+        return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
+    """The first picture of a file. `field`: the item's path in the request, for errors.
+
+    Raises InvalidInput for a file that is too large, of no format of FORMATS, truncated or damaged.
+    """
+    with _opened(data, field, limits) as image:
+        image.load()
+        return np.asarray(_rgb(_upright(image)))
+
+
+@contextmanager
+def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
+    """The image with its header read and within the limits. What its reader raises becomes InvalidInput."""
+    if len(data) > limits.bytes:
+        raise InvalidInput(f"the image has {len(data):,} bytes; at most {limits.bytes:,} are taken", field=field)
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > limits.pixels:
+                raise _too_many(f"{image.width:,} x {image.height:,}", field, limits)
+            if image.mode in _UNDEFINED:
+                raise InvalidInput("the image has 32 bits a channel; 8 and 16 are served", field=field)
+            yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_many("far too many", field, limits) from error
+    except UnidentifiedImageError as error:
+        raise InvalidInput(f"the bytes are no image of a format that is served: {', '.join(FORMATS)}", field=field) from error
+    except _READERS_RAISE as error:
+        raise InvalidInput(f"the image is truncated or damaged: {str(error)[:200] or type(error).__name__}", field=field) from error
+
+
+def _too_many(found: str, field: str, limits: Limits) -> InvalidInput:
+    return InvalidInput(f"the image has {found} pixels; at most {limits.pixels:,} are taken. Send a smaller copy", field=field)
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 to 8; 1, upright, where the EXIF data has none or is damaged, and for TIFF, which Pillow's reader turns itself."""
+    if image.format == "TIFF":
+        return 1
+    try:
+        # Not PngImageFile.getexif, which decodes the picture to look behind it.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    except _READERS_RAISE:
+        return 1
+    return value if isinstance(value, int) and value in _UPRIGHT else 1
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    method = _UPRIGHT.get(_orientation(image))
+    return image if method is None else image.transpose(method)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _WIDE_GREY:
+        grey = np.asarray(image)
+        high = (grey >> 8).astype(np.uint8)
+        clear = image.info.get("transparency")
+        return Image.fromarray(high if clear is None else np.where(grey == clear, np.uint8(255), high)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image).convert("RGB")

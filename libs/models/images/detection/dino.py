@@ -1,0 +1,299 @@
+"""Grounding DINO (arXiv 2303.05499): Swin and BERT, whose states are fused; queries become boxes, compared with the labels' tokens.
+
+Labels stand in one prompt, `a cat. a dog.`, but no token sees another label's before the fusion: so each label's states are
+computed once and kept. A label's score for a box is the largest of its own tokens' (the reference takes all tokens', and decodes
+those above a second threshold to a phrase, which may belong to no label). The image's maps are in the encoder's type as far as Swin
+goes; fusion, decoder and heads are in float32. Images of a batch go through it one after another, so nothing is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.kernels.layout import to_device
+from libs.models.head import Array
+from libs.models.images.detection.deformable import (
+    DecoderLayer,
+    DinoSpec,
+    EncoderLayer,
+    Mlp,
+    Sizes,
+    centres,
+    place_sines,
+    sines,
+)
+from libs.models.images.detection.regions import Asked
+from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.embeddings import InputLayer
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.extraction.label_vectors import LabelVectors
+from libs.models.text.heads.extraction.words import Ids, Label
+from libs.models.work import InputSequence, Output
+
+MODEL_TYPES = ("grounding-dino",)
+THRESHOLD: Final = 0.25
+
+FIRST: Final = 101  # [CLS], and the other ids of bert-base-uncased that part phrases: [SEP], full stop, question mark
+LAST: Final = 102
+STOP: Final = 1012
+QUESTION: Final = 1029
+_PARTING: Final = np.array([FIRST, LAST, STOP, QUESTION])
+# Their names are those of labels that have no token.
+_FRAME: Final = (Label("", np.array([FIRST], np.int32)), Label(" ", np.array([LAST], np.int32)))
+
+_SMALLEST: Final = 0.05  # the side of a proposal on the first level
+_EDGE: Final = 0.01
+
+
+def spec_of(config: Config) -> DinoSpec:
+    """Raises ModelBroken with the key that cannot be served. The numbers are transformers' defaults for keys that are missing."""
+    config.require("two_stage", True)
+    config.require("embedding_init_target", True)
+    config.require("two_stage_bbox_embed_share", False)
+    config.require("position_embedding_type", "sine")
+    config.require("query_dim", 4)
+    width = config.size("d_model", 256)
+    spec = DinoSpec(
+        width=width,
+        levels=config.layers("num_feature_levels", 4),
+        encoder_layers=config.layers("encoder_layers", 6),
+        encoder_heads=config.head_count("encoder_attention_heads", width, 8),
+        encoder_ffn=config.size("encoder_ffn_dim", 2048),
+        encoder_points=config.heads("encoder_n_points", 4),
+        decoder_layers=config.layers("decoder_layers", 6),
+        decoder_heads=config.head_count("decoder_attention_heads", width, 8),
+        decoder_ffn=config.size("decoder_ffn_dim", 2048),
+        decoder_points=config.heads("decoder_n_points", 4),
+        queries=config.size("num_queries", 900),
+        tokens=config.size("max_text_len", 256),
+        temperature=config.number("positional_embedding_temperature", 20),
+        activation=config.activation("activation_function", "relu"),
+        eps=config.number("layer_norm_eps", 1e-5),
+        shares_boxes=config.flag("decoder_bbox_embed_share", True),
+    )
+    if width % 32:
+        raise config.unsupported("d_model", "a multiple of 32 is needed")
+    if not 3 <= spec.levels <= 8:
+        raise config.unsupported("num_feature_levels", "from 3 to 8 are served")
+    heads = spec.encoder_heads // 2
+    if not heads or width % heads or spec.encoder_ffn // 2 % heads:
+        raise config.unsupported("encoder_attention_heads", "half of it must divide d_model, and half of encoder_ffn_dim")
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The maps of an image, by the height and width that the model sees."""
+
+    count: int
+
+    def sizes(self, height: int, width: int) -> tuple[tuple[int, int], ...]:
+        sizes = list(map_sizes(height, width))
+        while len(sizes) < self.count:
+            sizes.append((-(-sizes[-1][0] // 2), -(-sizes[-1][1] // 2)))
+        return tuple(sizes)
+
+    def tokens(self, height: int, width: int) -> int:
+        return sum(rows * columns for rows, columns in self.sizes(height, width))
+
+
+class ImageMaps(InputLayer):
+    """The first layer: an image's places on all its maps, which `forward` hands on. Their projections compute in float32."""
+
+    def __init__(self, spec: DinoSpec, swin: SwinSpec, processing: ImageProcessing, most: int) -> None:
+        """`most`: tokens of the largest image."""
+        super().__init__()
+        self.backbone = Swin(swin)
+        self.max_positions, self.row_size = most, spec.width
+        inputs = [*swin.widths[1:], swin.widths[-1], *[spec.width] * spec.levels][: spec.levels]
+        self.input_proj_vision = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(size, spec.width, 1) if level < 3 else nn.Conv2d(size, spec.width, 3, stride=2, padding=1),
+                nn.GroupNorm(32, spec.width),
+            )
+            for level, size in enumerate(inputs)
+        )
+        self._processing = processing
+
+    def forward(self, batch: Packed) -> Tensor:
+        """[tokens, width] float32"""
+        if batch.given is None:
+            raise ValueError("an image encoder takes rows, no token ids")
+        return batch.given.values
+
+    def embed(self, image: NDArray[np.generic]) -> Tensor:
+        """uint8 [height, width, 3] -> [places of all levels, width] float32"""
+        weight = self.backbone.patches.weight
+        pixels = torch.tensor(image).to(weight.device).permute(2, 0, 1)[None].float()
+        numbers = (self._processing.mean, self._processing.std)
+        mean, std = (torch.tensor(one, device=weight.device).view(1, 3, 1, 1) for one in numbers)
+        maps = self.backbone.forward(((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype))
+        maps = [one.permute(0, 3, 1, 2).float() for one in maps]
+        found: list[Tensor] = []
+        for level, project in enumerate(self.input_proj_vision):
+            source = maps[level] if level < 3 else maps[-1] if level == 3 else found[-1]
+            found.append(project(source))
+        return torch.cat([one[0].flatten(1).T for one in found])
+
+
+class ImageMapRows:
+    """The tower of the trunk: the rows of its images. Its weights are those of the encoder's first layer."""
+
+    def __init__(self, maps: ImageMaps) -> None:
+        self._maps = maps
+
+    def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
+        """`inputs`: uint8 [height, width, 3] each -> [places of all, width]"""
+        return torch.cat([self._maps.embed(image) for image in inputs])
+
+
+class TextStates(LabelVectors):
+    """The states [tokens, width] of a label's tokens, each phrase of which BERT sees alone."""
+
+    def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
+        phrases = [phrase for label in ids for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])]
+        states = self.encoder.forward(Packed.of(phrases, device=self.encoder.device)).float()
+        states = states if self.project is None else self.project.forward(states)
+        return torch.split_with_sizes(states, [len(label) for label in ids])
+
+
+def _starts(ids: Ids) -> NDArray[np.bool_]:
+    """Which tokens begin a phrase: the first, and every one after a token that parts phrases."""
+    return np.concatenate([[True], np.isin(ids[:-1], _PARTING)])
+
+
+class Encoder(nn.Module):
+    def __init__(self, spec: DinoSpec) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
+
+
+class Decoder(nn.Module):
+    def __init__(self, spec: DinoSpec) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
+        self.layer_norm = spec.norm()
+        self.reference_points_head = Mlp(2 * spec.width, spec.width, spec.width, 2)
+
+
+class DinoWeights(nn.Module):
+    """What a checkpoint has beside its backbones, by its own names."""
+
+    def __init__(self, spec: DinoSpec) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+        self.level_embed = nn.Parameter(torch.empty(spec.levels, spec.width), requires_grad=False)
+        self.query_position_embeddings = nn.Embedding(spec.queries, spec.width)
+        self.enc_output, self.enc_output_norm = nn.Linear(spec.width, spec.width), spec.norm()
+        self.encoder_output_bbox_embed = Mlp(spec.width, spec.width, 4, 3)
+
+
+def box_heads(spec: DinoSpec) -> nn.ModuleList:
+    """What moves the boxes after each layer of the decoder, or one for all."""
+    return nn.ModuleList(Mlp(spec.width, spec.width, 4, 3) for _ in range(1 if spec.shares_boxes else spec.decoder_layers))
+
+
+class DinoHead(nn.Module):
+    """For each image [queries, 4 + labels] float32: a box, centre and size as fractions of the image, and the labels' logits."""
+
+    rows: Rows | None = None
+
+    def __init__(
+        self, spec: DinoSpec, own: DinoWeights, moves: nn.ModuleList, labels: TextStates, sizes: Callable[[int, int], Sizes]
+    ) -> None:
+        """`sizes`: of the maps, by an image's height and width as it was sent."""
+        super().__init__()
+        self.own, self.moves, self.labels = own, moves, labels
+        self._spec, self._sizes = spec, sizes
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+        found = []
+        for image, sequence in zip(torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True):
+            asked = sequence.input
+            labels: tuple[Label, ...] = ()
+            if isinstance(asked, Asked):
+                labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
+            else:  # a probe's, of which only the memory counts
+                sizes = ((1, len(image) - self._spec.levels + 1), *[(1, 1)] * (self._spec.levels - 1))
+            logits, boxes = self.detect(image, labels, sizes)
+            ends = np.cumsum([1, *(len(label.ids) for label in labels)])
+            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(labels, ends, strict=False)]
+            found.append(torch.cat([boxes, *(score[:, None] for score in scores)], dim=1))
+        return tuple(found)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
+        return [array.astype("float32", copy=False) for array in arrays]
+
+    def detect(self, image: Tensor, labels: Sequence[Label], sizes: Sizes) -> tuple[Tensor, Tensor]:
+        """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes [queries, 4], 0..1.
+
+        The prompt: a first token, each label with its full stop, a last token.
+        """
+        prompt = (_FRAME[0], *labels, _FRAME[1])
+        ids = np.concatenate([label.ids for label in prompt])
+        image, text = self._encoded(image, torch.cat(self.labels.each(prompt)), ids, sizes)
+        x, boxes = self._queries(image, text, sizes)
+        decoder, spec = self.own.decoder, self._spec
+        for place, layer in enumerate(decoder.layers):
+            last = boxes
+            across, down, width, height = sines(boxes * (2 * math.pi), spec.width // 2, 10_000.0).unbind(1)
+            positions = decoder.reference_points_head.forward(torch.cat([down, across, width, height], dim=-1))
+            x = layer(x, positions, boxes, image, text, sizes)
+            move = self.moves[0 if spec.shares_boxes else place]
+            boxes = (move(x) + torch.special.logit(boxes, eps=1e-5)).sigmoid()
+        x = decoder.layer_norm.forward(x)
+        return x @ text.T, (move(x) + torch.special.logit(last, eps=1e-5)).sigmoid()
+
+    def _encoded(self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        starts = _starts(ids)
+        phrases = np.cumsum(starts)
+        parts = to_device(phrases.astype(np.int32), text.device)
+        mask = parts[:, None] == parts
+        places = to_device((np.arange(len(ids)) - np.flatnonzero(starts)[phrases - 1]).astype(np.int32), text.device)
+        positions = sines(places * (2 * math.pi), self._spec.width, 10_000.0)
+        levels = self.own.level_embed.repeat_interleave(torch.tensor([a * b for a, b in sizes], device=image.device), dim=0)
+        image_positions = place_sines(sizes, self._spec.width, self._spec.temperature, image.device) + levels
+        points = centres(sizes, image.device)
+        for layer in self.own.encoder.layers:
+            image, text = layer(image, text, image_positions, positions, mask, points, sizes)
+        return image, text
+
+    def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        """The decoder's first states, which are learned, and their boxes: those of the places that fit the text best."""
+        points = centres(sizes, image.device)
+        counts = torch.tensor([rows * columns for rows, columns in sizes], device=image.device)
+        sides = (_SMALLEST * 2.0 ** torch.arange(len(sizes), device=image.device)).repeat_interleave(counts)
+        proposals = torch.cat([points, sides[:, None].expand(-1, 2)], dim=1)
+        outside = ~((proposals > _EDGE) & (proposals < 1 - _EDGE)).all(-1, keepdim=True)
+        proposals = torch.log(proposals / (1 - proposals)).masked_fill(outside, math.inf)
+        states = self.own.enc_output_norm.forward(self.own.enc_output.forward(image.masked_fill(outside, 0.0)))
+        best = (states @ text.T).amax(-1).topk(min(self._spec.queries, len(states))).indices
+        boxes = (self.own.encoder_output_bbox_embed.forward(states[best]) + proposals[best]).sigmoid()
+        return self.own.query_position_embeddings.weight[: len(best)], boxes
+
+
+def encoder_of(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
+    """The trunk's encoder: `maps` alone. All layers need the labels, which a head has."""
+    own = EncoderSpec(
+        hidden=spec.width,
+        heads=1,
+        head_size=spec.width,
+        ffn=1,
+        layers=(),
+        norm="post",
+        norm_eps=spec.eps,
+        activation="relu",
+        causal=True,
+    )  # causal: no layer is asked whether it has a window
+    return PackedEncoder(own, maps)

@@ -1,0 +1,61 @@
+"""Jobs of a detector: each item is one image, and the labels are those of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from libs.catalog.card import Card
+from libs.errors import TaskNotSupported
+from libs.models.images.detection.detector import HEAD, Detector
+from libs.models.results import Extraction, ExtractResult, Result
+from libs.models.text.checks import need_task, unsupported
+from libs.models.text.heads.extraction.words import Label
+from libs.models.work import (
+    GoOn,
+    InputSequence,
+    Output,
+    Parts,
+    Prepared,
+    RegionsWork,
+    Work,
+    go_on_anyway,
+    items_as_parts,
+    without_images,
+)
+
+
+class RegionsProcessor:
+    """Of one model. Images are decoded here, on the threads that prepare jobs."""
+
+    def __init__(self, card: Card, detector: Detector) -> None:
+        self._card, self._detector = card, detector
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if not isinstance(work, RegionsWork):
+            raise unsupported(work, self._card)
+        labels = self._detector.labels(work.labels)
+        items = items_as_parts(work)
+        sequences = [self._sequence(parts, labels, go_on) for parts in items]
+        return Prepared(
+            without_images(work),
+            HEAD,
+            sequences,
+            fields=tuple(parts[0].field for parts in items),
+            image_tokens=sum(sequence.tokens for sequence in sequences),
+        )
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        work = prepared.work
+        if not isinstance(work, RegionsWork):
+            raise unsupported(work, self._card)
+        thresholds = () if work.threshold is None else (work.threshold,) * len(work.labels)
+        found = zip(prepared.sequences, outputs, strict=True)
+        return ExtractResult([Extraction(regions=self._detector.regions(*one, thresholds)) for one in found])
+
+    def _sequence(self, parts: Parts, labels: tuple[Label, ...], go_on: GoOn) -> InputSequence:
+        go_on()
+        content, field = parts[0].content, parts[0].field
+        if len(parts) > 1 or not isinstance(content, bytes):
+            raise TaskNotSupported(f"{self._card.model} finds regions in one image an item", field=field)
+        return self._detector.sequence(content, field, labels)

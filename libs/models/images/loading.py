@@ -1,0 +1,198 @@
+"""Loads a checkpoint directory of images: its config.json says which family it is, and that says which towers it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.errors import ModelBroken
+from libs.kernels.linear import PackedLinear
+from libs.models import weights
+from libs.models.images.families import clip, dinov2, open_clip, siglip, siglip2, vit
+from libs.models.images.families.family import Family, State, TowerSpec
+from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import FeedForward, PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.text.registry import prepare
+from libs.models.trunk import Trunk
+from libs.models.weights import HeadRule, TensorFile
+
+_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, siglip, siglip2, vit)
+_PROCESSOR_FILE: Final = "preprocessor_config.json"
+_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, where it has an `image_processor`
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """`trunks`: that of texts first, if there is one; the head of texts is "dense", that of images "image".
+
+    `input`: the host's part for an image. `state`: tensors that belong to no encoder, such as the scale of logits, float32.
+    """
+
+    trunks: tuple[Trunk, ...]
+    input: ImageInput
+    state: State
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that `load_images` takes."""
+    return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
+
+
+def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) -> ImageModel:
+    """The encoders in `dtype`, ready to run; their heads compute in float32.
+
+    Raises ModelBroken with the file and the key or tensor that cannot be served.
+    """
+    found = _open_clip(directory) if _is_open_clip(directory) else _transformers(directory)
+    rest, owned = found.tensors, {}
+    for name, tower in found.towers.items():
+        owned[name], rest = rest.split(tower.part)
+    # A checkpoint of one encoder has nothing else.
+    state = _state(rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device)
+    trunks = [_trunk(name, tower, owned[name], state, found.processing, dtype, device) for name, tower in found.towers.items()]
+    patches = next(tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec))
+    return ImageModel(tuple(trunks), ImageInput(found.processing, patches), state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a directory holds. `rest`: where its tensors go that belong to no encoder."""
+
+    towers: Mapping[str, TowerSpec]
+    rest: Mapping[str, HeadRule]
+    processing: ImageProcessing
+    tensors: TensorFile
+
+
+def _transformers(directory: Path) -> _Found:
+    folder = _folder(directory)
+    config = Config(need_config(directory, str(folder / "config.json")).values)
+    family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
+    if family is None:
+        raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
+    processing = read_processing(directory, folder, family.PROCESSOR)
+    return _Found(family.towers(config), family.REST, processing, TensorFile.open(directory, str(folder)))
+
+
+def _is_open_clip(directory: Path) -> bool:
+    """Some repositories hold a model in both layouts: then config.json describes encoders. That of Marqo's names its own code."""
+    if read_config(directory, open_clip.CONFIG) is None:
+        return False
+    other = read_config(directory, "config.json")
+    return other is None or not ({"vision_config", "vision_config_dict"} & other.values.keys())
+
+
+def _open_clip(directory: Path) -> _Found:
+    config = Config(need_config(directory, open_clip.CONFIG).values, file=open_clip.CONFIG)
+    tensors = TensorFile.of(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
+    return _Found(open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors)
+
+
+def _folder(directory: Path) -> Path:
+    """Where config.json lies; sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`)."""
+    if read_config(directory, "config.json") is not None:
+        return Path()
+    modules = read_json(directory, "modules.json")
+    first = modules[0] if isinstance(modules, list) and modules else None
+    place = first.get("path") if isinstance(first, dict) else None
+    return Path(place) if isinstance(place, str) else Path()
+
+
+def read_processing(directory: Path, folder: Path, default: str) -> ImageProcessing:
+    """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a key that cannot be served."""
+    return ImageProcessing.of(read_image_processor(directory, folder), default)
+
+
+def read_image_processor(directory: Path, folder: Path) -> Config:
+    """The configuration of a checkpoint's image processor, from either file. Raises ModelBroken if there is none."""
+    whole = read_config(directory, str(folder / _WHOLE_PROCESSOR_FILE))
+    part = None if whole is None else whole.values.get("image_processor")
+    if isinstance(part, Mapping):
+        return Config(part, "image_processor.", _WHOLE_PROCESSOR_FILE)
+    file = str(folder / _PROCESSOR_FILE)
+    return Config(need_config(directory, file).values, file=file)
+
+
+def _trunk(
+    name: str,
+    tower: TowerSpec,
+    tensors: TensorFile,
+    state: State,
+    processing: ImageProcessing,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Trunk:
+    encoder = _empty(tower, processing)
+    own = weights.load(
+        encoder,
+        tensors,
+        table=tower.weights,
+        prefixes=tower.prefixes,
+        head_table=tower.head_table,
+        dtype=dtype,
+        device=device,
+    )
+    if tower.layer_scale:
+        _fold_scales(encoder, own, tensors.source)
+    prepare(encoder)
+    encoder = encoder.requires_grad_(False).eval()
+    embed = encoder.embed
+    return Trunk(encoder, {name: tower.head({**state, **own})}, PatchRows(embed) if isinstance(embed, PatchEmbedding) else None)
+
+
+def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
+    """On the meta device."""
+    try:
+        with torch.device("meta"):
+            if isinstance(tower.input, PatchSpec):
+                _check_size(tower.input, processing)
+                return PackedEncoder(tower.encoder, PatchEmbedding(tower.input, processing))
+            return PackedEncoder(tower.encoder, TokenEmbedding(tower.input))
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelBroken(shortened(f"config.json: describes no encoder that can be built: {error}")) from error
+
+
+def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
+    """An encoder whose positions are fixed needs images of one size."""
+    size = processing.crop or processing.size
+    if patches.resampled or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
+        return
+    wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
+    raise ModelBroken(f"{_PROCESSOR_FILE}: makes images of size {size}, and the model of config.json takes {wanted} pixels")
+
+
+def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
+    """Layer scale multiplies each block's output: folded into the weights of its last linear layer."""
+    for number, layer in enumerate(encoder.stack):
+        blocks: dict[str, PackedLinear] = {"attn": layer.attn.out}
+        if isinstance(layer.ffn, FeedForward):
+            blocks["ffn"] = layer.ffn.down
+        for block, linear in blocks.items():
+            scale = state.get(f"layers.{number}.{block}.lambda1")
+            if scale is None or scale.shape != (linear.outputs,):
+                raise ModelBroken(f"{source}: the scale of layer {number} is missing, or not of {linear.outputs} numbers")
+            linear.weight = _scaled(linear.weight, scale[:, None])
+            if linear.bias is not None:
+                linear.bias = _scaled(linear.bias, scale)
+
+
+def _scaled(weight: Tensor, scale: Tensor) -> nn.Parameter:
+    return nn.Parameter((weight.float() * scale).to(weight.dtype), requires_grad=False)
+
+
+def _state(tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.device) -> State:
+    """The tensors that belong to no encoder, float32 by the names of the table."""
+    left = {name: name for name in tensors.names()}
+    state = weights.head_state(tensors, left, table, device)
+    for name in left:
+        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+    return state

@@ -1,0 +1,203 @@
+"""The first layer of an image encoder: pixels to patches, and patches to hidden states.
+
+Rescaling, normalising and cutting into patches happen on the device, from uint8. Images of different sizes lie end to end in one
+packed batch, and nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.errors import InvalidInput
+from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
+from libs.models.packed import Packed
+from libs.models.work import InputRows, InputSequence
+
+_MOST_PATCHES: Final = 1 << 14
+_COLOURS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSpec:
+    """How an image becomes hidden states: square patches through one projection, plus a learned vector for each place of a grid.
+
+    `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a token before the patches, which
+    has a position of its own. `registers`: tokens after it, which have none. `resampled`: for images of another grid the table is
+    resampled, by `interpolation`; else they are refused. `linear`: the projection is stored as that of a patch's rows, columns and
+    colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens; None: there is none.
+    """
+
+    hidden: int
+    patch: int
+    grid: tuple[int, int]
+    class_token: bool = True
+    bias: bool = True
+    resampled: bool = False
+    norm_eps: float | None = None
+    registers: int = 0
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    antialias: bool = False
+    linear: bool = False
+
+    @property
+    def before(self) -> int:
+        """Tokens before the patches."""
+        return self.class_token + self.registers
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of an image's patches; pixels beyond a multiple of the patch are left out."""
+        return height // self.patch, width // self.patch
+
+    @property
+    def most(self) -> int:
+        """Tokens of the largest image."""
+        return _MOST_PATCHES if self.resampled else self.grid[0] * self.grid[1] + self.before
+
+    def tokens_of(self, height: int, width: int) -> int:
+        """Tokens of an image, the class token and registers included."""
+        rows, columns = self.grid_of(height, width)
+        return rows * columns + self.before
+
+
+class PatchEmbedding(InputLayer):
+    """As a PatchSpec says. `embed` makes the rows of a batch's images, which `processing` normalises; `forward` places them."""
+
+    def __init__(self, spec: PatchSpec, processing: ImageProcessing) -> None:
+        super().__init__()
+        places = spec.grid[0] * spec.grid[1] + spec.class_token
+        # Its weight is kept as checkpoints have it: [hidden, colours, rows, columns], or [hidden, rows * columns * colours].
+        self.project = (
+            nn.Linear(spec.patch**2 * _COLOURS, spec.hidden, bias=spec.bias)
+            if spec.linear
+            else nn.Conv2d(_COLOURS, spec.hidden, spec.patch, spec.patch, bias=spec.bias)
+        )
+        self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False)
+        self.class_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.class_token else None
+        registers = (spec.registers, spec.hidden)
+        self.registers = nn.Parameter(torch.empty(registers), requires_grad=False) if spec.registers else None
+        self.norm = None if spec.norm_eps is None else EmbeddingNorm(spec.hidden, eps=spec.norm_eps)
+        self.max_positions = spec.most
+        self.row_size = spec.hidden
+        self.spec, self._processing = spec, processing
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", None, persistent=False)
+        self.register_buffer("std", None, persistent=False)
+
+    def prepare(self) -> None:
+        """Once loaded: put the numbers of the normalisation on the device, in float32 whatever the encoder's type."""
+        device = self.position.device
+        side = self.spec.patch**2
+        shape = (side, _COLOURS) if self.spec.linear else (_COLOURS, side)
+        axis = 0 if self.spec.linear else 1
+        for name in ("mean", "std"):
+            numbers = torch.tensor(getattr(self._processing, name), dtype=torch.float32, device=device)
+            setattr(self, name, numbers.unsqueeze(axis).expand(shape).flatten())
+
+    def forward(self, batch: Packed) -> Tensor:
+        """[tokens, hidden]"""
+        if batch.given is None:
+            raise ValueError("an image encoder takes rows, no token ids")
+        x = batch.given.values.to(self.position.dtype)
+        first = [] if self.class_token is None else [(self.class_token + self.position[0])[None]]
+        first += [] if self.registers is None else [self.registers]
+        if first:
+            before = torch.cat(first)
+            places = batch.cu_seqlens[:-1, None] + torch.arange(len(before), device=x.device)
+            whole = x.new_empty((sum(batch.lengths), x.shape[1])).index_copy_(0, batch.given.places, x)
+            x = whole.index_copy_(0, places.flatten(), before.repeat(len(batch.lengths), 1))
+        return x if self.norm is None else self.norm.forward(x)
+
+    def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
+        """uint8 [height, width, 3] each -> the rows of all, [patches, hidden], with their positions."""
+        flat = torch.from_numpy(np.concatenate([image.reshape(-1) for image in images]))
+        device = self.position.device
+        flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
+        patches = torch.cat([self._patches(run) for run in _runs(flat, images)])
+        # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which multiplies in float64.
+        values = patches.float().div_(1 / self._processing.scale).sub_(self.mean).div_(self.std).to(self.position.dtype)
+        x = F.linear(values, self.project.weight.flatten(1), self.project.bias)
+        return x.add_(torch.cat([self._positions(*self.spec.grid_of(*image.shape[:2])) for image in images]))
+
+    def _patches(self, images: Tensor) -> Tensor:
+        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
+        side = self.spec.patch
+        rows, columns = self.spec.grid_of(images.shape[1], images.shape[2])
+        whole = images[:, : rows * side, : columns * side].view(-1, rows, side, columns, side, _COLOURS)
+        order = (0, 1, 3, 2, 4, 5) if self.spec.linear else (0, 1, 3, 5, 2, 4)
+        return whole.permute(order).reshape(-1, _COLOURS * side * side)
+
+    def _positions(self, rows: int, columns: int) -> Tensor:
+        """[patches, hidden]"""
+        spec = self.spec
+        table = self.position[1:] if spec.class_token else self.position
+        if (rows, columns) == spec.grid:
+            return table
+        # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
+        square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
+        size, mode = (rows, columns), spec.interpolation
+        resampled = F.interpolate(square, size=size, mode=mode, align_corners=False, antialias=spec.antialias)
+        return resampled.flatten(2)[0].T.to(table.dtype)
+
+
+def _runs(flat: Tensor, images: Sequence[NDArray[np.generic]]) -> Iterator[Tensor]:
+    """Neighbours of one shape as one tensor each, views of all images' bytes in turn."""
+    start = 0
+    for shape, run in groupby(image.shape for image in images):
+        count = sum(1 for _ in run)
+        size = count * shape[0] * shape[1] * shape[2]
+        yield flat[start : start + size].view(count, *shape)
+        start += size
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRows:
+    """The tower of an image encoder's own trunk: the rows of its images. Its weights are the encoder's."""
+
+    embedding: PatchEmbedding
+
+    def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
+        """`inputs`: uint8 [height, width, 3] each -> [patches of all, hidden]"""
+        return self.embedding.embed(inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """The host's part for one image: a file to a sequence of patches. Thread-safe. `field`: the item's path, for errors."""
+
+    processing: ImageProcessing
+    patches: PatchSpec
+    limits: Limits = LIMITS
+
+    def tokens(self, data: bytes, field: str) -> int:
+        """How many tokens the image is, from its header. Raises InvalidInput if that cannot be read, and beyond a limit."""
+        height, width = header_size(data, field, self.limits)
+        return self._tokens(height, width, field)
+
+    def sequence(self, data: bytes, field: str) -> InputSequence:
+        """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before anything is decoded."""
+        self.tokens(data, field)
+        pixels = decode(data, field, self.limits)
+        tokens = self._tokens(pixels.shape[0], pixels.shape[1], field)
+        places = np.arange(self.patches.before, tokens, dtype=np.int32)
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(pixels, field)))
+
+    def _tokens(self, height: int, width: int, field: str) -> int:
+        seen = self.processing.seen(height, width, field)
+        tokens = self.patches.tokens_of(*seen)
+        if tokens > self.patches.most:
+            raise InvalidInput(f"the image makes {tokens:,} patches; the model takes {self.patches.most:,}", field=field)
+        if min(self.patches.grid_of(*seen)) == 0:
+            raise InvalidInput(f"the image has {width:,} x {height:,} pixels, less than one patch", field=field)
+        return tokens

@@ -1,0 +1,221 @@
+"""The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still uint8.
+
+Equal to transformers' `pil` image processors bit for bit. Rescaling and normalising follow on the device (`patches.py`), from the
+numbers that stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from libs.errors import InvalidInput
+from libs.models.images.decoding import Pixels
+from libs.models.layers.spec import Config
+
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
+
+_MOST_SIDE: Final = 1 << 14
+_MOST_PIXELS: Final = 50_000_000
+_FILTERS: Final = 6
+_MOST_PATCHES: Final = 1 << 14
+_FINEST: Final = 1e-5
+
+Numbers = tuple[float, ...]
+"""One for each of red, green and blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchBudget:
+    """A size that depends on the image (SigLIP 2's NaFlex): at most `most` square patches of `side` pixels, the proportions kept.
+
+    Height and width are rounded up to whole patches.
+    """
+
+    side: int
+    most: int
+
+    def of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width. The scale is found by halving, since another search would give other sizes than transformers'."""
+        low, high = _FINEST / 10, 100.0
+        while high - low >= _FINEST:
+            scale = (low + high) / 2
+            rows, columns = self._patches(height, scale), self._patches(width, scale)
+            low, high = (scale, high) if rows * columns <= self.most else (low, scale)
+        return self._patches(height, low) * self.side, self._patches(width, low) * self.side
+
+    def _patches(self, pixels: int, scale: float) -> int:
+        return max(1, math.ceil(pixels * scale / self.side))
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """What a class of transformers takes where its file has no key. `size`: the short side, or with `square` both sides."""
+
+    mean: Numbers = _HALF
+    std: Numbers = _HALF
+    resample: int = Image.Resampling.BICUBIC
+    square: bool = True
+    crop: bool = False
+    squares_numbers: bool = False  # a size that is one number means a square
+    budget: bool = False  # the size is by a budget of patches
+
+
+# By the names in `image_processor_type`, without their endings.
+_CLASSES: Final = {
+    "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
+    "SiglipImageProcessor": _Defaults(),
+    "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
+}
+_OLD_NAMES: Final = {"CLIPFeatureExtractor": "CLIPImageProcessor", "ViTFeatureExtractor": "ViTImageProcessor"}
+
+# What other processors do, and these do not.
+_NOT_SERVED = ("do_pad", "do_flip_channel_order", "do_reduce_labels", "do_thumbnail", "do_align_long_axis")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcessing:
+    """How a model's images are made. Sizes are (height, width).
+
+    `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a budget; None: not resized.
+    `resample`: the number of Pillow's filter. `crop`: what is cut from the middle; an image that is too small gets black edges.
+    `scale`, `mean`, `std`, on the device: (pixel * scale - mean) / std, in float32.
+    """
+
+    size: tuple[int, int] | int | PatchBudget | None
+    resample: int
+    crop: tuple[int, int] | None
+    scale: float
+    mean: Numbers
+    std: Numbers
+
+    @staticmethod
+    def of(config: Config, default: str) -> ImageProcessing:
+        """What a preprocessor_config.json says. `default`: the class where the file names none.
+
+        Raises ModelBroken with the key that cannot be served.
+        """
+        key = "image_processor_type" if config.has("image_processor_type") else "feature_extractor_type"
+        name = config.text(key, default).removesuffix("Fast").removesuffix("Pil")
+        known = _CLASSES.get(_OLD_NAMES.get(name, name))
+        if known is None:
+            raise config.unsupported(key, f"supported are {', '.join(_CLASSES)}")
+        for flag in _NOT_SERVED:
+            if config.has(flag):
+                config.require(flag, False)
+        plain = ImageProcessing._plain(config, known, known.resample)
+        return ImageProcessing(
+            size=_size(config, known) if config.flag("do_resize", True) else None,
+            resample=plain.resample,
+            crop=_crop(config) if config.flag("do_center_crop", known.crop) else None,
+            scale=plain.scale,
+            mean=plain.mean,
+            std=plain.std,
+        )
+
+    @staticmethod
+    def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
+        """The numbers and the filter alone, for images whose size the caller sees to.
+
+        `like`: the class that has the same numbers where the file has none. `resample`: the filter there.
+        """
+        return ImageProcessing._plain(config, _CLASSES[like], resample)
+
+    @staticmethod
+    def _plain(config: Config, known: _Defaults, resample: int) -> ImageProcessing:
+        mean: Numbers = (0.0, 0.0, 0.0)
+        std: Numbers = (1.0, 1.0, 1.0)
+        if config.flag("do_normalize", True):
+            mean, std = config.numbers("image_mean", known.mean), config.numbers("image_std", known.std)
+            if 0.0 in std:
+                raise config.unsupported("image_std", "pixels are divided by it")
+        scale = config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
+        return ImageProcessing(size=None, resample=_filter(config, resample), crop=None, scale=scale, mean=mean, std=std)
+
+    def seen(self, height: int, width: int, field: str) -> tuple[int, int]:
+        """The size of what `apply` makes of an image of this size, so that it can be priced before it is decoded.
+
+        Raises InvalidInput, with the item's path `field`, for one so thin that it would be resized to more than 50 million pixels.
+        """
+        resized = self._resized(height, width, field)
+        return self.crop or resized
+
+    def apply(self, pixels: Pixels, field: str) -> NDArray[np.generic]:
+        """[height, width, 3] -> the same of the size `seen`, which raises for the same images."""
+        height, width = self._resized(pixels.shape[0], pixels.shape[1], field)
+        if (height, width) != pixels.shape[:2]:
+            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling(self.resample)))
+        return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
+
+    def _resized(self, height: int, width: int, field: str) -> tuple[int, int]:
+        if self.size is None:
+            return height, width
+        if isinstance(self.size, tuple):
+            return self.size
+        if isinstance(self.size, PatchBudget):
+            return self.size.of(height, width)
+        long = int(self.size * max(height, width) / min(height, width))
+        if long * self.size > _MOST_PIXELS:
+            raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
+        return (long, self.size) if width <= height else (self.size, long)
+
+
+def _cropped(pixels: Pixels, height: int, width: int) -> Pixels:
+    """The middle. An odd spare row is cut after it; where rows lack, they are black, and an odd one lies before it."""
+    for axis, wanted in enumerate((height, width)):
+        spare = pixels.shape[axis] - wanted
+        if spare < 0:
+            edges = [(0, 0)] * 3
+            edges[axis] = (-(spare // 2), -spare + spare // 2)
+            pixels = np.pad(pixels, edges)
+        else:
+            pixels = pixels.take(range(spare // 2, spare // 2 + wanted), axis=axis)
+    return pixels
+
+
+def _size(config: Config, known: _Defaults) -> tuple[int, int] | int | PatchBudget:
+    if known.budget:
+        most = config.size("max_num_patches", 256)
+        if most > _MOST_PATCHES:
+            raise config.unsupported("max_num_patches", f"at most {_MOST_PATCHES:,} is served")
+        return PatchBudget(_side(config, "patch_size", 16), most)
+    if config.is_number("size"):
+        side = _side(config, "size")
+        return (side, side) if known.squares_numbers else side
+    if not config.has("size"):
+        return (224, 224) if known.square else 224
+    size = config.part("size")
+    if size.has("shortest_edge") and not size.has("longest_edge"):
+        return _side(size, "shortest_edge")
+    if size.has("height") and size.has("width"):
+        return _side(size, "height"), _side(size, "width")
+    raise config.unsupported("size", "height and width are needed, or shortest_edge alone")
+
+
+def _crop(config: Config) -> tuple[int, int]:
+    if config.is_number("crop_size"):
+        return _side(config, "crop_size"), _side(config, "crop_size")
+    crop = config.part("crop_size")
+    return _side(crop, "height", 224), _side(crop, "width", 224)
+
+
+def _side(config: Config, key: str, default: int | None = None) -> int:
+    side = config.size(key, default)
+    if side > _MOST_SIDE:
+        raise config.unsupported(key, f"at most {_MOST_SIDE:,} is served")
+    return side
+
+
+def _filter(config: Config, default: int) -> int:
+    resample = config.integer("resample", default)
+    if not 0 <= resample < _FILTERS:
+        raise config.unsupported("resample", "a number of Pillow's filters is needed, 0 to 5")
+    return resample

@@ -1,0 +1,123 @@
+"""Encode, score and classify with a model of images, or of images and texts in one space.
+
+An item is one image or one text: each becomes one sequence, and goes to the trunk of its kind. Images are decoded here, on the
+threads that prepare jobs. A model that reads several parts as one sequence has a processor of its own with the same interface
+(`libs/models/processor.py`): it gets every item's parts in order (`work.items_as_parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.errors import TaskNotSupported
+from libs.models.images.patches import ImageInput
+from libs.models.images.texts import ImageModelTexts
+from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
+from libs.models.text.checks import hypotheses, need_labels, need_task, unsupported
+from libs.models.text.processing import answers
+from libs.models.text.processing.embedding import asked_forms, check_encode
+from libs.models.text.processing.entities import softmax
+from libs.models.work import (
+    ClassifyWork,
+    EncodeWork,
+    GoOn,
+    Head,
+    InputSequence,
+    Output,
+    Part,
+    Parts,
+    Prepared,
+    ScoreWork,
+    Truncation,
+    Work,
+    go_on_anyway,
+    items_as_parts,
+    query_as_parts,
+    without_images,
+)
+
+Array = NDArray[np.float32]
+
+TEXT_HEAD, IMAGE_HEAD = "dense", "image"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScale:
+    """How cosines of images and labels become logits: cosine * `scale` + `bias`. `each_alone`: the model was trained to score each
+    label on its own (sigmoid), else one against the others (softmax)."""
+
+    scale: float
+    bias: float
+    each_alone: bool
+
+
+class ImageProcessor:
+    """`texts`: of a model that has them. `labels`: of a model that compares images with texts."""
+
+    def __init__(self, card: Card, images: ImageInput, texts: ImageModelTexts | None, labels: LabelScale | None) -> None:
+        self._card, self._images, self._texts, self._labels = card, images, texts, labels
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        match work:
+            case EncodeWork():
+                check_encode(work, asked_forms(work, self._card), self._card)
+                items = items_as_parts(work)
+            case ScoreWork():
+                items = [query_as_parts(work), *items_as_parts(work)]
+            case ClassifyWork():
+                need_labels(work.labels, self._card, "classify.labels")
+                prompts = enumerate(hypotheses(work))
+                items = [*items_as_parts(work), *((Part(text, f"classify.labels[{i}]"),) for i, text in prompts)]
+            case _:
+                raise unsupported(work, self._card)
+        found = [self._sequence(parts, work.truncation, go_on) for parts in items]
+        heads = tuple(head for head, _ in found)
+        return Prepared(
+            without_images(work),
+            heads[0],
+            [sequence for _, sequence in found],
+            heads=heads,
+            fields=tuple(parts[0].field for parts in items),
+            image_tokens=sum(sequence.tokens for head, sequence in found if head == IMAGE_HEAD),
+        )
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        work, rows = prepared.work, cast("Sequence[Array]", outputs)
+        match work:
+            case EncodeWork():
+                return EncodeResult(dense=answers.dense_rows(work, self._card, rows))
+            case ScoreWork():
+                return ScoreResult(answers.cosine_scores(rows[0], np.stack(rows[1:]), work.scale))
+            case ClassifyWork():
+                return self._classified(work, np.stack(rows))
+        raise unsupported(work, self._card)
+
+    def _sequence(self, parts: Parts, truncation: Truncation, go_on: GoOn) -> tuple[Head, InputSequence]:
+        go_on()
+        if len(parts) > 1:
+            field = parts[1].field.rpartition(".")[0]
+            raise TaskNotSupported(f"{self._card.model} reads one image or one text an item, not {len(parts)} parts", field=field)
+        (part,) = parts
+        if isinstance(part.content, bytes):
+            return IMAGE_HEAD, self._images.sequence(part.content, part.field)
+        if self._texts is None:
+            raise TaskNotSupported(f"{self._card.model} reads images, not texts", field=part.field)
+        return TEXT_HEAD, self._texts.sequence(part.content, part.field, truncation, go_on)
+
+    def _classified(self, work: ClassifyWork, vectors: Array) -> ExtractResult:
+        """`vectors`: of the items, then of the labels' prompts."""
+        if self._labels is None:
+            raise unsupported(work, self._card)
+        items, labels = answers.unit(vectors[: len(work.texts)]), answers.unit(vectors[len(work.texts) :])
+        logits = items @ labels.T * np.float32(self._labels.scale) + np.float32(self._labels.bias)
+        alone = self._labels.each_alone if work.multi_label is None else work.multi_label
+        scores = answers.sigmoid(logits) if alone else np.stack([softmax(row) for row in logits])
+        found = (answers.best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores)
+        return ExtractResult([Extraction(labels=each) for each in found])

@@ -1,0 +1,125 @@
+"""Loads a checkpoint directory of images as a model that is served: `loading.py`'s trunks, with a processor around them.
+
+The interface between image models and a worker is small: an `ImageModel` (trunks, and the host's part for an image), a Card of
+kind "images", and a `Processor` that makes sequences of items' parts and results of outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from libs.catalog.card import Card, ImageSize
+from libs.catalog.checkpoint.files import need_config
+from libs.catalog.detect import read_card
+from libs.catalog.overrides import Overrides
+from libs.models.images.detection.detector import Detector
+from libs.models.images.detection.loading import load_detector
+from libs.models.images.detection.processor import RegionsProcessor
+from libs.models.images.loading import ImageModel, load_images
+from libs.models.images.patches import ImageInput
+from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
+from libs.models.images.texts import read_texts
+from libs.models.layers.spec import Config
+from libs.models.lora import Names
+from libs.models.packed_model import PackedModel
+from libs.models.processor import Processor
+from libs.models.text.loading import DTYPES, Tokenising
+from libs.models.text.registry import default_dtype
+from libs.models.tiers import copying
+from libs.models.trunk import Trunk
+
+log = logging.getLogger(__name__)
+
+
+def load_image_model(
+    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+) -> PackedModel:
+    """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not served for images: the model is
+    loaded in the device's default type, and a warning is logged."""
+    card = read_card(directory, model_id, overrides)
+    card, dtype = _number_format(card, device, dtype)
+    with copying(device):
+        card, trunks, processor = _parts(directory, card, dtype, device)
+        model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
+        if device.type != "cpu":
+            model.gather()
+    if dtype is not torch.float32:
+        wide = None if overrides is None else replace(overrides, dtype="float32")
+        model.widen = partial(load_image_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+    return model
+
+
+def _parts(directory: Path, card: Card, dtype: torch.dtype, device: torch.device) -> tuple[Card, Sequence[Trunk], Processor]:
+    if "regions" in card.tasks:
+        detector = load_detector(directory, dtype=dtype, device=device)
+        images = detector_size(detector)
+        card = replace(card, max_tokens=images.max_tokens, images=images)
+        return card, (detector.trunk,), RegionsProcessor(card, detector)
+    loaded = load_images(directory, dtype=dtype, device=device)
+    card = _measured(card, loaded)
+    return card, loaded.trunks, _processor(directory, card, loaded)
+
+
+def detector_size(detector: Detector) -> ImageSize:
+    """How a detector's images become tokens. Of one whose images keep their proportions the largest has the same price as all."""
+    size = detector.processing.size
+    height, width = size if isinstance(size, tuple) else (1, 1)
+    most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
+    return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
+
+
+def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
+    own = default_dtype(device) if dtype is torch.int8 else dtype
+    if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
+        log.warning("%s is to be int8, which models of images are not: it is loaded in %s", card.model, str(own).rpartition(".")[2])
+        return replace(card, dtype="auto"), own
+    return card, DTYPES.get(card.dtype, own)
+
+
+def _measured(card: Card, loaded: ImageModel) -> Card:
+    """The card with what only the loaded model knows: limits, and how images become tokens."""
+    images = image_size(loaded.input)
+    texts = next((trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads), None)
+    most = images.max_tokens if texts is None else min(card.max_tokens, texts.encoder.max_positions)
+    return replace(card, max_tokens=most, images=images)
+
+
+def image_size(given: ImageInput) -> ImageSize:
+    """How the images of an input become tokens."""
+    processing, patches = given.processing, given.patches
+    fixed = processing.crop or (processing.size if isinstance(processing.size, tuple) else None)
+    height, width = fixed or (0, 0)
+    return ImageSize(
+        height=height,
+        width=width,
+        short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
+        patch=patches.patch,
+        extra_tokens=int(patches.class_token),
+        max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
+    )
+
+
+def _processor(directory: Path, card: Card, loaded: ImageModel) -> ImageProcessor:
+    heads = {name for trunk in loaded.trunks for name in trunk.heads}
+    if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
+        return ImageProcessor(card, loaded.input, None, None)
+    root = directory / card.encoder_folder
+    config = Config(need_config(root, "config.json").values)
+    return ImageProcessor(card, loaded.input, read_texts(root, config, card.max_tokens), _labels(loaded))
+
+
+def _labels(loaded: ImageModel) -> LabelScale:
+    """The family's REST tensors: the logarithm of the scale, and where labels are scored alone, a bias."""
+    bias = loaded.state.get("logit_bias")
+    scale = math.exp(min(float(loaded.state["logit_scale"]), _MOST_SCALE))
+    return LabelScale(scale, 0.0 if bias is None else float(bias), each_alone=bias is not None)
+
+
+_MOST_SCALE = 80.0  # its exponential is still a float32

@@ -1,0 +1,71 @@
+"""The texts of a model of texts and images: what a family's tokenizer does that tokenizer.json does not say."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from libs.catalog.checkpoint.files import read_config
+from libs.models.layers.spec import Config
+from libs.models.text.tokenising.text import TextProcessor, special_token
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.work import GoOn, InputSequence, Truncation
+
+_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """`lower`: texts are lower-cased. `canonical`: they lose ASCII punctuation and repeated white space too. `padding`: the id with
+    which each text is filled up to the model's longest, as the model was trained; None: it is not. `ends_once`: the model reads a
+    text up to its first token that ends it.
+    """
+
+    lower: bool = False
+    canonical: bool = False
+    padding: int | None = None
+    ends_once: bool = False
+
+
+class ImageModelTexts:
+    """Texts to sequences of the trunk of texts. Thread-safe."""
+
+    def __init__(self, text: TextProcessor, rules: TextRules) -> None:
+        self._text, self._rules = text, rules
+
+    def sequence(self, text: str, field: str, truncation: Truncation, go_on: GoOn) -> InputSequence:
+        """Raises InputTooLong or InvalidInput with `field`, the text's path."""
+        (sequence,) = self._text.encode([self._written(text)], truncation, lambda _: field, go_on=go_on)
+        ids = sequence.ids
+        if self._rules.ends_once:
+            ids = ids[: int(np.argmax(ids == ids[-1])) + 1]
+        if self._rules.padding is not None:
+            ids = np.concatenate([ids, np.full(self._text.limit - len(ids), self._rules.padding, np.int32)])
+        return InputSequence(ids)
+
+    def _written(self, text: str) -> str:
+        text = text.lower() if self._rules.lower else text
+        return " ".join(text.translate(_PUNCTUATION).split()) if self._rules.canonical else text
+
+
+def read_texts(root: Path, config: Config, limit: int) -> ImageModelTexts:
+    """`root`: where config.json, `config`, and the tokenizer lie. `limit`: the longest text in tokens. Raises ModelBroken."""
+    tokenizer = load_tokenizer(root, lowercase=False)
+    text = TextProcessor(tokenizer, limit=limit, segments=False)
+    return ImageModelTexts(text, _rules(root, config, text))
+
+
+def _rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
+    if config.text("model_type") != "siglip":
+        return TextRules(ends_once=True)
+    named = read_config(root, "tokenizer_config.json")
+    kind = "" if named is None else named.text("tokenizer_class")
+    padding = text.token_id(special_token(root, "pad_token"))
+    if padding is None:
+        padding = config.part("text_config").integer("pad_token_id", 1)
+    # SigLIP 2 has Gemma's tokenizer, which keeps punctuation.
+    return TextRules(lower=True, canonical=kind.startswith("Siglip") and not kind.startswith("Siglip2"), padding=padding)

@@ -1,0 +1,136 @@
+"""Qwen-VL's patches: in the order of the squares that the connector merges, and of windows where the encoder has such.
+
+A still image is repeated in time there, and the weights of its patches have a part for each of the two: their sum is applied once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.kernels.attention import varlen_attention
+from libs.kernels.layout import Layout
+from libs.models.images.patches import PatchSpec
+from libs.models.images.processing import ImageProcessing
+from libs.models.images.vlm.pictures import Grid
+from libs.models.layers.embeddings import InputLayer
+from libs.models.layers.encoder import Attention, Shared
+from libs.models.packed import Packed
+
+_COLOURS = 3
+_SIDE = 1 << 12  # patches of a side, at most
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows. `frames`: parts of a patch's weight.
+
+    `table`: the side of the table of positions, resampled to each image's patches; 0: there is none.
+    """
+
+    patches: PatchSpec
+    side: int
+    window: int = 0
+    frames: int = 2
+    table: int = 0
+
+    def order(self, grid: Grid) -> tuple[NDArray[np.int32], list[int]]:
+        """The squares of an image, row by row, in the order of its windows; and how many each window has."""
+        rows, columns = grid[0] // self.side, grid[1] // self.side
+        numbers = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+        if not self.window:
+            return numbers.reshape(-1), [rows * columns]
+        size = self.window
+        windows = [
+            numbers[top : top + size, left : left + size].reshape(-1)
+            for top in range(0, rows, size)
+            for left in range(0, columns, size)
+        ]
+        return np.concatenate(windows), [len(window) for window in windows]
+
+    def axes(self, grid: Grid) -> NDArray[np.int32]:
+        """Row and column of each patch in its order: [2, patches]"""
+        order, _ = self.order(grid)
+        places = np.indices(grid, np.int32).reshape(2, grid[0] // self.side, self.side, grid[1] // self.side, self.side)
+        squares = places.transpose(0, 1, 3, 2, 4).reshape(2, -1, self.side**2)
+        return np.ascontiguousarray(squares[:, order].reshape(2, -1))
+
+
+class BlockEmbedding(InputLayer):
+    """Patches to hidden states. `embed` makes the rows of a batch's pictures, as `PatchEmbedding.embed` does."""
+
+    def __init__(self, block: BlockSpec, processing: ImageProcessing) -> None:
+        super().__init__()
+        spec = block.patches
+        size = (block.frames, spec.patch, spec.patch)
+        self.project = nn.Conv3d(_COLOURS, spec.hidden, size, size, bias=spec.bias)
+        table = torch.empty(block.table**2, spec.hidden)
+        self.position = nn.Parameter(table, requires_grad=False) if block.table else None
+        self.max_positions, self.row_size = spec.most, spec.hidden
+        self.spec, self._block, self._processing = spec, block, processing
+        self.weight: Tensor
+        self.mean: Tensor
+        self.std: Tensor
+        for name in ("weight", "mean", "std"):
+            self.register_buffer(name, None, persistent=False)
+
+    def prepare(self) -> None:
+        """Once loaded: adds up the weights of the frames, and puts the numbers of the normalisation on the device."""
+        stored = self.project.weight
+        if stored.numel():
+            self.weight = stored.detach().float().sum(2).flatten(1).to(stored.dtype)
+            self.project.weight = nn.Parameter(stored.new_empty(0), requires_grad=False)
+        device = self.weight.device
+        self.mean = torch.tensor(self._processing.mean, dtype=torch.float32, device=device)[:, None]
+        self.std = torch.tensor(self._processing.std, dtype=torch.float32, device=device)[:, None]
+
+    def forward(self, batch: Packed) -> Tensor:
+        """[tokens, hidden]"""
+        if batch.given is None:
+            raise ValueError("an image encoder takes rows, no token ids")
+        return batch.given.values.to(self.weight.dtype)
+
+    def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
+        """uint8 [height, width, 3] each -> the rows of all, [patches, hidden]"""
+        runs = (list(run) for _, run in groupby(images, key=lambda image: image.shape))
+        return torch.cat([self._embedded(torch.from_numpy(np.stack(run))) for run in runs])
+
+    def _embedded(self, images: Tensor) -> Tensor:
+        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, hidden]"""
+        device = self.weight.device
+        images = images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
+        count, patch, side = len(images), self.spec.patch, self._block.side
+        grid = self.spec.grid_of(images.shape[1], images.shape[2])
+        whole = images.view(count, grid[0] // side, side, patch, grid[1] // side, side, patch, _COLOURS)
+        squares = whole.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(count, -1, side**2 * _COLOURS, patch**2)
+        order = torch.from_numpy(self._block.order(grid)[0]).to(device).long()
+        patches = squares.index_select(1, order).view(-1, _COLOURS, patch**2)
+        values = ((patches.float() / (1 / self._processing.scale) - self.mean) / self.std).to(self.weight.dtype)
+        x = F.linear(values.flatten(1), self.weight, self.project.bias)
+        return x if self.position is None else (x.view(count, -1, x.shape[1]) + self._positions(grid)).flatten(0, 1)
+
+    def _positions(self, grid: Grid) -> Tensor:
+        """[patches, hidden], in their order: bilinear, the table's corners on the image's."""
+        if self.position is None:
+            raise ValueError("there is no table of positions")
+        side = self._block.table
+        square = self.position.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+        resampled = F.interpolate(square, size=grid, mode="bilinear", align_corners=True)[0].flatten(1).T
+        rows, columns = torch.from_numpy(self._block.axes(grid)).to(resampled.device).long()
+        return resampled.index_select(0, rows * grid[1] + columns).to(self.position.dtype)
+
+
+class WindowAttention(Attention):
+    """Attention within `Packed.windows`, which are sequences of their own."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+        if batch.windows is None:
+            raise ValueError("the batch has no windows")
+        return varlen_attention(q, k, v, batch.windows, scale=self.scale).flatten(1)

@@ -1,0 +1,96 @@
+"""Connectors: hidden states of an image tower to rows of a text encoder, in the tower's type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from libs.kernels.linear import PackedLinear
+from libs.models.images.vlm.pictures import Grid
+from libs.models.text.heads.linear import check_shape
+
+State = Mapping[str, Tensor]
+
+
+class Connector(nn.Module):
+    """`hidden`: [patches, hidden] of all pictures in turn. `grids`: rows and columns of each picture's patches."""
+
+    def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """[rows, hidden of the text encoder]"""
+        raise NotImplementedError
+
+
+class LinearConnector(Connector):
+    """PaliGemma: each patch is a row."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
+        return self.linear.forward(hidden)
+
+
+class PixelShuffle(Connector):
+    """Idefics3: the states of a square of `side` x `side` patches, row by row, are one row."""
+
+    def __init__(self, linear: PackedLinear, side: int) -> None:
+        super().__init__()
+        self.linear, self._side = linear, side
+
+    def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
+        parts = torch.split(hidden, [rows * columns for rows, columns in grids])
+        return self.linear.forward(torch.cat([_squares(part, grid, self._side) for part, grid in zip(parts, grids, strict=True)]))
+
+
+class Merger(nn.Module):
+    """Qwen-VL: the states of a square's patches, which lie side by side, through two layers with GELU between them.
+
+    `norm`: of the whole square's states; None: each patch's are normalised already.
+    """
+
+    def __init__(self, up: PackedLinear, down: PackedLinear, norm: nn.LayerNorm | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = up, down, norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[patches, hidden] -> [squares, hidden of the text encoder]"""
+        x = hidden.reshape(-1, self.up.inputs)
+        return self.down.forward(self.up.forward(x if self.norm is None else self.norm.forward(x)))
+
+
+class Mergers(Connector):
+    """`deeper`: for the states after the tower's layers `taps`; their rows are added after the text encoder's first layers."""
+
+    def __init__(self, last: Merger, deeper: Sequence[Merger] = (), taps: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.last, self.deeper, self.taps = last, nn.ModuleList(deeper), tuple(taps)
+
+    def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
+        return self.last.forward(hidden)
+
+
+def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
+    """[rows * columns, size] -> [squares, side * side * size]"""
+    rows, columns = grid
+    squares = hidden.view(rows // side, side, columns // side, side, -1).transpose(1, 2)
+    return squares.reshape((rows // side) * (columns // side), -1)
+
+
+def linear_of(
+    state: State, stem: str, inputs: int, outputs: int, dtype: torch.dtype, file: str, *, bias: bool, gelu: bool = False
+) -> PackedLinear:
+    """Of loaded tensors, ready to run. Raises ModelBroken, naming `file`, for one that is missing or has another shape."""
+    check_shape(state, f"{stem}.weight", (outputs, inputs), file)
+    with torch.device("meta"):
+        linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none")
+    tensors = {"weight": state[f"{stem}.weight"].to(dtype)}
+    if bias:
+        check_shape(state, f"{stem}.bias", (outputs,), file)
+        tensors["bias"] = state[f"{stem}.bias"].to(dtype)
+    linear.load_state_dict(tensors, assign=True)
+    linear.requires_grad_(False)
+    linear.prepare()
+    return linear

@@ -1,0 +1,114 @@
+"""The interface of a family of vision-language models, and its parts as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from libs.models.head import ModelHead
+from libs.models.images.families.clip import LAYERS
+from libs.models.images.families.family import encoder_spec, square_grid
+from libs.models.images.patches import PatchSpec
+from libs.models.images.processing import ImageProcessing
+from libs.models.images.vlm.blocks import BlockSpec
+from libs.models.images.vlm.connectors import Connector
+from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.parts import Prompts
+from libs.models.images.vlm.pictures import Pictures
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec
+from libs.models.weights import HeadRule, Rule
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A checkpoint's directory and configurations.
+
+    `config`: config.json. `processor`: processor_config.json, empty if there is none. `images`: what preprocessor_config.json says,
+    or processor_config.json in its place. `use`: what the model is to be used for.
+    """
+
+    directory: Path
+    config: Config
+    processor: Config
+    images: Config
+    tokenizer: Tokenizer
+    use: Use = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionLanguageSpec:
+    """A checkpoint's parts.
+
+    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
+    of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
+    `framed`: the tokenizer's own special tokens stand around what `prompts` say.
+    """
+
+    text: Mapping[str, object]
+    encoder: EncoderSpec
+    patches: PatchSpec | BlockSpec
+    processing: ImageProcessing
+    connector: Callable[[State, torch.dtype], Connector]
+    heads: Callable[[State, PackedEncoder], Mapping[str, ModelHead]]
+    pictures: Pictures
+    prompts: Prompts
+    mark: str
+    framed: bool = False
+
+
+class Family(Protocol):
+    """A module of this folder. `NAMES` makes tensors' names begin with `text.`, `tower.`, `connector.` or `head.`"""
+
+    @property
+    def MODEL_TYPES(self) -> tuple[str, ...]:
+        """Values of config.json's model_type."""
+
+    @property
+    def NAMES(self) -> Mapping[str, str]:
+        """What names begin with, without `vlm.` and `model.` -> what they begin with here. The first that fits is taken."""
+
+    @property
+    def TOWER(self) -> Mapping[str, Rule]: ...
+
+    @property
+    def CONNECTOR(self) -> Mapping[str, HeadRule]: ...
+
+    @property
+    def HEADS(self) -> Mapping[str, HeadRule]: ...
+
+    def spec(self, files: Files) -> VisionLanguageSpec:
+        """Raises ModelBroken for a key that cannot be served."""
+
+
+SIGLIP: dict[str, Rule] = LAYERS | {
+    "embeddings.position_ids": None,
+    "embeddings.patch_embedding": "embed.project",
+    "embeddings.position_embedding.weight": "embed.position",
+    "post_layernorm": "norm",
+    "head.probe": None,
+    "head.attention.in_proj_weight": None,
+    "head.attention.in_proj_bias": None,
+    "head.attention.out_proj": None,
+    "head.layernorm": None,
+    "head.mlp.fc1": None,
+    "head.mlp.fc2": None,
+}
+"""Names of SigLIP's image encoder, whose pooling these models leave out."""
+
+
+def siglip(
+    config: Config, *, hidden: int, layers: int, heads: int, ffn: int, image: int, patch: int
+) -> tuple[EncoderSpec, PatchSpec]:
+    """SigLIP's image encoder. The numbers are transformers' defaults for keys that are missing."""
+    spec = encoder_spec(config, hidden=hidden, layers=layers, heads=heads, ffn=ffn, eps=1e-6, activation="gelu_pytorch_tanh")
+    side, grid = square_grid(config, image, patch)
+    return spec, PatchSpec(spec.hidden, side, grid, class_token=False)

@@ -1,0 +1,89 @@
+"""Idefics3, SmolVLM (arXiv 2408.12637, 2504.05299), ModernVBERT (2510.01149): ColIdefics3, ColSmol and ColModernVBERT.
+
+SigLIP sees tiles of an image; pixel shuffle makes few rows of many patches; Llama (causal) or ModernBERT reads them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from libs.models.images.vlm.connectors import PixelShuffle, linear_of
+from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
+from libs.models.images.vlm.heads import vectors_of_tokens
+from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.tiles import MARK, Tiles
+from libs.models.layers.spec import Config
+from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
+
+MODEL_TYPES = ("idefics3", "smolvlm", "modernvbert", "colmodernvbert")
+
+NAMES = {
+    "text_model.": "text.",
+    "vision_model.": "tower.",
+    "connector.modality_projection.proj.": "connector.linear.",
+    "connector.modality_projection.": "connector.linear.",
+    "embedding_proj_layer.": "head.projection.",
+    "custom_text_proj.": "head.projection.",
+    "linear.": "head.projection.",
+    "lm_head.": "head.words.",
+}
+
+TOWER: dict[str, Rule] = SIGLIP
+CONNECTOR: dict[str, HeadRule] = {"linear": "linear"}
+HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": None}
+
+_END = "<end_of_utterance>"
+_TOLD = "User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+_AUGMENTED = 10  # after a query; the model attends to them and gives vectors for them
+
+
+def spec(files: Files) -> VisionLanguageSpec:
+    """Raises ModelBroken for a key that cannot be served."""
+    config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
+    texts, images = config.part("text_config"), config.part("vision_config")
+    is_bert = "modernvbert" in files.config.text("model_type")
+    if is_bert:
+        encoder, patches = siglip(images, hidden=768, layers=12, heads=12, ffn=3072, image=224, patch=16)
+        side = config.size("pixel_shuffle_factor", 4)
+    else:
+        encoder, patches = siglip(images, hidden=1152, layers=12, heads=16, ffn=3072, image=224, patch=32)
+        side = config.size("scale_factor", 2)
+    if patches.grid[0] % side:
+        raise config.unsupported("pixel_shuffle_factor" if is_bert else "scale_factor", "it does not divide the patches of a side")
+    count = patches.grid[0] * patches.grid[1]
+    tiles = Tiles.of(files.images, count, count // side**2)
+    if patches.grid_of(tiles.side, tiles.side) != patches.grid:
+        wanted = patches.grid[0] * patches.patch
+        raise files.images.unsupported("max_image_size", f"the image encoder of config.json takes tiles of {wanted} pixels")
+    width = texts.size("hidden_size")
+    return VisionLanguageSpec(
+        text={"model_type": "modernbert" if is_bert else "llama", **texts.values},
+        encoder=encoder,
+        patches=patches,
+        processing=tiles.processing,
+        connector=partial(_connector, encoder.hidden, side, width),
+        heads=vectors_of_tokens,
+        pictures=tiles,
+        prompts=_prompts(files.processor, "<|begin_of_text|>" if is_bert else "<|im_start|>"),
+        mark=MARK,
+        framed=True,
+    )
+
+
+def _connector(inputs: int, side: int, outputs: int, state: State, dtype: torch.dtype) -> PixelShuffle:
+    return PixelShuffle(linear_of(state, "linear", inputs * side**2, outputs, dtype, SINGLE, bias=False), side)
+
+
+def _prompts(processor: Config, begin: str) -> Prompts:
+    """As transformers' ColModernVBertProcessor and colpali-engine's: an image within a conversation, and a query as it is."""
+    told = processor.text("visual_prompt_prefix", begin + _TOLD)
+    before, mark, after = told.partition(MARK)
+    if not mark:
+        raise processor.unsupported("visual_prompt_prefix", f"it has no {MARK}")
+    return Prompts(
+        images=Frame(before, after),
+        texts=Frame(),
+        queries=Frame(processor.text("query_prefix", ""), _END * _AUGMENTED),
+    )

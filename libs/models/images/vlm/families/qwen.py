@@ -1,0 +1,219 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and ColQwen2 (2407.01449) of them.
+
+Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3 with positions in three
+(M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers after some of its layers, too (DeepStack).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from libs.errors import ModelBroken
+from libs.models.head import ModelHead
+from libs.models.images.patches import PatchSpec
+from libs.models.images.vlm.blocks import BlockSpec
+from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
+from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
+from libs.models.images.vlm.heads import Use, answers, last_state, vectors_of_tokens
+from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
+from libs.models.images.vlm.smart import MARK, SmartResize
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
+from libs.models.text.heads.linear import check_shape
+from libs.models.text.tokenising.text import special_token
+from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
+
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2")
+
+NAMES = {
+    "visual.merger.ln_q.": "tower.norm.",
+    "visual.merger.norm.": "tower.norm.",
+    "visual.merger.mlp.0.": "connector.up.",
+    "visual.merger.mlp.2.": "connector.down.",
+    "visual.merger.linear_fc1.": "connector.up.",
+    "visual.merger.linear_fc2.": "connector.down.",
+    "visual.deepstack_merger_list.": "connector.deep.",
+    "visual.": "tower.",
+    "language_model.model.": "text.",
+    "language_model.": "text.",
+    "embed_tokens.": "text.embed_tokens.",
+    "layers.": "text.layers.",
+    "norm.": "text.norm.",
+    "lm_head.": "head.words.",
+    "embedding_proj_layer.": "head.projection.",
+    "custom_text_proj.": "head.projection.",
+}
+
+TOWER: dict[str, Rule] = {
+    "patch_embed.proj": "embed.project",
+    "pos_embed.weight": "embed.position",
+    "blocks.{}.norm1": "layers.{}.attn_norm",
+    "blocks.{}.norm2": "layers.{}.ffn_norm",
+    "blocks.{}.attn.qkv": "layers.{}.attn.qkv",
+    "blocks.{}.attn.proj": "layers.{}.attn.out",
+    "blocks.{}.mlp.fc1": "layers.{}.ffn.up",
+    "blocks.{}.mlp.fc2": "layers.{}.ffn.down",
+    "blocks.{}.mlp.linear_fc1": "layers.{}.ffn.up",
+    "blocks.{}.mlp.linear_fc2": "layers.{}.ffn.down",
+    "blocks.{}.mlp.gate_proj": ("layers.{}.ffn.up", 0),
+    "blocks.{}.mlp.up_proj": ("layers.{}.ffn.up", 1),
+    "blocks.{}.mlp.down_proj": "layers.{}.ffn.down",
+    "norm": "norm",
+}
+
+CONNECTOR: dict[str, HeadRule] = {
+    "up": "up",
+    "down": "down",
+    "deep.{}.norm": Maybe("deep.{}.norm"),
+    "deep.{}.linear_fc1": Maybe("deep.{}.up"),
+    "deep.{}.linear_fc2": Maybe("deep.{}.down"),
+}
+
+HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
+
+_EPS = 1e-6
+_SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
+_IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
+_TOLD = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
+_JUDGED = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+_AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
+
+
+def spec(files: Files) -> VisionLanguageSpec:
+    """Raises ModelBroken for a key that cannot be served."""
+    config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
+    kind = config.text("model_type", "qwen2_vl")
+    if kind not in _SECTIONS:
+        raise config.unsupported("model_type", f"supported are {', '.join(_SECTIONS)}")
+    # Files from before transformers 4.52 have the text encoder's keys beside the others.
+    texts = config.part("text_config") if config.has("text_config") else config
+    images = config.part("vision_config")
+    encoder, block, taps = _tower(images, kind)
+    width = texts.size("hidden_size")
+    is_hf = files.config.text("model_type") == "colqwen2"
+    pictures = SmartResize.of(files.images, block.patches, block.side, plain=is_hf)
+    return VisionLanguageSpec(
+        text=_text(texts, kind),
+        encoder=encoder,
+        patches=block,
+        processing=pictures.processing,
+        connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
+        heads=_heads(files),
+        pictures=pictures,
+        prompts=_prompts(files, is_hf) if files.use in ("", "multi_vector") else _conversation(files.use, kind),
+        mark=MARK,
+    )
+
+
+def _text(texts: Config, kind: str) -> Mapping[str, object]:
+    """As Qwen2's or Qwen3's config.json, with the sections of M-RoPE, which files leave out where they are the usual ones."""
+    old = texts.has("rope_scaling")
+    rope = {"mrope_section": list(_SECTIONS[kind]), **texts.part("rope_scaling" if old else "rope_parameters").values}
+    rope["mrope_interleaved"] = kind == "qwen3_vl"
+    values = {key: value for key, value in texts.values.items() if key not in ("rope_scaling", "rope_parameters")}
+    return values | {"model_type": "qwen3" if kind == "qwen3_vl" else "qwen2", "rope_parameters": rope}
+
+
+def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int, ...]]:
+    """The encoder, its patches, and the layers after which there are mergers."""
+    config.require("in_channels", 3)
+    config.require("in_chans", 3)
+    first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind == "qwen3_vl"
+    hidden = config.size("embed_dim" if first else "hidden_size", 1152 if third else 1280)
+    heads = config.head_count("num_heads", hidden, 16)
+    size = hidden // heads
+    if size % 4:
+        raise config.unsupported("num_heads", f"heads of {size} numbers cannot be turned in two dimensions")
+    turned = 1.0 / (10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2)))
+    pairs = tuple(turned.tolist())
+    rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
+    layers, patch, side = config.layers("depth", 27 if third else 32), config.size("patch_size", 16 if third else 14), 0
+    side = config.size("spatial_merge_size", 2)
+    window = config.size("window_size", 112) // side // patch if second else 0
+    if second and not window:
+        raise config.unsupported("window_size", "a window holds no square of patches")
+    whole = set(_numbers(config, "fullatt_block_indexes", (7, 15, 23, 31))) if second else set(range(layers))
+    plain = EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=size,
+        ffn=int(hidden * config.number("mlp_ratio", 4)) if first else config.size("intermediate_size", 3420 if second else 4304),
+        # Of a layer with windows the number only says that it has them.
+        layers=tuple(LayerSpec(rope=rope, window=None if number in whole else window) for number in range(layers)),
+        norm="pre",
+        norm_eps=_EPS,
+        activation=config.activation("hidden_act", "quick_gelu" if first else "silu" if second else "gelu_pytorch_tanh"),
+    )
+    table = round(config.size("num_position_embeddings", 2304) ** 0.5) if third else 0
+    patches = PatchSpec(hidden, patch, (0, 0), class_token=False, bias=third, resampled=True)
+    block = BlockSpec(patches, side, window, config.size("temporal_patch_size", 2), table)
+    taps = _numbers(config, "deepstack_visual_indexes", (8, 16, 24)) if third else ()
+    return replace(plain, norm_kind="rms", gated=True) if second else plain, block, taps
+
+
+def _numbers(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    found = config.values.get(key)
+    if found is None:
+        return default
+    if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
+        raise config.unsupported(key, "a list of whole numbers is needed")
+    return tuple(sorted(found))
+
+
+def _mergers(inputs: int, outputs: int, taps: tuple[int, ...], state: State, dtype: torch.dtype) -> Mergers:
+    """`inputs`: numbers of a square's states."""
+
+    def merger(stem: str) -> Merger:
+        up = linear_of(state, f"{stem}up", inputs, inputs, dtype, SINGLE, bias=True, gelu=True)
+        down = linear_of(state, f"{stem}down", inputs, outputs, dtype, SINGLE, bias=True)
+        if not stem:
+            return Merger(up, down)
+        norm = nn.LayerNorm(inputs, eps=_EPS, device="meta")
+        for ending in ("weight", "bias"):
+            check_shape(state, f"{stem}norm.{ending}", (inputs,), SINGLE)
+        norm.load_state_dict({ending: state[f"{stem}norm.{ending}"].to(dtype) for ending in ("weight", "bias")}, assign=True)
+        return Merger(up, down, norm.requires_grad_(False))
+
+    return Mergers(merger(""), [merger(f"deep.{number}.") for number in range(len(taps))], taps)
+
+
+def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelHead]]:
+    if files.use == "dense":
+        return last_state
+    if files.use != "score":
+        return vectors_of_tokens
+    yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
+    if yes is None or no is None:
+        raise ModelBroken('tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers')
+    return partial(answers, (yes, no))
+
+
+def _conversation(use: Use, kind: str) -> Prompts:
+    """As GME's, Qwen3-VL-Embedding's and Qwen3-VL-Reranker's chat templates render one turn, the model's answer begun."""
+    told = _JUDGED if use == "score" else INSTRUCTION
+    end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
+    frame = Frame(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n", end)
+    if use == "score":
+        pair = Pair(f"<Instruct>: {INSTRUCTION}<Query>:", "\n<Document>:", "NULL")
+        return Prompts(frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair)
+    usual = "Represent the user's input." if kind == "qwen3_vl" else "You are a helpful assistant."
+    return Prompts(frame, frame, frame, instruction=usual)
+
+
+def _prompts(files: Files, is_hf: bool) -> Prompts:
+    """As transformers' ColQwen2Processor, or colpali-engine's, which puts nothing before a query and no new line after it."""
+    fill = special_token(files.directory, "pad_token") or "<|endoftext|>"
+    before, mark, after = files.processor.text("visual_prompt_prefix", _TOLD).partition(_IMAGE)
+    if not mark:
+        raise files.processor.unsupported("visual_prompt_prefix", f"it has no {_IMAGE}")
+    asked = files.processor.text("query_prefix", "Query: " if is_hf else "")
+    return Prompts(Frame(before, after), Frame(), Frame(asked, fill * _AUGMENTED + ("\n" if is_hf else "")))

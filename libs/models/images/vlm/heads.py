@@ -1,0 +1,48 @@
+"""Heads of vision-language models. Their vectors are not normalised yet, as those of text models are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from libs.errors import ModelBroken
+from libs.models.head import ModelHead
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.text.heads.answer import AnswerHead
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.heads.pooled import PooledHead
+from libs.models.text.heads.tokens import TokenHead
+from libs.models.weights import SINGLE
+
+Use = Literal["", "multi_vector", "dense", "score"]
+"""What a model is used for, and the name of its head. Empty: as its tensors say."""
+
+State = Mapping[str, Tensor]
+
+
+def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """Late interaction: a vector for each token, of the image's and the prompt's alike.
+
+    Raises ModelBroken for a checkpoint without a projection: a language model that is not trained for retrieval.
+    """
+    weight = state.get("projection.weight")
+    if weight is None:
+        raise ModelBroken(f"{SINGLE}: has no projection to vectors: a card must say what the language model is used for")
+    check_shape(state, "projection.weight", (weight.shape[0], encoder.hidden_size), SINGLE)
+    return {"multi_vector": TokenHead([HeadLinear(state, "projection", "identity")])}
+
+
+def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """The state of the last token, which stands for the item."""
+    return {"dense": PooledHead(("lasttoken",), ())}
+
+
+def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """The logit of "yes" less that of "no", by their `ids`, of the language model's head or the token table that it shares."""
+    table = state.get("words.weight", encoder.token_weight)
+    if table.dim() != 2 or table.shape[1] != encoder.hidden_size or max(ids) >= len(table):
+        raise ModelBroken(f"{SINGLE}: the language model's head is {list(table.shape)}, too small for the tokens {list(ids)}")
+    return {"score": AnswerHead(table[list(ids)].to(device=encoder.device, dtype=torch.float32))}

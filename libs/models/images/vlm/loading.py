@@ -1,0 +1,200 @@
+"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is, and that says what it has.
+
+What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of their heads, and the host's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+
+from libs.catalog.checkpoint.adapter import FILE as ADAPTER
+from libs.catalog.checkpoint.adapter import read_adapter
+from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.errors import ModelBroken
+from libs.models import weights
+from libs.models.images.loading import read_image_processor
+from libs.models.images.patches import PatchEmbedding
+from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
+from libs.models.images.vlm.connectors import Mergers
+from libs.models.images.vlm.families import colpali, idefics, qwen
+from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
+from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.parts import PartsInput
+from libs.models.images.vlm.tower import BlockTower, ImageTower
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import Attention, PackedEncoder
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
+from libs.models.lora import Names, read_updates
+from libs.models.text.registry import build_encoder, names_of, prepare
+from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.trunk import Trunk
+from libs.models.weights import TensorFile
+
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, qwen)
+_PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
+_WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
+_WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
+
+
+@dataclass(frozen=True, slots=True)
+class VisionLanguageModel:
+    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense" or "score".
+
+    `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters that are loaded later have them.
+    """
+
+    trunks: tuple[Trunk, ...]
+    input: PartsInput
+    names: Names
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that `load_vision_language` takes."""
+    return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
+
+
+def base_of(directory: Path) -> str:
+    """The name of the model that a directory is an adapter of; empty for a model of its own. Raises as `read_adapter`."""
+    is_adapter = read_config(directory, "config.json") is None and read_config(directory, ADAPTER) is not None
+    return read_adapter(directory).base if is_adapter else ""
+
+
+def load_vision_language(
+    directory: Path, *, dtype: torch.dtype, device: torch.device, use: Use = "", base: Path | None = None
+) -> VisionLanguageModel:
+    """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in float32.
+
+    `use`: of a language model without a projection to vectors, which its files do not tell. `base`: the directory of the model
+    `base_of(directory)`; the adapter is merged into it in float32. Raises ModelBroken with the file and the key or tensor that
+    cannot be served.
+    """
+    name = base_of(directory)
+    if name and base is None:
+        raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
+    home = directory if base is None or not name else base
+    config = Config(need_config(home, "config.json").values)
+    family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
+    if family is None:
+        raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
+    files = _files(directory, home, config, use or _used(home))
+    spec = family.spec(files)
+
+    def rename(name: str) -> str:
+        return _renamed(name, family.NAMES)
+
+    stored = TensorFile.open(home)
+    tensors = stored.renamed(rename)
+    if len(tensors.names()) < len(stored.names()):
+        raise ModelBroken(f"{stored.source}: some tensors are there twice, by two names")
+    if name:
+        tensors = tensors.merged({rename(f"{module}.weight"): update for module, update in read_updates(directory).items()})
+    texts, rest = tensors.split("text.")
+    pictures, rest = rest.split("tower.")
+    connecting, rest = rest.split("connector.")
+    heads, rest = rest.split("head.")
+    for unknown in rest.names():
+        raise ModelBroken(f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models")
+    encoder, _ = build_encoder(spec.text, texts, dtype=dtype, device=device, head_tables={})
+    tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
+    trunk = Trunk(encoder, spec.heads(_state(heads, family.HEADS, device), encoder), tower)
+    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family))
+
+
+def _names(spec: VisionLanguageSpec, family: Family) -> Names:
+    table, prefixes = names_of(spec.text)
+    begins = [begin for begin, own in family.NAMES.items() if own == "text."]
+    return Names(table, (*prefixes, *(whole + begin for whole in _WHOLES for begin in begins)), {})
+
+
+def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
+    """An adapter may have the files of its processor and its tokenizer, or leave them to its base."""
+    kept = next((one for one in (directory, home) if any((one / name).is_file() for name in _PROCESSORS)), home)
+    worded = directory if (directory / "tokenizer.json").is_file() else home
+    processor = read_config(kept, "processor_config.json")
+    found = {} if processor is None else processor.values
+    tokenizer = load_tokenizer(worded, lowercase=False)
+    return Files(worded, config, Config(found, file="processor_config.json"), read_image_processor(kept, Path()), tokenizer, use)
+
+
+def _used(directory: Path) -> Use:
+    """sentence-transformers' modules.json has a pooling of models with one vector for an item."""
+    modules = read_json(directory, "modules.json")
+    kinds = [str(one.get("type")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
+    return "dense" if any(kind.endswith(".Pooling") for kind in kinds) else ""
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for begin in _WHOLE:
+        name = name.removeprefix(begin)
+    own = next((begin for begin in names if name.startswith(begin)), None)
+    return name if own is None else names[own] + name.removeprefix(own)
+
+
+def _tower(
+    spec: VisionLanguageSpec,
+    family: Family,
+    pictures: TensorFile,
+    connecting: TensorFile,
+    texts: PackedEncoder,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ImageTower:
+    try:
+        with torch.device("meta"):
+            embed: PatchEmbedding | BlockEmbedding
+            if isinstance(spec.patches, BlockSpec):
+                embed = BlockEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed, attention=_attention)
+            else:
+                embed = PatchEmbedding(spec.patches, spec.processing)
+                encoder = PackedEncoder(spec.encoder, embed)
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelBroken(shortened(f"config.json: describes no image encoder that can be built: {error}")) from error
+    weights.load(encoder, pictures, table=family.TOWER, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    prepare(encoder)
+    connector = spec.connector(_state(connecting, family.CONNECTOR, device), dtype)
+    encoder = encoder.requires_grad_(False).eval()
+    if isinstance(spec.patches, BlockSpec) and isinstance(embed, BlockEmbedding) and isinstance(connector, Mergers):
+        return BlockTower(encoder, embed, connector, spec.patches)
+    norm = texts.embed.norm if isinstance(texts.embed, TokenEmbedding) else None
+    return ImageTower(encoder, embed, connector, None if norm is None else norm.forward)
+
+
+def _attention(spec: EncoderSpec, layer: LayerSpec) -> Attention:
+    """A layer with a window has those of images."""
+    return Attention(spec, layer) if layer.window is None else WindowAttention(spec, layer)
+
+
+def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device) -> dict[str, torch.Tensor]:
+    left = {name: name for name in tensors.names()}
+    state = weights.head_state(tensors, left, table, device)
+    for name in left:
+        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+    return state
+
+
+def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
+    tokenizer = files.tokenizer
+    prompts = spec.prompts.within(*_around(tokenizer)) if spec.framed else spec.prompts
+    text = TextProcessor(
+        tokenizer, limit=encoder.max_positions, segments=False, unknown=special_token(files.directory, "unk_token")
+    )
+    text.keep_whole([spec.mark])
+    mark = text.token_id(spec.mark)
+    if mark is None:
+        raise ModelBroken(f"tokenizer.json: has no token {spec.mark!r}, which stands for images")
+    return PartsInput(text, spec.pictures, prompts, mark)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
+    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])

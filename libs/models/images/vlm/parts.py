@@ -1,0 +1,240 @@
+"""The ordered parts of an item, texts and images, to one sequence of the text encoder; and prices from the images' headers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
+from libs.models.text.tokenising.text import TextProcessor, Where, too_long
+from libs.models.work import GoOn, InputRows, InputSequence, Role, Truncation, go_on_anyway
+
+Ids = NDArray[np.int32]
+
+
+class Part(Protocol):
+    """A piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
+
+    @property
+    def content(self) -> str | bytes: ...
+
+    @property
+    def field(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A Part."""
+
+    content: str | bytes
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands before and after an item, special tokens written out."""
+
+    before: str = ""
+    after: str = ""
+
+
+INSTRUCTION: Final = "\ue002"
+"""Stands for the instruction in a prompt: a character of Unicode's private use area."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What stands before the query of a pair and before its document, and in place of one that is empty."""
+
+    query: str
+    document: str
+    nothing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role.
+
+    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: none is
+    taken. `pair`: of a model that scores pairs.
+    """
+
+    images: Frame
+    texts: Frame
+    queries: Frame
+    default: Role = "query"
+    instruction: str = ""
+    pair: Pair | None = None
+
+    def told(self, instruction: str) -> Prompts:
+        """With an instruction in its place. Raises InvalidInput if there is none for it."""
+        if instruction and not self.instruction:
+            raise InvalidInput("the model takes no instruction: leave it out", field="instruction")
+        if not self.instruction:
+            return self
+        text = instruction or self.instruction
+        images, texts, queries = (
+            Frame(one.before.replace(INSTRUCTION, text), one.after) for one in (self.images, self.texts, self.queries)
+        )
+        pair = None if self.pair is None else replace(self.pair, query=self.pair.query.replace(INSTRUCTION, text))
+        return replace(self, images=images, texts=texts, queries=queries, pair=pair)
+
+    def within(self, before: str, after: str) -> Prompts:
+        """The same, with special tokens around all of them."""
+        images, texts, queries = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
+        return replace(self, images=images, texts=texts, queries=queries)
+
+    def of_text(self, role: Role) -> Frame:
+        return self.queries if (role or self.default) == "query" else self.texts
+
+
+@dataclass(frozen=True, slots=True)
+class PartsInput:
+    """The host's part for an item. Thread-safe.
+
+    `text.limit`: the longest sequence. `mark`: the id of the image token, which no text may hold. `most`: patches of an item.
+    """
+
+    text: TextProcessor
+    pictures: Pictures
+    prompts: Prompts
+    mark: int
+    most: int = 1 << 17
+    limits: Limits = field(default=LIMITS)
+
+    def tokens(self, data: bytes, field: str) -> int:
+        """How many tokens the item of one image is, from the image's header. Raises as `of_parts`; nothing is decoded."""
+        laid = self._laid(data, field)
+        return len(self._placed([laid], laid.text, field, field)[0])
+
+    def patches(self, data: bytes, field: str) -> int:
+        """How many tokens of the tower an image is, from its header. Raises InvalidInput if it cannot be read."""
+        return self._laid(data, field).patches
+
+    def sequence(self, data: bytes, field: str) -> InputSequence:
+        """The item of one image."""
+        return self.of_parts([Piece(data, field)], field)
+
+    def of_texts(
+        self,
+        texts: list[str],
+        role: Role,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
+    ) -> list[InputSequence]:
+        """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's image token in a text."""
+        frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
+        found: list[InputSequence] = []
+        encoded = self.text.encode_plain(texts, truncation, go_on, before=frame.before, after=frame.after)
+        for number, (ids, is_whole) in enumerate(encoded):
+            if len(ids) > limit and truncation == "none":
+                raise too_long(where(number), len(ids), limit, "with the model's prompt", more=not is_whole)
+            if len(ids) > limit:
+                ids = _cut(ids, self._count(frame.before), self._count(frame.after), limit, truncation)
+            if (ids == self.mark).any():
+                raise _marked(where(number))
+            if not len(ids):
+                raise InvalidInput(f"{where(number)} has nothing that the model's tokenizer knows", field=where(number))
+            found.append(InputSequence(ids))
+        return found
+
+    def of_parts(
+        self,
+        parts: Sequence[Part],
+        field: str,
+        role: Role = "",
+        truncation: Truncation = "end",
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
+    ) -> InputSequence:
+        """One item: its parts in their order, in the frame of images if it has one. `field`: the item's path in the job.
+
+        Images are never cut, and neither are texts beside them. Raises InputTooLong for an item with images beyond the limit, and
+        InvalidInput with the part's path for a file that cannot be decoded; sizes are checked before anything is.
+        """
+        images = [(part.content, part.field) for part in parts if isinstance(part.content, bytes)]
+        if not images:
+            joined = "".join(part.content for part in parts if isinstance(part.content, str))
+            where = parts[0].field if len(parts) == 1 else field
+            return self.of_texts([joined], role, truncation, lambda _: where, go_on, instruction)[0]
+        laid = [self._laid(data, path) for data, path in images]
+        patches = sum(one.patches for one in laid)
+        if patches > self.most:
+            raise InvalidInput(f"the images of {field} have {patches:,} patches; the model takes {self.most:,}", field=field)
+        texts = iter(laid)
+        whole = "".join(part.content if isinstance(part.content, str) else next(texts).text for part in parts)
+        suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
+        ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
+        pictures: list[NDArray[np.generic]] = []
+        for data, path in images:
+            go_on()
+            pictures += self.pictures.apply(decode(data, path, self.limits), path)
+        rows = InputRows(places, pictures[0], tuple(pictures[1:]))
+        return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
+
+    def of_pair(
+        self,
+        query: Sequence[Part],
+        document: Sequence[Part],
+        field: str,
+        truncation: Truncation = "end",
+        go_on: GoOn = go_on_anyway,
+        instruction: str = "",
+    ) -> InputSequence:
+        """A query and a document of a model that scores pairs. `field`: the document's path. Raises as `of_parts`."""
+        pair = self.prompts.told(instruction).pair
+        if pair is None:
+            raise TaskNotSupported("the model has no prompt for pairs")
+        nothing = [Piece(pair.nothing, field)]
+        first, second = Piece(pair.query, field), Piece(pair.document, field)
+        parts = [first, *(query or nothing), second, *(document or nothing)]
+        return self.of_parts(parts, field, "", truncation, go_on, instruction)
+
+    def _laid(self, data: bytes, field: str) -> Laid:
+        return self.pictures.lay(*header_size(data, field, self.limits), field)
+
+    def _placed(
+        self,
+        laid: Sequence[Laid],
+        whole: str,
+        field: str,
+        suspect: str,
+        instruction: str = "",
+        go_on: GoOn = go_on_anyway,
+    ) -> tuple[Ids, Ids]:
+        """Ids and places of the images' rows. `suspect`: the path of a text, for an image token that belongs to no image."""
+        frame, limit = self.prompts.told(instruction).images, self.text.limit
+        ((ids, is_whole),) = self.text.encode_plain([whole], "end", go_on, before=frame.before, after=frame.after)
+        if not is_whole:
+            raise too_long(field, limit, limit, "with the model's prompt", more=True)
+        found = places_of(ids, self.mark, tuple(rows for one in laid for rows in one.rows))
+        if found is None:
+            raise _marked(suspect)
+        if len(found[0]) > limit:
+            raise too_long(field, len(found[0]), limit, "its images and the model's prompt included")
+        return found
+
+    def _count(self, text: str) -> int:
+        if not text:
+            return 0
+        ((ids, _),) = self.text.encode_plain([text], "none", go_on_anyway)
+        return len(ids)
+
+
+def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
+    """Cuts the text: the frame's tokens and one end of the text stay."""
+    if truncation == "end":
+        return np.concatenate([ids[: max(limit - after, 0)], ids[len(ids) - after :]])
+    return np.concatenate([ids[:before], ids[len(ids) - max(limit - before, 0) :]])
+
+
+def _marked(field: str) -> InvalidInput:
+    return InvalidInput(f"{field} holds the model's image token, which stands for an image", field=field)

@@ -1,0 +1,88 @@
+"""Qwen-VL's images: resized to sides that are multiples of a square, and to an area between two limits.
+
+Equal to transformers' Qwen2VLImageProcessorPil bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from libs.errors import InvalidInput
+from libs.models.images.decoding import Pixels
+from libs.models.images.patches import PatchSpec
+from libs.models.images.processing import ImageProcessing
+from libs.models.images.vlm.pictures import Laid
+from libs.models.layers.spec import Config
+
+_THINNEST: Final = 200
+MARK: Final = "<|image_pad|>"
+_BEGIN: Final = "<|vision_start|>"
+_END: Final = "<|vision_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class SmartResize:
+    """`square`: pixels of a side that sides are multiples of. `least`, `most`: pixels of an image.
+
+    `plain`: tokens of an image have positions in one dimension, as those of texts.
+    """
+
+    processing: ImageProcessing
+    patches: PatchSpec
+    square: int
+    least: int
+    most: int
+    plain: bool = False
+
+    @staticmethod
+    def of(config: Config, patches: PatchSpec, side: int, *, plain: bool) -> SmartResize:
+        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be served."""
+        if config.size("patch_size", 14) != patches.patch:
+            raise config.unsupported("patch_size", f"the image encoder of config.json has patches of {patches.patch} pixels")
+        if config.size("merge_size", 2) != side:
+            raise config.unsupported("merge_size", f"the image encoder of config.json merges {side} x {side} patches")
+        config.require("do_resize", True)
+        size = config.part("size")
+        least = size.size("min_pixels", size.size("shortest_edge", 56 * 56))
+        most = size.size("max_pixels", size.size("longest_edge", 28 * 28 * 1280))
+        return SmartResize(
+            processing=ImageProcessing.unsized(config, "CLIPImageProcessor", Image.Resampling.BICUBIC),
+            patches=patches,
+            square=patches.patch * side,
+            least=config.size("min_pixels", least),
+            most=config.size("max_pixels", most),
+            plain=plain,
+        )
+
+    def lay(self, height: int, width: int, field: str) -> Laid:
+        height, width = self._size(height, width, field)
+        rows, columns = height // self.square, width // self.square
+        patches = self.patches.tokens_of(height, width)
+        return Laid(f"{_BEGIN}{MARK}{_END}", (rows * columns,), patches, None if self.plain else (rows, columns))
+
+    def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
+        height, width = self._size(pixels.shape[0], pixels.shape[1], field)
+        if (height, width) != pixels.shape[:2]:
+            resample = Image.Resampling(self.processing.resample)
+            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), resample))
+        return (np.ascontiguousarray(pixels),)
+
+    def _size(self, height: int, width: int, field: str) -> tuple[int, int]:
+        if max(height, width) / min(height, width) > _THINNEST:
+            raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
+        square = self.square
+        down, across = round(height / square) * square, round(width / square) * square
+        if down * across > self.most:
+            share = math.sqrt((height * width) / self.most)
+            down = max(square, math.floor(height / share / square) * square)
+            across = max(square, math.floor(width / share / square) * square)
+        elif down * across < self.least:
+            share = math.sqrt(self.least / (height * width))
+            down = math.ceil(height * share / square) * square
+            across = math.ceil(width * share / square) * square
+        return down, across

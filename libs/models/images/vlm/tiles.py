@@ -1,0 +1,128 @@
+"""Idefics3's images: resized to a multiple of the tower's size, and cut into tiles; last comes the whole image, squeezed.
+
+Equal to transformers' Idefics3ImageProcessorPil bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from libs.errors import InvalidInput
+from libs.models.images.decoding import Pixels
+from libs.models.images.processing import ImageProcessing
+from libs.models.images.vlm.pictures import Laid
+from libs.models.layers.spec import Config
+
+_LONGEST: Final = 4096
+_MOST_TILES: Final = 256
+
+MARK: Final = "<image>"
+_FAKE: Final = "<fake_token_around_image>"
+_GLOBAL: Final = "<global-img>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`longest`: the long side that an image is first resized to; None: it is not. `side`: of a tile. `splits`: whether it is cut.
+
+    `patches`, `rows`: tokens of a tile in the tower, and in the text encoder's sequence.
+    """
+
+    processing: ImageProcessing
+    longest: int | None
+    side: int
+    splits: bool
+    patches: int
+    rows: int
+
+    @staticmethod
+    def of(config: Config, patches: int, rows: int) -> Tiles:
+        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be served."""
+        size = config.part("size")
+        return Tiles(
+            processing=ImageProcessing.unsized(config, "SiglipImageProcessor", Image.Resampling.LANCZOS),
+            longest=size.size("longest_edge", 4 * 364) if config.flag("do_resize", True) else None,
+            side=config.part("max_image_size").size("longest_edge", 364),
+            splits=config.flag("do_image_splitting", True),
+            patches=patches,
+            rows=rows,
+        )
+
+    def lay(self, height: int, width: int, field: str) -> Laid:
+        down, across = self._grid(*self._whole(height, width), field)
+        if not down:
+            text, count = f"{_FAKE}{_GLOBAL}{MARK}{_FAKE}", 1
+        else:
+            tiles = ("".join(f"{_FAKE}<row_{row + 1}_col_{column + 1}>{MARK}" for column in range(across)) for row in range(down))
+            text, count = "".join(f"{line}\n" for line in tiles) + f"\n{_FAKE}{_GLOBAL}{MARK}{_FAKE}", down * across + 1
+        return Laid(text, (self.rows,) * count, self.patches * count)
+
+    def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
+        height, width = self._whole(pixels.shape[0], pixels.shape[1])
+        down, across = self._grid(height, width, field)
+        whole = pixels
+        if self.longest is not None:
+            whole = self._resized(whole, *_within(pixels.shape[0], pixels.shape[1], self.longest))
+        if not self.splits:
+            return (self._resized(whole, self.side, self.side),)
+        whole = self._resized(whole, height, width)
+        if not down:
+            return (whole,)
+        side = self.side
+        tiles = [
+            np.ascontiguousarray(whole[row * side : (row + 1) * side, column * side : (column + 1) * side])
+            for row in range(down)
+            for column in range(across)
+        ]
+        return (*tiles, self._resized(whole, side, side))
+
+    def _whole(self, height: int, width: int) -> tuple[int, int]:
+        """The size of the image of which tiles are cut: a multiple of theirs."""
+        if not self.splits:
+            return self.side, self.side
+        if self.longest is not None:
+            height, width = _within(height, width, self.longest)
+        ratio, side = width / height, self.side
+        if width >= height:
+            width = math.ceil(width / side) * side
+            return math.ceil(int(width / ratio) / side) * side, width
+        height = math.ceil(height / side) * side
+        return height, math.ceil(int(height * ratio) / side) * side
+
+    def _grid(self, height: int, width: int, field: str) -> tuple[int, int]:
+        """Tiles down and across; (0, 0): the image is one."""
+        down, across = height // self.side, width // self.side
+        if down * across > _MOST_TILES:
+            raise InvalidInput(f"the image makes {down * across:,} tiles; at most {_MOST_TILES} are taken", field=field)
+        if not down or not across:
+            raise InvalidInput(f"the image is too thin: it makes tiles of {width:,} x {height:,} pixels", field=field)
+        return (0, 0) if down == across == 1 else (down, across)
+
+    def _resized(self, pixels: Pixels, height: int, width: int) -> Pixels:
+        if (height, width) == pixels.shape[:2]:
+            return pixels
+        resample = Image.Resampling(self.processing.resample)
+        return np.asarray(Image.fromarray(pixels).resize((width, height), resample))
+
+
+def _within(height: int, width: int, longest: int) -> tuple[int, int]:
+    """The long side made `longest`, at most 4,096; the short one even, and at least 1."""
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * ratio)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    ratio = width / height
+    if width >= height and width > _LONGEST:
+        width, height = _LONGEST, int(_LONGEST / ratio)
+    elif height > width and height > _LONGEST:
+        height, width = _LONGEST, int(_LONGEST * ratio)
+    return max(height, 1), max(width, 1)

@@ -1,0 +1,127 @@
+"""An image tower: an encoder of its own and a connector, whose rows stand in the text encoder's sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.kernels.layout import to_device
+from libs.models.images.patches import PatchEmbedding
+from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec
+from libs.models.images.vlm.connectors import Connector, Mergers
+from libs.models.images.vlm.pictures import Grid
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.packed import Packed
+
+_AT_ONCE: Final = 1 << 14
+"""Patches of one forward, which bounds the memory of activations: pages of a batch may have ten times as many patches as tokens."""
+
+Picture = NDArray[np.generic]
+
+
+class ImageTower(nn.Module):
+    """Pictures to rows of a text encoder. As `Tower`: one picture of an item after the other.
+
+    `last`: what the text encoder does to its tokens' embeddings, and to these rows alike; its weights are the text encoder's.
+    """
+
+    def __init__(
+        self,
+        encoder: PackedEncoder,
+        embed: PatchEmbedding | BlockEmbedding,
+        connector: Connector,
+        last: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.connector, self.last = encoder, connector, last
+        self._spec = embed.spec
+        self._embed = embed.embed
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[Picture]) -> Tensor:
+        """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
+        rows = torch.cat([self._rows(some) for some in self._portions(inputs)])
+        return rows if self.last is None else self.last(rows)
+
+    def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
+        some: list[Picture] = []
+        patches = 0
+        for picture in inputs:
+            own = self.tokens_of(picture)
+            if some and patches + own > _AT_ONCE:
+                yield some
+                some, patches = [], 0
+            some.append(picture)
+            patches += own
+        yield some
+
+    def _rows(self, pictures: Sequence[Picture]) -> Tensor:
+        lengths = [self.tokens_of(picture) for picture in pictures]
+        batch = Packed.of(
+            [np.zeros(length, np.int32) for length in lengths],
+            device=self.encoder.device,
+            places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
+            values=self._embed(pictures),
+        )
+        return self.connector.forward(self.encoder.forward(batch), [self.grid_of(picture) for picture in pictures])
+
+    @property
+    def _first(self) -> int:
+        return int(self._spec.class_token)
+
+    def tokens_of(self, picture: Picture) -> int:
+        """How many tokens of the encoder a picture is."""
+        return self._spec.tokens_of(picture.shape[0], picture.shape[1])
+
+    def grid_of(self, picture: Picture) -> Grid:
+        """Rows and columns of its patches."""
+        return self._spec.grid_of(picture.shape[0], picture.shape[1])
+
+
+class BlockTower(ImageTower):
+    """Qwen-VL's: patches lie in squares and windows, and have positions in two dimensions."""
+
+    def __init__(self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec) -> None:
+        super().__init__(encoder, embed, connector)
+        self._block = block
+
+    def _rows(self, pictures: Sequence[Picture]) -> Tensor:
+        grids = [self.grid_of(picture) for picture in pictures]
+        lengths = [rows * columns for rows, columns in grids]
+        orders = [self._block.order(grid) for grid in grids]
+        batch = Packed.of(
+            [np.zeros(length, np.int32) for length in lengths],
+            device=self.encoder.device,
+            places=[np.arange(length, dtype=np.int32) for length in lengths],
+            values=self._embed(pictures),
+            axes=[self._block.axes(grid) for grid in grids],
+            windows=[size * self._block.side**2 for _, sizes in orders for size in sizes],
+        )
+        rows = self._merged(batch)
+        if not self._block.window:
+            return rows
+        starts = np.cumsum([0, *(len(order) for order, _ in orders)])
+        back = [start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)]
+        return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
+
+    @property
+    def _mergers(self) -> Mergers:
+        return cast(Mergers, self.connector)
+
+    def _merged(self, batch: Packed) -> Tensor:
+        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more."""
+        encoder, taps = self.encoder, self._mergers.taps
+        shared, x = encoder.shared(batch), encoder.embed.forward(batch)
+        deeper = []
+        for number, layer in enumerate(encoder.stack):
+            x = layer.forward(x, batch, shared)
+            if number in taps:
+                deeper.append(self._mergers.deeper[taps.index(number)](x))
+        hidden = x if encoder.norm is None else encoder.norm.forward(x)
+        rows = self._mergers.last.forward(hidden)
+        return torch.cat([rows, *deeper], dim=1) if deeper else rows

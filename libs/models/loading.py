@@ -1,0 +1,27 @@
+"""Loads any checkpoint directory: its card says whether it is a model of texts or of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from libs.catalog.kinds.images import images_folder
+from libs.catalog.overrides import Overrides
+from libs.models.images.serving import load_image_model
+from libs.models.packed_model import PackedModel
+from libs.models.text.loading import load_text_model
+
+
+def load_model(
+    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+) -> PackedModel:
+    """Loads a checkpoint directory; the encoders compute in `dtype` unless the card has one, the heads in float32.
+
+    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type (`dtype`, or the device's default).
+    On an accelerator, for a model of images, and on a CPU that cannot do it, the whole model is, and a warning is logged.
+    `overrides`: the catalog's for the model. Raises ModelBroken with the file and the key or tensor at fault, or with what a model
+    would lose in int8.
+    """
+    load = load_text_model if images_folder(directory) is None else load_image_model
+    return load(directory, model_id, device, dtype, overrides)

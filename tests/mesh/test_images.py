@@ -1,0 +1,173 @@
+"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model of texts."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import shoal
+from numpy.typing import NDArray
+from PIL import Image
+from shoal import errors
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
+
+from tests.parity.image_models import pictures
+from tests.parity.image_repositories import TEXTS, Family, Reference, write_repository
+from tests.support.cluster import Cluster
+
+FILES = pictures()
+FAMILIES: tuple[Family, ...] = ("clip", "siglip")
+
+
+def relative_error(ours: NDArray[np.number], theirs: NDArray[np.number]) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.fixture(scope="module")
+def references(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Reference]:
+    made = {family: write_repository(family, tmp_path_factory.mktemp(family) / "made") for family in FAMILIES}
+    for family, reference in made.items():
+        reference.directory.rename(checkpoints / "random" / f"{family}-images")
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_images_of_one_request(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
+    """In one space, in the items' order, each what it is alone."""
+    model, theirs = f"random/{family}-images", references[family]
+    mixed: list[str | bytes] = [FILES[0], TEXTS[0], FILES[1], FILES[4], TEXTS[2]]
+    result = client.encode(model, mixed)
+    wanted = np.concatenate(
+        [theirs.images(FILES[:1]), theirs.texts(TEXTS[:1]), theirs.images([FILES[1], FILES[4]]), theirs.texts([TEXTS[2]])]
+    )
+    assert relative_error(result.dense, wanted) <= 1e-5
+    assert 0 < result.usage.image_tokens < result.usage.input_tokens
+    alone = [client.encode(model, [item]) for item in mixed]
+    assert relative_error(np.concatenate([one.dense for one in alone]), result.dense) <= 1e-5
+    assert sum(one.usage.image_tokens for one in alone) == result.usage.image_tokens
+    assert sum(one.usage.input_tokens for one in alone) == result.usage.input_tokens
+
+
+def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, Reference]) -> None:
+    """All at once on one worker."""
+    del references
+    asked: list[tuple[str, list[str | bytes]]] = [
+        ("random/clip-images", [*FILES[:3]]),
+        ("random/bert-embed", [*TEXTS]),
+        ("random/siglip-images", [*FILES[:2], *TEXTS]),
+    ] * 4
+    before = [client.encode(model, items).dense for model, items in asked[:3]]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = list(pool.map(lambda one: client.encode(*one).dense, asked))
+    for number, rows in enumerate(found):
+        assert relative_error(rows, before[number % 3]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_and_labels(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
+    model, theirs = f"random/{family}-images", references[family]
+    for query in (TEXTS[1], FILES[2]):
+        first = theirs.texts([query]) if isinstance(query, str) else theirs.images([query])
+        rows = theirs.images(FILES[:4])
+        wanted = rows @ first[0] / np.linalg.norm(rows, axis=-1) / np.linalg.norm(first)
+        assert relative_error(client.score(model, query, FILES[:4]).scores, wanted) <= 1e-5
+    labels = ["a cat", "a dog", "fishes"]
+    answer = client.classify(model, FILES[:2], labels)
+    for item, row in zip(answer.results, theirs.labels(FILES[:2], labels, alone=family == "siglip"), strict=True):
+        found = {one.label: one.score for one in item.labels}
+        assert relative_error(np.array([found[label] for label in labels]), row) <= 1e-5
+
+
+def test_what_the_card_says(client: shoal.Client, mesh: Cluster, references: dict[Family, Reference]) -> None:
+    del references
+    client.encode("random/clip-images", [FILES[0]])
+    with grpc.insecure_channel(mesh.address) as channel:
+        stub = models_pb2_grpc.ModelServiceStub(channel)
+        card = stub.GetModel(models_pb2.GetModelRequest(model="random/clip-images")).model.card
+    assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+    # A heartbeat may not have brought the loaded model's card yet, which says the rest.
+    if card.HasField("images"):
+        assert card.images == models_pb2.ImageInput(height=36, width=36, patch=8, extra_tokens=1, max_tokens=17)
+
+
+def test_an_item_of_parts(mesh: Cluster, references: dict[Family, Reference]) -> None:
+    """One part is its short form; these models refuse more, with the item's path."""
+    del references
+    shown = pb.Part(image=pb.Image(data=FILES[0]))
+    with grpc.insecure_channel(mesh.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        short = stub.Encode(pb.EncodeRequest(model="random/clip-images", items=[pb.Item(image=shown.image), pb.Item(text="a")]))
+        items = [pb.Item(parts=[shown]), pb.Item(parts=[pb.Part(text="a")])]
+        assert stub.Encode(pb.EncodeRequest(model="random/clip-images", items=items)).dense == short.dense
+        items.append(pb.Item(parts=[pb.Part(text="a"), shown]))
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Encode(pb.EncodeRequest(model="random/clip-images", items=items))
+        error = errors.from_rpc(caught.value) if hasattr(errors, "from_rpc") else caught.value
+        assert "not 2 parts" in str(error)
+
+
+def png(height: int, width: int, pixels: bytes) -> bytes:
+    """A grey PNG that says that it is so large, with these compressed pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    body = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def zipped() -> bytes:
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr("a.png", FILES[0])
+    return out.getvalue()
+
+
+NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 255, (90, 80, 3), dtype=np.uint8))
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "a bomb": (png(50_000, 50_000, zlib.compress(bytes(1 << 20))), "2,500,000,000 pixels; at most 50,000,000"),
+    "a bomb that the router cannot read": (saved(Image.new("1", (8_000, 8_000)), "TIFF", big_tiff=True), "at most 50,000,000"),
+    "truncated": (saved(NOISE, "JPEG")[:900], "truncated or damaged"),
+    "a header that lies": (png(5_000, 5_000, zlib.compress(bytes(100))), "truncated or damaged"),
+    "too large a file": (bytes((16 << 20) + 1), "16,777,217 bytes; at most 16,777,216"),
+    "a drawing": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "no image of a format"),
+    "an archive": (zipped(), "no image of a format"),
+    "half a header": (FILES[0][:20], "no image of a format|truncated or damaged"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_images_are_refused_by_their_path(client: shoal.Client, references: dict[Family, Reference], name: str) -> None:
+    """And the next good request is answered."""
+    data, message = HOSTILE[name]
+    with pytest.raises(errors.InvalidInput, match=message) as caught:
+        client.encode("random/clip-images", [FILES[0], "a text", data])
+    assert caught.value.field.startswith("items[2].image")
+    assert relative_error(client.encode("random/clip-images", FILES[:1]).dense, references["clip"].images(FILES[:1])) <= 1e-5
+
+
+def test_more_than_a_request_holds(client: shoal.Client, references: dict[Family, Reference]) -> None:
+    """100 MB, which no router reads."""
+    with pytest.raises(errors.ShoalError) as caught:
+        client.encode("random/clip-images", [FILES[0], bytes(100 << 20)])
+    assert caught.value.field == "items[1].image.data"
+    assert relative_error(client.encode("random/clip-images", FILES[:1]).dense, references["clip"].images(FILES[:1])) <= 1e-5
+
+
+def test_an_animation_is_its_first_picture(client: shoal.Client, references: dict[Family, Reference]) -> None:
+    first, *rest = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
+    moving = saved(first, "GIF", save_all=True, append_images=rest)
+    wanted = references["clip"].images([saved(first, "PNG")])
+    assert relative_error(client.encode("random/clip-images", [moving]).dense, wanted) <= 1e-5

@@ -1,0 +1,73 @@
+"""Directories of detectors load as models: a job of images and labels in, regions out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.models import PackedModel, load_model
+from libs.models.results import ExtractResult
+from libs.models.samples import works
+from libs.models.work import Part, RegionsWork
+from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
+from tests.parity.image_models import pictures
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    write_checkpoint(request.param, directory)
+    return load_model(directory, "org/detector", torch.device("cpu"), torch.float32)
+
+
+def job(threshold: float | None = None) -> RegionsWork:
+    images = pictures()[:3]
+    parts = {number: (Part(data, f"items[{number}].image"),) for number, data in enumerate(images)}
+    return RegionsWork([""] * len(images), LABELS, threshold, parts)
+
+
+def found(model: PackedModel, work: RegionsWork) -> ExtractResult:
+    prepared = model.prepare(work)
+    result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))
+    assert isinstance(result, ExtractResult)
+    return result
+
+
+def test_regions_of_every_item(model: PackedModel) -> None:
+    assert (model.card.tasks, model.card.inputs, model.card.kind) == (("regions",), ("image",), "images")
+    loose, strict = found(model, job(0.0)), found(model, job(0.999))
+    assert len(loose.items) == 3
+    for item in loose.items:
+        scores = [one.score for one in item.regions]
+        assert scores == sorted(scores, reverse=True)
+        assert {one.label for one in item.regions} == set(LABELS)
+    assert sum(len(item.regions) for item in strict.items) < sum(len(item.regions) for item in loose.items)
+    assert found(model, job()).items
+
+
+def test_prices(model: PackedModel) -> None:
+    images, prepared = model.card.images, model.prepare(job())
+    assert images is not None
+    assert prepared.image_tokens == prepared.tokens == sum(one.tokens for one in prepared.sequences)
+    assert max(one.tokens for one in prepared.sequences) <= images.max_tokens
+    if images.height > 1:
+        assert all(one.tokens == images.max_tokens for one in prepared.sequences)
+
+
+def test_a_job_for_a_self_test(model: PackedModel) -> None:
+    for work in works(model.card, []):
+        prepared = model.prepare(work)
+        assert all(np.isfinite(np.asarray(one)).all() for one in model.forward(prepared.head, prepared.sequences))
+
+
+def test_what_is_no_image(model: PackedModel) -> None:
+    with pytest.raises(TaskNotSupported) as caught:
+        model.prepare(RegionsWork(["a text"], LABELS))
+    assert caught.value.field == "items[0].text"
+    with pytest.raises(InvalidInput) as broken:
+        model.prepare(RegionsWork([""], LABELS, parts={0: (Part(b"<svg/>", "items[0].image"),)}))
+    assert broken.value.field == "items[0].image"

@@ -1,0 +1,79 @@
+"""Image encoders as trunks of a served model: files in, vectors out, beside a model of texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from libs.errors import InvalidInput
+from libs.models import PackedModel
+from libs.models.images.loading import ImageModel, load_images
+from tests.models.test_trunks import joined, vectors
+from tests.parity.image_models import pictures, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
+    """Images of different sizes are sequences of different lengths."""
+    directory: Path = tmp_path_factory.mktemp("images")
+    write_checkpoint("dinov2", directory)
+    return load_images(directory, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def png_of(size: tuple[int, int]) -> bytes:
+    out = BytesIO()
+    Image.new("L", size).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
+    """An image gives among others, in any order, what it gives alone; its encoder counts, its patches' weights once."""
+    trunk = images.trunks[0]
+    model = joined(embedder, trunk)
+    assert model.bytes == embedder.bytes + trunk.encoder.bytes
+    assert model.probe() >= embedder.probe()
+    sequences = [images.input.sequence(data, "items[0]") for data in pictures()]
+    together = vectors(model.forward("image", sequences))
+    backwards = vectors(model.forward("image", sequences[::-1]))[::-1]
+    np.testing.assert_allclose(backwards, together, rtol=1e-5, atol=1e-5)
+    for number, sequence in enumerate(sequences):
+        np.testing.assert_allclose(vectors(model.forward("image", [sequence]))[0], together[number], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_prepared_is_bytes(images: ImageModel) -> None:
+    """uint8 pixels wait for the device; numbers and patches are made there."""
+    rows = images.input.sequence(pictures()[1], "items[0]").rows
+    assert rows is not None
+    assert rows.values.dtype == np.uint8
+    assert rows.values.shape == (80, 40, 3)
+
+
+def test_errors_name_the_item(images: ImageModel) -> None:
+    data = pictures()[0]
+    for broken in (data[:40], data[: len(data) // 2], b"", b"<svg/>"):
+        with pytest.raises(InvalidInput) as caught:
+            images.input.sequence(broken, "items[7].image")
+        assert caught.value.field == "items[7].image"
+
+
+@pytest.mark.parametrize("size", [(1, 900), (900, 1)])
+def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int, int]) -> None:
+    """Refused from the header alone: 40 x 36,000 pixels after resizing."""
+    for check in (images.input.tokens, images.input.sequence):
+        with pytest.raises(InvalidInput, match="makes 25,711 patches; the model takes 16,384") as caught:
+            check(png_of(size), "items[2].image")
+        assert caught.value.field == "items[2].image"
+
+
+def test_less_than_a_patch(images: ImageModel) -> None:
+    """Where nothing is resized, a picture may be too small."""
+    small = replace(images.input, processing=replace(images.input.processing, size=None))
+    with pytest.raises(InvalidInput, match="less than one patch"):
+        small.sequence(png_of((6, 90)), "items[0]")
+    assert small.sequence(png_of((7, 90)), "items[0]").tokens == 1 + 12

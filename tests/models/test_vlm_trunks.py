@@ -1,0 +1,49 @@
+"""A vision-language model's trunk in a served model: pages and queries in one batch, and what adapters call its layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from libs.models import PackedModel
+from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
+from libs.models.lora import Place
+from tests.models.test_trunks import joined
+from tests.parity.vlm_models import QUERIES, pages, small
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
+    """With windows, positions in three dimensions and a tower of its own."""
+    directory: Path = tmp_path_factory.mktemp("qwen")
+    small("qwen2_5_vl").save(directory)
+    return load_vision_language(directory, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_pages_and_queries_in_one_batch(embedder: PackedModel, pictured: VisionLanguageModel) -> None:
+    trunk = pictured.trunks[0]
+    model = joined(embedder, trunk)
+    assert trunk.tower is not None
+    assert model.bytes > embedder.bytes + trunk.encoder.bytes
+    assert model.probe() > 0
+    given = pictured.input
+    sequences = [given.sequence(data, "items[0]") for data in pages()[:4]]
+    sequences += given.of_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
+    together = model.forward("multi_vector", sequences)
+    backwards = model.forward("multi_vector", sequences[::-1])[::-1]
+    for number, sequence in enumerate(sequences):
+        (alone,) = model.forward("multi_vector", [sequence])
+        for found in (together[number], backwards[number]):
+            np.testing.assert_allclose(np.asarray(found), np.asarray(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -> None:
+    for begin in ("", "model.", "model.language_model.", "language_model.model.", "vlm.language_model."):
+        assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == Place("layers.1.attn.qkv", 1)
+    with pytest.raises(KeyError):
+        pictured.names.place("visual.blocks.0.attn.qkv")

@@ -1,0 +1,120 @@
+"""Resizing, cropping and normalising of images against transformers' `pil` image processors: the same pixels, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+
+from libs.errors import InvalidInput, ModelBroken
+from libs.models.images.decoding import Pixels, decode
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.spec import Config
+
+CLASSES = {
+    "CLIPImageProcessor": transformers.CLIPImageProcessorPil,
+    "SiglipImageProcessor": transformers.SiglipImageProcessorPil,
+    "ViTImageProcessor": transformers.ViTImageProcessorPil,
+    "BitImageProcessor": transformers.BitImageProcessorPil,
+}
+SETTINGS: tuple[Mapping[str, object], ...] = (
+    {},
+    {"size": {"shortest_edge": 37}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True},
+    {"size": {"shortest_edge": 20}, "crop_size": {"height": 33, "width": 26}, "do_center_crop": True},
+    {"size": {"height": 30, "width": 41}, "resample": 2},
+    {"size": 24, "crop_size": 24, "do_center_crop": False},
+    {"size": {"shortest_edge": 31}, "resample": 1, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+    {"do_resize": False, "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "rescale_factor": 1 / 127.5},
+    {"size": {"height": 16, "width": 16}, "do_normalize": False, "resample": 0},
+    {"size": {"height": 16, "width": 16}, "do_rescale": False},
+)
+SIZES = ((1, 300), (300, 1), (30, 60), (61, 31), (7, 5), (224, 224), (201, 133), (40, 400))
+MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
+
+
+def images() -> list[tuple[bytes, Image.Image]]:
+    """Noise, whose every pixel counts, of all sizes and modes: files, and what Pillow opens of them."""
+    numbers = np.random.default_rng(1)
+    found: list[tuple[bytes, Image.Image]] = []
+    for number, (height, width) in enumerate((*SIZES, *SIZES[3:])):
+        noise = Image.fromarray(numbers.integers(0, 256, (height, width, 4), np.uint8))
+        mode = MODES[number % len(MODES)]
+        data = BytesIO()
+        noise.convert("RGB" if mode == "CMYK" else "RGBA").convert(mode).save(data, "TIFF" if mode == "CMYK" else "PNG")
+        found.append((data.getvalue(), Image.open(BytesIO(data.getvalue()))))
+    return found
+
+
+def normalised(processing: ImageProcessing, pixels: Pixels) -> NDArray[np.float32]:
+    values = (pixels.astype(np.float64) * processing.scale).astype(np.float32)
+    mean, std = np.array(processing.mean, np.float32), np.array(processing.std, np.float32)
+    return np.divide(values - mean, std, dtype=np.float32).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) -> None:
+    theirs = CLASSES[name](**settings)
+    ours = ImageProcessing.of(Config({"image_processor_type": name, **settings}), "")
+    for data, image in images():
+        pixels = decode(data, "items[0]")
+        got = ours.apply(pixels, "items[0]")
+        assert got.shape[:2] == ours.seen(pixels.shape[0], pixels.shape[1], "items[0]")
+        raw = theirs(image, do_rescale=False, do_normalize=False, do_convert_rgb=True)["pixel_values"][0]
+        assert raw.dtype == got.dtype == np.uint8
+        np.testing.assert_array_equal(got, raw.transpose(1, 2, 0))
+        np.testing.assert_array_equal(normalised(ours, got), theirs(image, do_convert_rgb=True)["pixel_values"][0])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
+    """Every key that it writes, and the defaults where there is none."""
+    CLASSES[name]().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert ImageProcessing.of(Config(written), "") == ImageProcessing.of(Config({}), name)
+    assert written["image_processor_type"] == name
+
+
+def test_old_names_and_forms() -> None:
+    old = Config({"feature_extractor_type": "CLIPFeatureExtractor", "size": 24, "crop_size": 20, "resample": 3})
+    processing = ImageProcessing.of(old, "")
+    assert (processing.size, processing.crop) == (24, (20, 20))
+    assert processing == ImageProcessing.of(
+        Config({"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}}), "CLIPImageProcessorFast"
+    )
+    assert ImageProcessing.of(Config({"size": 24}), "ViTImageProcessor").size == (24, 24)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_processor_type": "Owlv2ImageProcessor"}, "image_processor_type is 'Owlv2ImageProcessor': supported are Bit"),
+        ({"size": {"longest_edge": 5}}, "size is .*: height and width are needed"),
+        ({"size": {"shortest_edge": 10, "longest_edge": 50}}, "size is .*: height and width are needed"),
+        ({"size": {"shortest_edge": 0}}, r"size\.shortest_edge is 0: a number of at least 1"),
+        ({"size": {"shortest_edge": 100_000}}, r"size\.shortest_edge is 100000: at most 16,384"),
+        ({"image_mean": [0.5]}, "image_mean is .*: a list of 3 numbers"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std is .*: pixels are divided by it"),
+        ({"image_std": [0.5, "a", 0.5]}, r"image_std\[1\] is 'a': a number is needed"),
+        ({"resample": 9}, "resample is 9"),
+        ({"do_pad": True}, "do_pad is True"),
+    ],
+)
+def test_settings_that_are_not_served(settings: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ModelBroken, match=f"^preprocessor_config.json: {message}"):
+        ImageProcessing.of(Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor")
+
+
+def test_images_too_thin_to_be_resized() -> None:
+    processing = ImageProcessing.of(Config({}), "CLIPImageProcessor")
+    assert processing.seen(1, 900, "items[2]") == (224, 224)
+    with pytest.raises(InvalidInput, match="too thin: 1 x 50,000,000 pixels") as caught:
+        processing.seen(50_000_000, 1, "items[2]")
+    assert caught.value.field == "items[2]"

@@ -1,0 +1,153 @@
+"""Sizes of pictures from their headers, what they cost, and what is refused by them, without decoding."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from io import BytesIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, features
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2
+
+from libs.errors import InvalidInput, TaskNotSupported
+from services.router.admission import control, limits, pictures
+from services.router.admission.pictures import Size
+from services.router.admission.validation import check_encode, check_extract, check_score
+from tests.router.parts import MODEL, card
+
+FIXED = models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)
+FREE = models_pb2.ImageInput(short_side=40, patch=10, extra_tokens=1, max_tokens=1000)
+FORMATS = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
+
+
+def file_of(height: int, width: int, kind: str, mode: str = "RGB", **options: object) -> bytes:
+    out = BytesIO()
+    Image.new(mode, (width, height)).save(out, kind, **options)
+    return out.getvalue()
+
+
+def png_header(height: int, width: int) -> bytes:
+    """A file of a few bytes that says that it is so large."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def picture(data: bytes) -> pb.Item:
+    return pb.Item(image=pb.Image(data=data))
+
+
+BOTH = (models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE)
+
+
+def looks(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2.ModelCard:
+    found = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE, models_pb2.TASK_CLASSIFY])
+    found.inputs.extend(inputs)
+    found.images.CopyFrom(FIXED)
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_size_of_every_format(kind: str) -> None:
+    assert pictures.size_of(file_of(33, 70, kind)) == Size(33, 70)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "options"),
+    [
+        ("JPEG", "RGB", {"progressive": True, "comment": b"c" * 60_000}),
+        ("JPEG", "CMYK", {}),
+        ("JPEG", "L", {"icc_profile": b"i" * 200_000}),
+        ("WEBP", "RGBA", {"lossless": True}),
+        ("WEBP", "RGB", {"exif": b"Exif\0\0" + b"0" * 50}),
+        ("TIFF", "RGB", {"big_tiff": False, "compression": "tiff_lzw"}),
+        ("BMP", "1", {}),
+    ],
+)
+def test_the_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
+    assert pictures.size_of(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
+
+
+@given(st.binary(max_size=200), st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]), st.integers(0, 80))
+def test_whatever_the_bytes_are(noise: bytes, file: bytes, kept: int) -> None:
+    """Neither raised nor taken long for."""
+    for data in (noise, file[:kept], file[:kept] + noise):
+        size = pictures.size_of(data)
+        assert size is None or min(size) > 0
+        assert pictures.tokens_of(size, FREE) <= FREE.max_tokens
+
+
+def test_tokens_by_the_size() -> None:
+    assert pictures.tokens_of(Size(3000, 2000), FIXED) == 50
+    assert pictures.tokens_of(None, FIXED) == 50
+    assert pictures.tokens_of(Size(100, 200), FREE) == 4 * 8 + 1
+    assert pictures.tokens_of(Size(1, 100_000), FREE) == 1000
+    assert pictures.tokens_of(None, FREE) == 1000
+    assert pictures.tokens_of(Size(100, 200), None) == pictures.UNKNOWN_TOKENS
+    assert pictures.tokens_of(Size(100, 200), models_pb2.ImageInput()) == pictures.UNKNOWN_TOKENS
+
+
+def test_admission_prices_texts_and_pictures_apart() -> None:
+    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))])
+    sizes = check_encode(request, looks())
+    assert sizes.items == [100, 0]
+    assert sizes.read == [100, len(request.items[1].image.data)]
+    costs, once = control.price(sizes, looks(), pb.TRUNCATION_END)
+    assert (costs, once) == ([32, 52], 0)
+    score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
+    assert control.price(check_score(score, looks()), looks(), pb.TRUNCATION_END) == ([32, 52], 50)
+
+
+def test_an_item_of_parts_costs_what_they_cost() -> None:
+    shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
+    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])])
+    assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [132]
+
+
+def test_a_bomb_is_refused_by_its_header() -> None:
+    item = pb.Item(parts=[pb.Part(text="a"), pb.Part(image=pb.Image(data=png_header(50_000, 50_000)))])
+    for items, field in (([picture(png_header(50_000, 50_000))], "items[1].image.data"), ([item], "items[1].parts[1].image.data")):
+        with pytest.raises(InvalidInput, match="2,500,000,000 pixels; at most 50,000,000 are allowed") as caught:
+            check_encode(pb.EncodeRequest(model=MODEL, items=[pb.Item(text="a"), *items]), None)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        (pb.Item(parts=[pb.Part()]), "items[0].parts[0]"),
+        (pb.Item(parts=[pb.Part(text="a"), pb.Part(text="")]), "items[0].parts[1].text"),
+        (pb.Item(parts=[pb.Part(image=pb.Image())]), "items[0].parts[0].image.data"),
+        (pb.Item(parts=[pb.Part(text="a")] * 65), "items[0].parts"),
+        (pb.Item(parts=[pb.Part(text="a" * (1 << 22))]), "items[0].parts"),
+        (pb.Item(text="a", parts=[pb.Part(text="a")]), "items[0].parts"),
+        (pb.Item(parts=[pb.Part(text="a")], entities=[pb.Entity(end=1)]), "items[0].entities"),
+    ],
+)
+def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
+    request = pb.ExtractRequest(model=MODEL, items=[item], relations=pb.RelationsTask(labels=["a"], entity_labels=["b"]))
+    with pytest.raises(InvalidInput) as caught:
+        check_extract(request, None)
+    assert caught.value.field == field
+
+
+def test_what_a_model_reads() -> None:
+    shown, text = picture(file_of(9, 9, "PNG")), pb.Item(text="a")
+    only_pictures = looks(inputs=(models_pb2.INPUT_KIND_IMAGE,))
+    check_encode(pb.EncodeRequest(model=MODEL, items=[shown]), only_pictures)
+    with pytest.raises(TaskNotSupported, match="takes no texts") as caught:
+        check_encode(pb.EncodeRequest(model=MODEL, items=[shown, text]), only_pictures)
+    assert caught.value.field == "items[1].text"
+    with pytest.raises(TaskNotSupported, match="takes no pictures") as caught:
+        check_encode(pb.EncodeRequest(model=MODEL, items=[text, shown]), card())
+    assert caught.value.field == "items[1].image"
+
+
+def test_the_limit_is_the_workers() -> None:
+    from libs.models.images.decoding import LIMITS
+
+    assert limits.IMAGE_PIXELS.most == LIMITS.pixels
+    assert limits.IMAGE.most <= LIMITS.bytes
