@@ -133,3 +133,18 @@ def test_adapters_and_int8_are_not_for_images(loaded: Loaded, tmp_path: Path, ca
     small = load_model(theirs.directory, "tests/int8", CPU, torch.int8, Overrides("here", dtype="int8"))
     assert small.data_type in ("float32", "bfloat16")
     assert "is to be int8, which models of images are not" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["clip-projected", "clip-vision", "dinov2-registers", "siglip-vision", "siglip2-vision", "vit"])
+def test_models_of_images_alone(kind: str, tmp_path: Path) -> None:
+    """Their cards say how long a vector is, and a router's price for an image is that of the worker."""
+    write_checkpoint(kind, tmp_path)
+    model = load_model(tmp_path, f"tests/{kind}", CPU, torch.float32)
+    prepared = model.prepare(EncodeWork(["", ""], parts={0: image(1, 0), 1: image(6, 1)}))
+    result = model.finish(prepared, model.forward_all(prepared))
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    assert result.dense.values.shape == (2, model.card.dimensions)
+    assert model.card.inputs == ("image",)
+    assert model.card.images is not None
+    assert all(sequence.tokens <= model.card.images.max_tokens for sequence in prepared.sequences)

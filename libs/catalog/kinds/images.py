@@ -13,8 +13,8 @@ from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, read_json, tensor_files
 from libs.errors import ModelBroken
 
-TEXTS_AND_IMAGES: Final = ("clip", "siglip")
-IMAGES_ALONE: Final = ("dinov2", "vit")
+TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
+IMAGES_ALONE: Final = ("clip_vision_model", "dinov2", "dinov2_with_registers", "siglip2_vision_model", "siglip_vision_model", "vit")
 DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 
 _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -71,7 +71,9 @@ def _dimensions(config: Config, family: str) -> int:
     """The numbers are transformers' defaults for keys that are missing, here and below."""
     if family == "clip":
         return config.number("projection_dim", 512)
-    if family == "siglip":
+    if family == "clip_vision_model" and any("WithProjection" in name for name in config.texts("architectures")):
+        return config.number("projection_dim", 512)
+    if family in ("siglip", "siglip2"):
         texts = config.part("text_config")
         return texts.number("projection_size", texts.number("hidden_size", 768))
     return config.number("hidden_size", 768)
@@ -89,5 +91,6 @@ def _image_tokens(config: Config, family: str) -> int:
         config = config.part("vision_config")
         side = config.number("image_size", 768) // max(1, config.number("patch_size", 16 if family == "owlv2" else 32))
         return side * side + 1
-    side = config.number("image_size", 224) // max(1, config.number("patch_size", 14 if family == "dinov2" else 16))
+    patch = 14 if family.startswith("dinov2") else 32 if family == "clip_vision_model" else 16
+    side = config.number("image_size", 224) // max(1, config.number("patch_size", patch))
     return side * side + 1

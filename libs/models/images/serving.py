@@ -24,6 +24,7 @@ from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.processor import RegionsProcessor
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.images.patches import ImageInput
+from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
 from libs.models.images.texts import read_texts
 from libs.models.layers.spec import Config
@@ -96,13 +97,14 @@ def image_size(given: ImageInput) -> ImageSize:
     processing, patches = given.processing, given.patches
     fixed = processing.crop or (processing.size if isinstance(processing.size, tuple) else None)
     height, width = fixed or (0, 0)
+    most = processing.size.most if isinstance(processing.size, PatchBudget) else patches.most
     return ImageSize(
         height=height,
         width=width,
         short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
         patch=patches.patch,
         extra_tokens=int(patches.class_token),
-        max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
+        max_tokens=patches.tokens_of(height, width) if fixed else most,
     )
 
 

@@ -60,7 +60,7 @@ def read_texts(root: Path, config: Config, limit: int) -> ImageModelTexts:
 
 
 def _rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
-    if config.text("model_type") != "siglip":
+    if config.text("model_type") not in ("siglip", "siglip2"):
         return TextRules(ends_once=True)
     named = read_config(root, "tokenizer_config.json")
     kind = "" if named is None else named.text("tokenizer_class")
