@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 import shoal
 import typer
+from PIL import Image
 from shoal.cli import console, main, plugins
 from shoal.cli.operation.tables import model_size
+from shoal.drawing import drawn
+from shoal.results import Region
 from shoal.status import Model, ModelPlace
 from typer.testing import CliRunner
 
@@ -183,6 +186,44 @@ def test_relations_between_entities_of_a_file(run: Run, router: FakeRouter, tmp_
         refused = run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
         assert refused.code != 0
         assert reason in refused.err
+
+
+def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    photo, drawing = tmp_path / "photo.png", tmp_path / "out.png"
+    Image.new("RGB", (200, 100), "white").save(photo)
+    arguments = ("extract", "regions", MODEL, "--image", photo, "--label", "cat", "--label", "dog")
+    found = run(*arguments, "--threshold", "0.25", "--draw", drawing, "--json").json()["results"]
+    sent = router.calls[-1].request
+    assert [item.image.data for item in sent.items] == [photo.read_bytes()]  # type: ignore[attr-defined]
+    assert (list(sent.regions.labels), sent.regions.threshold) == (["cat", "dog"], 0.25)  # type: ignore[attr-defined]
+    boxes = [{"left": 50.0, "top": 60.0, "right": 90.0, "bottom": 95.0, "label": name} for name in ("cat", "dog")]
+    assert found == [
+        {"text": str(photo), "regions": [box | {"score": score} for box, score in zip(boxes, (0.75, 0.5), strict=True)]}
+    ]
+    regions = [Region(50, 60, 90, 95, "cat", 0.75), Region(50, 60, 90, 95, "dog", 0.5)]
+    assert drawing.read_bytes() == drawn(photo.read_bytes(), regions)
+    table = run(*arguments).out
+    assert all(word in table for word in ("cat", "0.7500", "50, 60 to 90, 95"))
+    assert "no regions" in run("extract", "regions", MODEL, photo, "-l", "nothing").out
+
+
+def test_a_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    photo, broken = tmp_path / "photo.png", tmp_path / "broken.png"
+    Image.new("RGB", (20, 10)).save(photo)
+    broken.write_bytes(b"no image")
+    arguments = ("extract", "regions", MODEL, "-l", "cat", "--draw")
+    for wrong in (
+        (tmp_path / "out.jpg", photo),
+        (tmp_path / "none" / "out.png", photo),
+        (tmp_path / "out.png", photo, photo),
+        ("-", photo),
+    ):
+        assert run(*arguments, *wrong).code == 2
+    assert not router.calls
+    ran = run(*arguments, tmp_path / "out.png", broken)
+    assert ran.code != 0
+    assert "cannot be drawn into" in ran.err
+    assert sorted(tmp_path.iterdir()) == [broken, photo]
 
 
 def test_a_download_shows_how_far_it_is(run: Run) -> None:

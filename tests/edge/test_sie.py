@@ -121,8 +121,8 @@ def test_score(packed: bool) -> None:
     assert question.renamed("documents[1].text is empty") == "items[1].text is empty"
 
 
-def extracted(body: Any, *tasks: models_pb2.Task) -> Question:
-    question = ask(sie.extract, body)
+def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> Question:
+    question = ask(sie.extract, body, packed=packed)
     assert question.method == GET_MODEL
     found = question.answer(models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[])))
     assert isinstance(found, Question)
@@ -148,6 +148,22 @@ def test_the_caller_says_the_task_of_a_model_that_has_several() -> None:
     for task in ("entities", "classify", "relations"):
         body = {"items": [{"text": "a"}], "params": {"labels": ["person"], "options": {"task": task}}}
         assert extracted(body, *kinds).message.WhichOneof("task") == task
+
+
+def test_regions() -> None:
+    """By the card, by the caller's word, and for images of a model that nobody has read yet."""
+    body: Any = {"items": [{"images": [{"data": b"png"}]}], "params": {"labels": ["cat"], "options": {"threshold": 0.5}}}
+    wanted = pb.RegionsTask(labels=["cat"], threshold=0.5)
+    question = extracted(body, models_pb2.TASK_REGIONS, packed=True)
+    assert question.message.regions == wanted  # type: ignore[attr-defined]
+    assert question.renamed("regions.labels[1] is empty") == "params.labels[1] is empty"
+    body["params"]["options"]["task"] = "regions"
+    assert extracted(body, models_pb2.TASK_CLASSIFY, models_pb2.TASK_REGIONS, packed=True).message.regions == wanted  # type: ignore[attr-defined]
+    assert extracted(body, models_pb2.TASK_CLASSIFY, packed=True).message.WhichOneof("task") == "regions"
+    del body["params"]["options"]["task"]
+    unknown = ask(sie.extract, body, packed=True).otherwise(Problem("MODEL_NOT_FOUND", ""))
+    assert unknown is not None
+    assert unknown.message.regions == wanted  # type: ignore[attr-defined]
 
 
 def test_stages_are_told_as_browsers_read_them() -> None:
@@ -179,6 +195,7 @@ def test_extractions() -> None:
                 entities=[ada],
                 labels=[pb.LabelScore(label="a", score=0.25)],
                 relations=[pb.Relation(head=ada, tail=ada, label="is", score=0.5)],
+                regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.75)],
             )
         ]
     )
@@ -189,7 +206,7 @@ def test_extractions() -> None:
             "entities": [{"text": "Ada", "label": "person", "score": 0.5, "start": 0, "end": 3}],
             "relations": [{"head": "Ada", "tail": "Ada", "relation": "is", "score": 0.5}],
             "classifications": [{"label": "a", "score": 0.25}],
-            "objects": [],
+            "objects": [{"label": "cat", "score": 0.75, "bbox": [1.0, 2.0, 3.0, 4.0]}],
         }
     ]
 

@@ -70,7 +70,9 @@ def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) ->
         raw = theirs(image, do_rescale=False, do_normalize=False, do_convert_rgb=True)["pixel_values"][0]
         assert raw.dtype == got.dtype == np.uint8
         np.testing.assert_array_equal(got, raw.transpose(1, 2, 0))
-        np.testing.assert_array_equal(normalised(ours, got), theirs(image, do_convert_rgb=True)["pixel_values"][0])
+        np.testing.assert_array_equal(
+            normalised(ours, got.astype(np.uint8, copy=False)), theirs(image, do_convert_rgb=True)["pixel_values"][0]
+        )
 
 
 @pytest.mark.parametrize("name", CLASSES)

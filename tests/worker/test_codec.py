@@ -23,6 +23,8 @@ from libs.models import (
     LabelScore,
     Part,
     RaggedRows,
+    Region,
+    RegionsWork,
     RelationsWork,
     Result,
     ScoreResult,
@@ -85,6 +87,17 @@ def test_extract() -> None:
     assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "end", ((), (Given(3, 7, "city"),)))
 
 
+def test_regions() -> None:
+    items = [pb.Item(image=pb.Image(data=b"png")), item("a")]
+    request = pb.ExtractRequest(items=items, regions=pb.RegionsTask(labels=["cat", "dog"], threshold=0.25))
+    parts = {0: (Part(b"png", "items[0].image"),)}
+    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(["", "a"], ("cat", "dog"), 0.25, parts)
+    request.regions.ClearField("threshold")
+    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(["", "a"], ("cat", "dog"), None, parts)
+    [told] = sent(ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])).extract.results
+    assert told == pb.Extraction(regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)])
+
+
 def test_items_of_parts() -> None:
     """A text alone is a text however it is written; other items keep their parts, in order."""
     shown = pb.Image(data=b"png")
@@ -133,7 +146,7 @@ def test_cards_of_models_of_images() -> None:
         ),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
         (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
-        (worker_pb2.Job(extract=pb.ExtractRequest(regions=pb.RegionsTask())), TaskNotSupported, "regions"),
+        (worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask())), TaskNotSupported, "text"),
     ],
 )
 def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:

@@ -92,7 +92,7 @@ class Options(msgspec.Struct, kw_only=True):
     threshold: float | None = None
     relation_labels: list[str] | None = None
     classification_type: str | None = None
-    task: Literal["entities", "classify", "relations"] | None = None
+    task: Literal["entities", "classify", "relations", "regions"] | None = None
     """Ours: what is meant where a model can do several things."""
     profile: str | None = None
     overflow_policy: str | None = None
@@ -181,6 +181,7 @@ _TASKS: Final = {
     "entities": models_pb2.TASK_ENTITIES,
     "classify": models_pb2.TASK_CLASSIFY,
     "relations": models_pb2.TASK_RELATIONS,
+    "regions": models_pb2.TASK_REGIONS,
 }
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
@@ -285,7 +286,7 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
         items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
         return _whole(received, {"model": received.model, "items": items}, reply)
 
-    fields = (*_renamed("items"), (r"^(?:entities|classify|relations)\.(?:entity_)?labels", "params.labels"))
+    fields = (*_renamed("items"), (r"^(?:entities|classify|relations|regions)\.(?:entity_)?labels", "params.labels"))
     return Question(EXTRACT, message, answer, fields=fields)
 
 
@@ -296,6 +297,8 @@ def _set_task(message: pb.ExtractRequest, params: Params, options: Options, task
     if options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
         wanted, kinds = (options.relation_labels, labels) if options.relation_labels else (labels, [])
         message.relations.CopyFrom(pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold))
+    elif models_pb2.TASK_REGIONS in tasks or (not tasks and any(item.HasField("image") for item in message.items)):
+        message.regions.CopyFrom(pb.RegionsTask(labels=labels, threshold=options.threshold))
     elif options.classification_type is not None or (models_pb2.TASK_CLASSIFY in tasks and models_pb2.TASK_ENTITIES not in tasks):
         message.classify.CopyFrom(pb.ClassifyTask(labels=labels, threshold=options.threshold))
         if options.classification_type is not None:

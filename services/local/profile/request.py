@@ -10,10 +10,11 @@ from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Final
 
-from shoal import Client
+from shoal import Client, Regions
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
-from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RelationsWork, ScoreWork, Work
+from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, Work
+from libs.models.work import parts_of
 from services.local.mesh import running
 from services.local.settings import Settings
 
@@ -101,3 +102,6 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
         case RelationsWork():
             given = [[(one.start, one.end) for one in entities] for entities in work.entities]
             return client.relations(model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given)
+        case RegionsWork():
+            images = [part.content for part in parts_of(work)]
+            return client.extract(model, images, Regions(labels=work.labels, threshold=work.threshold))

@@ -28,6 +28,7 @@ from libs.models import (
     Given,
     Part,
     Parts,
+    RegionsWork,
     RelationsWork,
     Representation,
     Result,
@@ -98,6 +99,7 @@ _TASKS: dict[str, models_pb2.Task] = {
     "entities": models_pb2.TASK_ENTITIES,
     "classify": models_pb2.TASK_CLASSIFY,
     "relations": models_pb2.TASK_RELATIONS,
+    "regions": models_pb2.TASK_REGIONS,
 }
 _INPUTS: dict[str, models_pb2.InputKind] = {"text": models_pb2.INPUT_KIND_TEXT, "image": models_pb2.INPUT_KIND_IMAGE}
 _FORMS: dict[str, inference_pb2.Representation] = {
@@ -257,7 +259,7 @@ def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
     )
 
 
-def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork | RelationsWork:
+def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
         case "entities":
@@ -292,6 +294,15 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
                 threshold=relations.threshold if relations.HasField("threshold") else None,
                 truncation=truncation,
                 entities=_given(request.items),
+            )
+        case "regions":
+            regions = request.regions
+            texts, parts = _contents(request.items, "items")
+            return RegionsWork(
+                texts=texts,
+                labels=tuple(regions.labels),
+                threshold=regions.threshold if regions.HasField("threshold") else None,
+                parts=parts,
             )
         case None:
             raise InvalidInput("no task is set", field="task")
@@ -397,6 +408,10 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
         relations=[
             inference_pb2.Relation(head=_entity(one.head), tail=_entity(one.tail), label=one.label, score=one.score)
             for one in item.relations
+        ],
+        regions=[
+            inference_pb2.Region(left=one.left, top=one.top, right=one.right, bottom=one.bottom, label=one.label, score=one.score)
+            for one in item.regions
         ],
     )
 

@@ -56,7 +56,7 @@ class OneSize:
         return Laid(self.mark, (self.rows,), self.patches.tokens_of(*seen))
 
     def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
-        return (self.processing.apply(pixels, field),)
+        return (self.processing.apply(pixels, field).astype(np.uint8, copy=False),)
 
 
 def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:

@@ -1,12 +1,16 @@
-"""`shoal encode`, `shoal score`, `shoal extract entities`, `shoal extract classify`, `shoal extract relations`."""
+"""`shoal encode`, `shoal score`, and `shoal extract` with `entities`, `classify`, `relations` and `regions`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.inference import drawings
 from shoal.cli.inference.arguments import (
+    FILES,
     FORMS,
     AsJson,
     Forms,
@@ -24,9 +28,9 @@ from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
 from shoal.cli.options import OpenClient, connected
 from shoal.results import DataType
-from shoal.tasks import Aggregation, Role, Scale
+from shoal.tasks import Aggregation, Regions, Role, Scale
 
-extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts.")
+extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts, or regions in images.")
 
 
 @connected
@@ -199,3 +203,38 @@ def relations(
             **serving.arguments(),
         )
     report_extractions(run, result, "relations")
+
+
+@extract.command()
+@connected
+def regions(
+    open_client: OpenClient,
+    model: ModelId,
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
+    ] = None,
+    *,
+    files: LineFiles,
+    labels: Labels = None,
+    threshold: Threshold = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
+    ] = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Find things in images: boxes in pixels, for each label by itself."""
+    run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
+    drawings.check(draw, run.records)
+    with run.sending("items", "extracting") as on_progress:
+        result = open_client().extract(
+            model,
+            run.items,
+            Regions(labels=labels or (), threshold=threshold),
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    if draw is not None:
+        drawings.write(draw, Path(run.records[0].text), result[0].regions)
+    report_extractions(run, result, "regions")

@@ -20,14 +20,14 @@ from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skippe
 Row = dict[str, object]
 
 
-def check(output: Path | None, *suffixes: str) -> None:
+def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
     """Raises BadParameter, before any request is sent, for a file that cannot be written."""
     if output is None or str(output) == "-":
         return
     if output.suffix not in suffixes:
-        raise typer.BadParameter(f"--output {output} must end in {' or '.join(suffixes)}")
+        raise typer.BadParameter(f"{name} {output} must end in {' or '.join(suffixes)}")
     if not output.parent.is_dir():
-        raise typer.BadParameter(f"--output {output}: the directory {output.parent} does not exist")
+        raise typer.BadParameter(f"{name} {output}: the directory {output.parent} does not exist")
 
 
 def write_lines(output: Path, rows: Iterable[Row]) -> None:
@@ -35,15 +35,15 @@ def write_lines(output: Path, rows: Iterable[Row]) -> None:
     if str(output) == "-":
         sys.stdout.writelines(document(row) + "\n" for row in rows)
     else:
-        _replace(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
+        replace_file(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
 
 
 def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
     """Writes a result in the format of the file's suffix. Raises InputError if the format cannot represent it."""
     if output.suffix == ".npy":
-        _replace(output, lambda file: np.save(file, _only_dense(result)))
+        replace_file(output, lambda file: np.save(file, _only_dense(result)))
     elif output.suffix == ".npz":
-        _replace(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
+        replace_file(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
     else:
         write_lines(output, (_source_fields(record) | row for record, row in zip(records, encoded_rows(result), strict=True)))
 
@@ -121,7 +121,7 @@ def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dt
     return arrays
 
 
-def _replace(output: Path, write: Callable[[BinaryIO], object]) -> None:
+def replace_file(output: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a temporary file and renames it, so that no reader sees a part of the results."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:

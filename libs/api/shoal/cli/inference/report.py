@@ -89,6 +89,9 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
         for relation in extraction.relations:
             ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
             made.add_row(text, relation.label, f"{relation.score:.4f}", ends)
-        if not (extraction.entities or extraction.labels or extraction.relations):
+        for region in extraction.regions:
+            box = f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, {region.bottom:.0f}"
+            made.add_row(text, region.label, f"{region.score:.4f}", box)
+        if not (extraction.entities or extraction.labels or extraction.relations or extraction.regions):
             made.add_row(text, f"no {kind}", "", "")
     show(made)

@@ -1,0 +1,37 @@
+"""`shoal extract regions --draw`: the regions of one image, drawn into a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from shoal.cli.failures import InputError
+from shoal.cli.inference import outputs
+from shoal.cli.inference.inputs import Record
+from shoal.drawing import drawn
+from shoal.results import Region
+
+
+def check(output: Path | None, records: Sequence[Record]) -> None:
+    """Raises BadParameter or InputError, before any request is sent, for a drawing that cannot be made."""
+    if output is None:
+        return
+    if str(output) == "-":
+        raise typer.BadParameter("--draw must name a .png file")
+    outputs.check(output, ".png", name="--draw")
+    if len(records) != 1:
+        raise typer.BadParameter(f"--draw draws into one image; there are {len(records)}")
+    if find_spec("PIL") is None:
+        raise InputError("--draw needs Pillow: pip install pillow")
+
+
+def write(output: Path, image: Path, regions: Sequence[Region]) -> None:
+    """Writes a PNG. Raises InputError for an image that this computer's Pillow does not read."""
+    try:
+        data = drawn(image.read_bytes(), regions)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{image} cannot be drawn into: {error}") from None
+    outputs.replace_file(output, lambda file: file.write(data))
