@@ -26,6 +26,7 @@ from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.kinds.sparse import is_sparse, sparse
+from libs.catalog.kinds.vision_language import is_vision_language, vision_language_card
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
@@ -59,6 +60,9 @@ def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
     folder = images_folder(directory)
     if folder is not None:
         return apply(images_card(directory, folder, model), overrides)
+    if is_vision_language(directory):
+        named = None if overrides is None else overrides.detect.kind
+        return apply(vision_language_card(directory, model, named), overrides)
     files = _read_checkpoint(directory)
     kind = (overrides.detect.kind if overrides is not None else None) or _kind(files)
     if kind not in ("yes_no", "sequence_labels"):

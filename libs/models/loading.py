@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from libs.catalog.kinds.images import images_folder
+from libs.catalog.kinds.vision_language import is_vision_language
 from libs.catalog.overrides import Overrides
 from libs.models.images.serving import load_image_model
+from libs.models.images.vlm.serving import load_vision_language_model
 from libs.models.packed_model import PackedModel
 from libs.models.text.loading import load_text_model
 
@@ -23,5 +25,7 @@ def load_model(
     `overrides`: the catalog's for the model. Raises ModelBroken with the file and the key or tensor at fault, or with what a model
     would lose in int8.
     """
+    if is_vision_language(directory):
+        return load_vision_language_model(directory, model_id, device, dtype, overrides)
     load = load_text_model if images_folder(directory) is None else load_image_model
     return load(directory, model_id, device, dtype, overrides)

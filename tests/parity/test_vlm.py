@@ -16,9 +16,8 @@ from torch import Tensor
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models.images.vlm.loading import VisionLanguageModel, base_of, load_vision_language, model_types
-from libs.models.images.vlm.parts import Part, Piece
 from libs.models.images.vlm.tower import ImageTower
-from libs.models.work import InputSequence
+from libs.models.work import InputSequence, Part
 from tests.parity.vlm_models import MODELS, QUERIES, Small, conversation, opened, pages, small
 
 # transformers and its dependencies warn of their own future.
@@ -109,7 +108,7 @@ def test_prices_are_known_from_the_header(model: VisionLanguageModel, monkeypatc
 def test_parts_in_their_order(model: VisionLanguageModel) -> None:
     """Two images and a text between them, in both orders."""
     first, second = pages()[0], pages()[4]
-    parts: list[Part] = [Piece(first, "parts[0]"), Piece("and then", "parts[1]"), Piece(second, "parts[2]")]
+    parts: list[Part] = [Part(first, "parts[0]"), Part("and then", "parts[1]"), Part(second, "parts[2]")]
     one = model.input.of_parts(parts, "items[0]")
     swapped = model.input.of_parts(parts[::-1], "items[0]")
     assert one.rows is not None
@@ -121,19 +120,19 @@ def test_parts_in_their_order(model: VisionLanguageModel) -> None:
 
 
 def test_errors_name_the_part(model: VisionLanguageModel) -> None:
-    good = Piece(pages()[0], "items[2].parts[0]")
+    good = Part(pages()[0], "items[2].parts[0]")
     for broken in (b"", pages()[5][:300], b"<svg/>"):
         with pytest.raises(InvalidInput) as caught:
-            model.input.of_parts([good, Piece(broken, "items[2].parts[1]")], "items[2]")
+            model.input.of_parts([good, Part(broken, "items[2].parts[1]")], "items[2]")
         assert caught.value.field == "items[2].parts[1]"
     mark = next(one for one in ("<image>", "<|image_pad|>") if model.input.text.token_id(one) == model.input.mark)
     with pytest.raises(InvalidInput, match="image token") as caught:
-        model.input.of_parts([good, Piece(f"a {mark}", "items[2].parts[1]")], "items[2]")
+        model.input.of_parts([good, Part(f"a {mark}", "items[2].parts[1]")], "items[2]")
     assert caught.value.field == "items[2].parts[1]"
     with pytest.raises(InvalidInput, match="image token"):
         model.input.of_texts([mark], "query", "end", lambda number: f"items[{number}].text")
     with pytest.raises(InputTooLong) as too:
-        model.input.of_parts([good, Piece("word " * 50_000, "items[2].parts[1]")], "items[2]")
+        model.input.of_parts([good, Part("word " * 50_000, "items[2].parts[1]")], "items[2]")
     assert too.value.field == "items[2]"
 
 
@@ -193,14 +192,14 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     theirs.save(tmp_path)
     with pytest.raises(ModelBroken, match="a card must say what the language model is used for"):
         load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
-    page, told = pages()[1], Piece("a page", "items[0].parts[1]")
+    page, told = pages()[1], Part("a page", "items[0].parts[1]")
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
 
     dense = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="dense")
     begin = "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n"
     end = "<|im_end|>\n<|im_start|>assistant\n"
     hidden, _ = theirs.last(f"{begin}{mark}a page{end}", [opened(page)])
-    one = dense.input.of_parts([Piece(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it.")
+    one = dense.input.of_parts([Part(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it.")
     other = dense.input.of_texts(["a page"], "document", "end", lambda _: "items[0].text")
     got = vectors(dense, [one, *other], "dense")
     assert worst(got[:1], [torch.nn.functional.normalize(hidden, dim=-1)]) <= FLOAT_BOUND
@@ -208,7 +207,7 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     assert worst(got[1:], [torch.nn.functional.normalize(words, dim=-1)]) <= FLOAT_BOUND
 
     score = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="score")
-    pair = score.input.of_pair([Piece("what?", "query.text")], [Piece(page, "documents[0].image")], "documents[0]")
+    pair = score.input.of_pair([Part("what?", "query.text")], [Part(page, "documents[0].image")], "documents[0]")
     text = f"<Instruct>: Retrieve relevant documents for the query.<Query>:what?\n<Document>:{mark}"
     judged = (
         "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "

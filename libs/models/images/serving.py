@@ -45,7 +45,7 @@ def load_image_model(
     """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not served for images: the model is
     loaded in the device's default type, and a warning is logged."""
     card = read_card(directory, model_id, overrides)
-    card, dtype = _number_format(card, device, dtype)
+    card, dtype = number_format(card, device, dtype)
     with copying(device):
         card, trunks, processor = _parts(directory, card, dtype, device)
         model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
@@ -76,7 +76,8 @@ def detector_size(detector: Detector) -> ImageSize:
     return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
 
 
-def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
+def number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
+    """The card, and the type in which the model is loaded; both without int8, of which a warning is logged."""
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
         log.warning("%s is to be int8, which models of images are not: it is loaded in %s", card.model, str(own).rpartition(".")[2])

@@ -54,8 +54,15 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
     elif images.short_side:
         scale = images.short_side / min(size)
         size = Size(int(size.height * scale), int(size.width * scale))
+    else:
+        # Models that keep a picture's size bring it to whole patches: rounded up, so that no thin picture is without a price.
+        size = Size(_whole(size.height, images.patch), _whole(size.width, images.patch))
     patches = (size.height // images.patch) * (size.width // images.patch)
     return min(max(patches, 1) + images.extra_tokens, images.max_tokens)
+
+
+def _whole(pixels: int, patch: int) -> int:
+    return -(-pixels // patch) * patch
 
 
 def _read(data: bytes) -> Size | None:

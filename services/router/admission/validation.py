@@ -330,9 +330,11 @@ def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
                 raise TaskNotSupported(f"{card.model} has no {_form_name(form)} form; it has: {able}", field=field)
         _check_dimensions(request.dimensions, card)
     default = [pb.REPRESENTATION_DENSE] if card is None else list(card.representations)[:1]
-    quantised = request.data_type in {tensor_pb2.DATA_TYPE_INT8, tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
-    only_dense = set(forms or default) <= {pb.REPRESENTATION_DENSE}
-    _refuse(quantised and not only_dense, "INT8, UINT8 and BINARY are for dense vectors only", "data_type")
+    asked = set(forms or default)
+    quantised = request.data_type in {tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
+    _refuse(quantised and not asked <= {pb.REPRESENTATION_DENSE}, "UINT8 and BINARY are for dense vectors only", "data_type")
+    is_int8, sparse = request.data_type == tensor_pb2.DATA_TYPE_INT8, pb.REPRESENTATION_SPARSE in asked
+    _refuse(is_int8 and sparse, "INT8 is for dense vectors and multi-vectors only", "data_type")
 
 
 def _check_dimensions(dimensions: int, card: Card) -> None:

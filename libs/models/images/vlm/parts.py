@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,27 +13,9 @@ from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import GoOn, InputRows, InputSequence, Role, Truncation, go_on_anyway
+from libs.models.work import GoOn, InputRows, InputSequence, Part, Role, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
-
-
-class Part(Protocol):
-    """A piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
-
-    @property
-    def content(self) -> str | bytes: ...
-
-    @property
-    def field(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A Part."""
-
-    content: str | bytes
-    field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +101,7 @@ class PartsInput:
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """The item of one image."""
-        return self.of_parts([Piece(data, field)], field)
+        return self.of_parts([Part(data, field)], field)
 
     def of_texts(
         self,
@@ -193,10 +175,15 @@ class PartsInput:
         pair = self.prompts.told(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
-        nothing = [Piece(pair.nothing, field)]
-        first, second = Piece(pair.query, field), Piece(pair.document, field)
+        nothing = [Part(pair.nothing, field)]
+        first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
         return self.of_parts(parts, field, "", truncation, go_on, instruction)
+
+    def frame_tokens(self) -> int:
+        """How many tokens stand around the item of one image."""
+        frame = self.prompts.told("").images
+        return self._count(frame.before) + self._count(frame.after)
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class OneSize:
         return Laid(self.mark, (self.rows,), self.patches.tokens_of(*seen))
 
     def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
-        return (self.processing.apply(pixels, field).astype(np.uint8, copy=False),)
+        return (cast("Pixels", self.processing.apply(pixels, field)),)
 
 
 def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:

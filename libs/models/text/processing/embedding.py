@@ -208,8 +208,10 @@ def check_encode(work: EncodeWork, forms: Sequence[Representation], card: Card) 
         raise InvalidInput(f"only dense vectors can be cut, and {other} is asked for: leave it 0", field="dimensions")
     if work.dimensions > card.dimensions:
         raise InvalidInput(f"{work.dimensions} are asked for; {card.model} has {card.dimensions}", field="dimensions")
-    if work.data_type in ("int8", "uint8", "binary") and other is not None:
+    if work.data_type in ("uint8", "binary") and other is not None:
         raise InvalidInput(f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type")
+    if work.data_type == "int8" and "sparse" in forms:
+        raise InvalidInput("int8 is for dense vectors and multi-vectors, and sparse is asked for", field="data_type")
 
 
 def _label_path(number: int) -> str:

@@ -1,0 +1,71 @@
+"""Vision-language models that retrieve: how they are recognised, and their Card.
+
+Their `model_type` says which family it is, and a card in the catalog or modules.json what a language model without a projection is
+used for (`detect.kind`). What an image costs is read when a model is loaded (`libs/models/images/vlm`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+from libs.catalog.card import Card, Kind
+from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, read_json, tensor_files
+from libs.errors import ModelBroken
+
+MODEL_TYPES: Final = (
+    "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2",
+)  # fmt: skip
+
+_FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "modules.json")
+_POSITIONS: Final = {"colpali": 8192, "idefics3": 2048, "smolvlm": 2048, "modernvbert": 8192, "colmodernvbert": 8192}
+
+Form = Literal["multi_vector", "dense", "score"]
+
+
+def is_vision_language(directory: Path) -> bool:
+    """Whether a checkpoint is a model of texts and images in one sequence."""
+    config = read_config(directory, "config.json")
+    return config is not None and config.values.get("model_type") in MODEL_TYPES
+
+
+def vision_language_card(directory: Path, model: str, kind: Kind | None = None) -> Card:
+    """`kind`: "multi_vector", "dense" or "yes_no", as the catalog says. Raises ModelBroken naming the file and the key at fault."""
+    config = need_config(directory, "config.json")
+    if not (directory / "tokenizer.json").exists():
+        raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
+    family, form = config.text("model_type"), _form(directory, kind)
+    whole = config.part("vlm_config") if "vlm_config" in config.values else config
+    texts = whole.part("text_config") if "text_config" in whole.values else whole
+    return Card(
+        model=model,
+        revision=model.partition("@")[2]
+        or directory.name.partition("@")[2]
+        or digest(directory, list(_FILES), tensor_files(directory, "")),
+        family=family,
+        kind="images",
+        tasks=("score",) if form == "score" else ("encode", "score"),
+        representations=() if form == "score" else (form,),
+        max_tokens=texts.number("max_position_embeddings", _POSITIONS.get(family, 32_768)),
+        dimensions=_width(texts) if form == "dense" else 0,
+        multi_vector_dimensions=config.number("embedding_dim", 128) if form == "multi_vector" else 0,
+        normalize=True,
+        inputs=("text", "image"),
+        scoring="yes_no" if form == "score" else "cosine" if form == "dense" else "maxsim",
+        score_activation="sigmoid" if form == "score" else "identity",
+    )
+
+
+def _width(texts: Config) -> int:
+    return texts.number("hidden_size", 0)
+
+
+def _form(directory: Path, kind: Kind | None) -> Form:
+    """sentence-transformers' modules.json has a pooling of models with one vector for an item."""
+    if kind == "yes_no":
+        return "score"
+    if kind in ("dense", "multi_vector"):
+        return "dense" if kind == "dense" else "multi_vector"
+    modules = read_json(directory, "modules.json")
+    kinds = [str(one.get("type")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
+    return "dense" if any(name.endswith(".Pooling") for name in kinds) else "multi_vector"

@@ -1,0 +1,91 @@
+"""Loads a checkpoint directory of a vision-language model as a model that is served: its trunk, with a processor around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from libs.catalog.card import Card, ImageSize
+from libs.catalog.detect import read_card
+from libs.catalog.overrides import Overrides
+from libs.models.images.serving import number_format
+from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
+from libs.models.images.vlm.parts import PartsInput
+from libs.models.images.vlm.pictures import OneSize
+from libs.models.images.vlm.processor import PartsProcessor
+from libs.models.images.vlm.smart import SmartResize
+from libs.models.images.vlm.tiles import Tiles
+from libs.models.packed_model import PackedModel
+from libs.models.text.heads.linear import HeadLinear
+from libs.models.text.heads.tokens import TokenHead
+from libs.models.text.loading import Tokenising
+from libs.models.tiers import copying
+
+
+def load_vision_language_model(
+    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+) -> PackedModel:
+    """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the device's default type, and a warning
+    is logged."""
+    card = read_card(directory, model_id, overrides)
+    card, dtype = number_format(card, device, dtype)
+    use: Use = "score" if card.scoring == "yes_no" else "dense" if "dense" in card.representations else "multi_vector"
+    with copying(device):
+        loaded = load_vision_language(directory, dtype=dtype, device=device, use=use)
+        card = _measured(card, loaded)
+        loaded.input.text.limit = card.max_tokens
+        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input)), loaded.names, device)
+        if device.type != "cpu":
+            model.gather()
+    if dtype is not torch.float32:
+        wide = None if overrides is None else replace(overrides, dtype="float32")
+        model.widen = partial(load_vision_language_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+    return model
+
+
+def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
+    """The card with what only the loaded model knows: limits, the width of its vectors, and how images become tokens."""
+    (trunk,) = loaded.trunks
+    most = min(card.max_tokens, trunk.encoder.max_positions)
+    card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
+    head = trunk.heads.get("multi_vector")
+    layer = head.layers[-1] if isinstance(head, TokenHead) else None
+    return replace(card, multi_vector_dimensions=len(layer.weight)) if isinstance(layer, HeadLinear) else card
+
+
+def image_size(given: PartsInput, most: int) -> ImageSize:
+    """How images become tokens, the prompt around them included. `most`: tokens of an item.
+
+    Never below the truth but for images so thin that they are enlarged. Tiles are priced as those of a square image, which are at
+    most `longest / side` times those of a thin one. Of images that keep their size, the smallest that the model makes is added.
+    """
+    frame, pictures = given.frame_tokens(), given.pictures
+    if isinstance(pictures, OneSize):
+        return _square(math.isqrt(pictures.rows), frame, most)
+    if isinstance(pictures, Tiles):
+        tile = pictures.rows + _TILE_MARKERS
+        if pictures.splits and pictures.longest is None:  # the image's own size is what is cut
+            return ImageSize(0, 0, 0, max(1, pictures.side // math.isqrt(tile)), frame + tile, most)
+        across = math.ceil(pictures.longest / pictures.side) if pictures.splits and pictures.longest else 1
+        return _square(1, (across**2 + 1 if across > 1 else 1) * tile + frame, most)
+    if isinstance(pictures, SmartResize):
+        area, around = pictures.square**2, frame + _IMAGE_MARKERS
+        return ImageSize(0, 0, 0, pictures.square, around + pictures.least // area, min(most, pictures.most // area + around))
+    return ImageSize(0, 0, 0, 1, 0, most)
+
+
+_IMAGE_MARKERS = 2
+"""Tokens around an image's rows: that it begins, and that it ends."""
+
+_TILE_MARKERS = 3
+"""Tokens before a tile's rows: that an image begins, its row and column, and the end of a line."""
+
+
+def _square(side: int, extra: int, most: int) -> ImageSize:
+    """`side * side` tokens for every image, and `extra`."""
+    return ImageSize(side, side, 0, 1, extra, min(most, side * side + extra))

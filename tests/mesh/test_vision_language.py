@@ -1,0 +1,129 @@
+"""Vision-language models through the mesh: directories that no code was told about, beside a model of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import numpy as np
+import pytest
+import shoal
+from shoal import errors
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
+from torch import Tensor
+
+from tests.mesh.test_families import relative_error
+from tests.parity.vlm_models import QUERIES, opened, pages, small
+from tests.support.cluster import Cluster
+
+# transformers and its dependencies warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FILES = pages()
+KINDS = ("colpali", "idefics3", "qwen2_vl", "colqwen2")
+
+
+@pytest.fixture(scope="module")
+def readers(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The ids by kind."""
+    for kind in KINDS:
+        made = tmp_path_factory.mktemp(kind) / "made"
+        small(kind).save(made)
+        made.rename(checkpoints / "random" / f"{kind}-pages")
+    return {kind: f"random/{kind}-pages" for kind in KINDS}
+
+
+def worst(got: Iterable[np.ndarray], wanted: Sequence[Tensor]) -> float:
+    return max(relative_error(np.asarray(one), other.numpy()) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_and_queries_equal_transformers(client: shoal.Client, readers: dict[str, str], kind: str) -> None:
+    """Pages of different sizes together, and each alone."""
+    model, theirs = readers[kind], small(kind)
+    wanted = theirs.pages([opened(data) for data in FILES])
+    result = client.encode(model, FILES)
+    assert worst(result.multi_vector, wanted) <= 1e-5
+    assert 0 < result.usage.image_tokens < result.usage.input_tokens == sum(map(len, wanted))
+    for number in (1, 3):
+        alone = client.encode(model, [FILES[number]]).multi_vector
+        assert worst(alone, wanted[number : number + 1]) <= 1e-5
+    asked = client.encode(model, QUERIES, role="query")
+    assert worst(asked.multi_vector, theirs.queries(QUERIES)) <= 1e-5
+    assert not asked.usage.image_tokens
+    mixed = client.encode(model, [QUERIES[0], FILES[0]], role="query").multi_vector
+    assert worst(mixed, [*theirs.queries(QUERIES[:1]), wanted[0]]) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_scores_are_maxsim(client: shoal.Client, readers: dict[str, str], kind: str) -> None:
+    """Of texts against pages, and of pages against pages."""
+    theirs = small(kind)
+    rows = theirs.pages([opened(data) for data in FILES[:4]])
+    for query, vectors in ((QUERIES[0], theirs.queries(QUERIES[:1])[0]), (FILES[1], rows[1])):
+        wanted = np.array([(vectors @ page.T).amax(-1).sum().item() for page in rows])
+        assert relative_error(np.asarray(client.score(readers[kind], query, FILES[:4]).scores), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize(("number_format", "bound"), [("float16", 1e-3), ("int8", 1e-2)])
+def test_smaller_vectors(
+    client: shoal.Client, readers: dict[str, str], number_format: Literal["float16", "int8"], bound: float
+) -> None:
+    wanted = small("colpali").pages([opened(data) for data in FILES[:2]])
+    got = client.encode(readers["colpali"], FILES[:2], data_type=number_format).multi_vector
+    for one, other in zip(got, wanted, strict=True):
+        rows = np.asarray(one, np.float32)  # of int8, without their scales
+        assert np.abs(rows / np.linalg.norm(rows, axis=-1, keepdims=True) - other.numpy()).max() <= bound
+
+
+def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) -> None:
+    """All at once on one worker."""
+    asked: list[tuple[str, list[bytes | str]]]
+    asked = [(readers["colpali"], [*FILES[:3]]), ("random/bert-embed", [*QUERIES]), (readers["qwen2_vl"], [*FILES[:2], *QUERIES])]
+
+    def rows(model: str, items: list[bytes | str]) -> np.ndarray:
+        found = client.encode(model, items)
+        return found.dense if "dense" in found.representations else np.concatenate(list(found.multi_vector))
+
+    before = [rows(*one) for one in asked]
+    with ThreadPoolExecutor(9) as pool:
+        found = list(pool.map(lambda one: rows(*one), asked * 3))
+    for number, one in enumerate(found):
+        assert relative_error(one, before[number % 3]) <= 1e-5
+
+
+def test_an_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
+    """Texts and images in their order; a broken image is refused."""
+    shown = [pb.Part(image=pb.Image(data=data)) for data in FILES[:2]]
+    with grpc.insecure_channel(mesh.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for kind in ("colpali", "qwen2_vl"):
+            parts = [shown[0], pb.Part(text="and then"), shown[1]]
+            items = [pb.Item(parts=parts), pb.Item(parts=parts[:1]), pb.Item(image=shown[0].image)]
+            answer = stub.Encode(pb.EncodeRequest(model=readers[kind], items=items)).multi_vector
+            counts = np.diff(answer.offsets)
+            assert counts[1] == counts[2] < counts[0]
+            items.append(pb.Item(parts=[shown[0], pb.Part(image=pb.Image(data=FILES[1][:200]))]))
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Encode(pb.EncodeRequest(model=readers[kind], items=items))
+            assert "truncated or damaged" in caught.value.details()
+
+
+def test_an_instruction_that_the_model_does_not_take(client: shoal.Client, readers: dict[str, str]) -> None:
+    with pytest.raises(errors.InvalidInput, match="takes no instruction"):
+        client.encode(readers["colpali"], [FILES[0]], instruction="Find it.")
+
+
+def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[str, str]) -> None:
+    for kind in KINDS:
+        client.encode(readers[kind], [FILES[0]])
+        with grpc.insecure_channel(mesh.address) as channel:
+            stub = models_pb2_grpc.ModelServiceStub(channel)
+            card = stub.GetModel(models_pb2.GetModelRequest(model=readers[kind])).model.card
+        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+        assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
+        assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]

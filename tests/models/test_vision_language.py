@@ -1,0 +1,76 @@
+"""Vision-language models as they are loaded to be served: cards, the router's price of an image, and judging of pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shoal.v1 import models_pb2
+
+from libs.catalog.detect import read_card
+from libs.catalog.kinds.vision_language import MODEL_TYPES
+from libs.catalog.overrides import Hints, Overrides
+from libs.errors import TaskNotSupported
+from libs.models import load_model
+from libs.models.images.vlm.loading import model_types
+from libs.models.packed_model import PackedModel
+from libs.models.results import EncodeResult, ScoreResult
+from libs.models.work import EncodeWork, Part, ScoreWork
+from services.router.admission import pictures
+from services.worker.mesh.codec import to_card
+from tests.parity.vlm_models import QUERIES, conversation, pages, small
+
+# transformers and its dependencies warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CPU = torch.device("cpu")
+
+
+def loaded(directory: Path, kind: str = "") -> PackedModel:
+    hints = Hints(kind=kind or None)  # type: ignore[arg-type]
+    return load_model(directory, "some/model", CPU, torch.float32, Overrides("a card", detect=hints))
+
+
+def test_every_family_has_a_card() -> None:
+    assert sorted(MODEL_TYPES) == sorted(model_types())
+
+
+@pytest.mark.parametrize("kind", ["colpali", "idefics3", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2"])
+def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
+    """The router's, from the header's size: never below half of it, and at most three times it, or a few tokens more."""
+    small(kind).save(tmp_path)
+    model = loaded(tmp_path)
+    assert model.card.multi_vector_dimensions == 16
+    sizes: models_pb2.ImageInput = to_card(model.card).images
+    for data in pages():
+        work = EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
+        (sequence,) = model.prepare(work).sequences
+        price = pictures.tokens_of(pictures.size_of(data), sizes)
+        assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
+
+
+def test_use_is_as_the_catalog_says(tmp_path: Path) -> None:
+    conversation().save(tmp_path)
+    assert read_card(tmp_path, "some/model").representations == ("multi_vector",)
+    dense, judge = loaded(tmp_path, "dense"), loaded(tmp_path, "yes_no")
+    page = (Part(pages()[1], "items[0].image"),)
+    prepared = dense.prepare(EncodeWork(["", QUERIES[0]], instruction="Find it.", parts={0: page}))
+    result = dense.finish(prepared, dense.forward_all(prepared))
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    assert result.dense.shape == (2, dense.card.dimensions)
+    np.testing.assert_allclose(np.linalg.norm(result.dense.values, axis=-1), 1, rtol=1e-5)
+    assert 0 < prepared.image_tokens < prepared.tokens
+    scores = {}
+    for scale in ("", "logit", "probability"):
+        shown = (Part(pages()[1], "documents[0].image"),)
+        asked = judge.prepare(ScoreWork(QUERIES[0], ["", "a page"], scale=scale, parts={0: shown}))
+        found = judge.finish(asked, judge.forward_all(asked))
+        assert isinstance(found, ScoreResult)
+        scores[scale] = found.scores
+    np.testing.assert_allclose(1 / (1 + np.exp(-scores["logit"])), scores["probability"], rtol=1e-5)
+    np.testing.assert_array_equal(scores[""], scores["probability"])
+    with pytest.raises(TaskNotSupported):
+        judge.prepare(EncodeWork(["a"]))
