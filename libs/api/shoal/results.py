@@ -88,7 +88,10 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Concatenated rows of different length: row i is `values[offsets[i]:offsets[i + 1]]`, of which `ragged[i]` is a view."""
+    """Concatenated rows of different length: row i is `values[offsets[i]:offsets[i + 1]]`, of which `ragged[i]` is a view.
+
+    Of int8 vectors the numbers are float32, scaled back: int8 is how they travelled.
+    """
 
     values: Numbers  # [tokens, dimensions]
     offsets: Integers  # [rows + 1]

@@ -94,18 +94,20 @@ def _measured(card: Card, loaded: ImageModel) -> Card:
 
 
 def image_size(given: ImageInput) -> ImageSize:
-    """How the images of an input become tokens."""
+    """How the images of an input become tokens. Scaled to a budget of patches, all have about the budget's tokens."""
     processing, patches = given.processing, given.patches
+    if isinstance(processing.size, PatchBudget):
+        most = processing.size.most
+        return ImageSize(height=1, width=1, short_side=0, patch=1, extra_tokens=most - 1, max_tokens=most)
     fixed = processing.crop or (processing.size if isinstance(processing.size, tuple) else None)
     height, width = fixed or (0, 0)
-    most = processing.size.most if isinstance(processing.size, PatchBudget) else patches.most
     return ImageSize(
         height=height,
         width=width,
         short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
         patch=patches.patch,
         extra_tokens=int(patches.class_token),
-        max_tokens=patches.tokens_of(height, width) if fixed else most,
+        max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
     )
 
 

@@ -129,7 +129,11 @@ def vectors(tensor: tensor_pb2.Tensor) -> Vectors:
 
 @_decoder
 def ragged(message: tensor_pb2.Ragged) -> Ragged:
+    """int8 rows are scaled back to float32."""
     values = _array(message.values)[0]
+    scale = _per_row(message.values.scale, len(values))
+    if scale is not None:
+        values = values.astype(np.float32) * scale[:, None]
     return Ragged(values, _bounds(message.offsets, len(values)))
 
 
