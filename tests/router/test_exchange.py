@@ -160,6 +160,7 @@ async def test_a_stream_ends_at_its_age(redis_url: str, monkeypatch: pytest.Monk
         assert await stream.end() is grpc.StatusCode.OK
 
 
+@pytest.mark.usefixtures("redis")
 async def test_a_worker_id_of_another_credential_ends_the_stream(server: RedisServer, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text("".join(["tokens:\n", *(f"- {{token: {name * 20}, subject: {name}, role: worker}}\n" for name in "ab")]))

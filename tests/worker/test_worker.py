@@ -241,7 +241,7 @@ async def test_a_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
         lanes.put(MODEL, encode_job("waiting", "a"))
-        await until(lambda: not lanes.queued[MODEL])
+        await until(lambda: len(lanes.heartbeats[-1].batches) == 2)  # the worker has both, not only the router's answer to a pull
         bay.stop.set()
         await until(lambda: lanes.heartbeats[-1].draining)
         lanes.put(MODEL, encode_job("too late", "a"))

@@ -20,6 +20,7 @@ from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
 from services.router.admission.control import Part
 from services.router.admission.reports import shorten
+from services.router.admission.validation import is_text_alone
 
 Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse
@@ -59,7 +60,7 @@ def count_parts(request: Request) -> int:
     """The number of its items and of their parts, and of the entities given with them if the task is relations."""
     items = items_of(request)
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
-    pieces = sum(len(item.parts) for item in items)
+    pieces = sum(0 if is_text_alone(item) else len(item.parts) for item in items)
     return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
 
 
