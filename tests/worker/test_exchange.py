@@ -105,8 +105,8 @@ async def test_a_stream_that_breaks_fails_its_calls_and_the_next_router_is_calle
 
 
 class FakeStream:
-    """A stream to a router, as grpc.aio has it: `write` meets its end, before or after the router's status is received. Real ones do
-    so a few times in a thousand."""
+    """A stream to a router, as grpc.aio has it, whose end a write meets: before or after the router's status is received, as a few
+    in a thousand real ones."""
 
     def __init__(self, *statuses: tuple[grpc.StatusCode, str]) -> None:
         self._statuses = iter(statuses)
