@@ -127,23 +127,21 @@ class FakeStream:
         for _ in range(2):
             self.receive()
         self._written.set()
-        raise grpc.aio.AioRpcError(*self._now(), details="of a write")
+        raise self._error()
 
     async def read(self) -> worker_pb2.ExchangeResponse:
         await self._written.wait()
-        code, *metadata = self._now()
-        raise grpc.aio.AioRpcError(code, *metadata, details=await self.details())
+        raise self._error()
 
-    def _now(self) -> tuple[grpc.StatusCode, grpc.aio.Metadata, grpc.aio.Metadata]:
+    def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None
-        return self._status[0], grpc.aio.Metadata(), grpc.aio.Metadata()
+        return grpc.aio.AioRpcError(self._status[0], grpc.aio.Metadata(), grpc.aio.Metadata(), self._status[1])
 
     async def code(self) -> grpc.StatusCode:
-        return self._now()[0]
+        return self._error().code()
 
-    async def details(self) -> str:
-        assert self._status is not None
-        return self._status[1]
+    async def details(self) -> str | None:
+        return self._error().details()
 
     def cancel(self) -> None:
         self.is_cancelled = True
