@@ -85,6 +85,7 @@ class Edge:
                 routers,
                 self.state,
                 hosts=settings.console_hosts,
+                origins=settings.console_origins,
                 trust=self._trust,
                 addresses=settings.routers,
                 guards_all=bool(settings.console_address),
