@@ -59,8 +59,8 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
 
 
 def name_of(origin: str) -> str:
-    """Of `https://mesh.example:8443` the name. Raises ValueError unless it is an origin as browsers write it: http or https, a name or
-    an address of IPv4 in lower case, a port only if it is not the scheme's own, and nothing behind it."""
+    """The name in `https://mesh.example:8443`. Raises ValueError unless it is an origin as browsers write it: http or https, a name
+    or an address of IPv4 in lower case, a port only if it is not the scheme's own, and nothing behind it."""
     found = _ORIGIN.fullmatch(origin)
     if found is None or (found["scheme"], found["port"]) in (("http", "80"), ("https", "443")):
         raise ValueError(f"{origin!r} is no origin")
