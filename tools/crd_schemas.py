@@ -36,6 +36,7 @@ KINDS = (
     ("monitoring.coreos.com/v1", "PrometheusRule"),
     ("gateway.networking.k8s.io/v1", "Gateway"),
     ("gateway.networking.k8s.io/v1", "GRPCRoute"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
     ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"),
 )
 OUT = ROOT / "tests/k8s/schemas"
@@ -137,6 +138,8 @@ def _single(tokens: list[str]) -> dict[str, object]:
     first = tokens.pop(0)
     if first.startswith('"'):
         return {"const": first[1:-1]}
+    if first.isdigit():
+        return {"const": int(first)}
     if first in _PRIMITIVES:
         return dict(_PRIMITIVES[first])
     if first == "Array":

@@ -8,7 +8,6 @@ limits and audits as for any caller. Nothing here knows Redis or torch.
     asgi.py         one request: bounded body, dialect, call, answer; every error becomes an answer of its dialect here
     routes.py       the table of routes, over dialects/, which are pure: bytes → question for the mesh, its answer → bytes
     compression.py  bodies in gzip and deflate, within bounds; answers that shrink
-    doors.py        addresses that are one model's
-    tei_grpc.py     TEI's API over gRPC, of dialects/tei_v1.py
+    ports/          addresses that are one model's; TEI's API over gRPC, of dialects/tei_v1.py
     routers.py      the gRPC side
 """

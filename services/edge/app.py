@@ -19,14 +19,14 @@ from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
 from services.edge.credentials import Trust
-from services.edge.doors import Door
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
+from services.edge.ports.doors import Door
+from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.routers import Routers
 from services.edge.routes import Table
 from services.edge.server import Limits, Server, serving_http
 from services.edge.settings import Settings
-from services.edge.tei_grpc import TeiServer, serving_tei
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class Edge:
                 routers,
                 self.state,
                 hosts=settings.console_hosts,
+                origins=settings.console_origins,
                 trust=self._trust,
                 addresses=settings.routers,
                 guards_all=bool(settings.console_address),

@@ -18,6 +18,7 @@ from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
 from services.edge.compression import Compression
+from services.edge.console.access import name_of
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
@@ -49,6 +50,9 @@ class Settings:
     """Where the console listens. Empty: at `address`."""
     console_hosts: tuple[str, ...] = ()
     """Names by which browsers may open the console, besides those of this machine's loopback."""
+    console_origins: tuple[str, ...] = ()
+    """Origins under which browsers know the console (https://mesh.example), where a proxy stands before it. Their names are among
+    the hosts. None: the origin must be the Host's."""
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     body_bytes: int = 64 << 20
@@ -83,6 +87,11 @@ class Settings:
         if self.console_address:
             _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
         check(all(map(_is_host, self.console_hosts)), "SHOAL_CONSOLE_HOSTS", "names without ports, in lower case, with commas")
+        check(
+            all(map(_is_origin, self.console_origins)),
+            "SHOAL_CONSOLE_ORIGINS",
+            "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas",
+        )
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
         check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
@@ -152,7 +161,8 @@ class Settings:
             tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
             console=_has_console(environ.get("SHOAL_CONSOLE", ""), console_address or address, security),
             console_address=console_address,
-            console_hosts=tuple(filter(None, (name.strip() for name in environ.get("SHOAL_CONSOLE_HOSTS", "").split(",")))),
+            console_hosts=_list(environ.get("SHOAL_CONSOLE_HOSTS", "")),
+            console_origins=_list(environ.get("SHOAL_CONSOLE_ORIGINS", "")),
             routers=tuple(part.strip() for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")),
             routers_tls=_routers_tls(environ),
             aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
@@ -187,6 +197,7 @@ class Settings:
             "aliases": len(self.aliases.content.aliases),
             "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
             "console": "off" if not self.console else self.console_address or self.address,
+            "console_origins": ", ".join(self.console_origins),
             "metrics_address": self.metrics_address,
             "body_bytes": self.body_bytes,
             "in_flight_bytes": self.in_flight_bytes,
@@ -235,6 +246,18 @@ def _has_console(given: str, address: str, security: Security) -> bool:
     if given:
         return given == "1"
     return is_loopback(address) and security.client_ca is None
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        name_of(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_host(name: str) -> bool:

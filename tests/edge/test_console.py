@@ -18,7 +18,7 @@ from shoal.v1 import mesh_pb2, models_pb2
 from libs.errors import InvalidInput, NoCapacity, Unauthenticated
 from services.edge.app import Edge, running
 from services.edge.console import files
-from services.edge.console.access import check_host, check_page
+from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import Problem
@@ -199,6 +199,54 @@ def test_requests_of_other_pages_are_told_by_their_headers(headers: dict[str, st
     with pytest.raises(Problem) as caught:
         check_page(given)
     assert caught.value.status == 403
+
+
+PUBLIC = ("https://mesh.example", "https://ops.example:8443")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "site", "is_ours"),
+    [
+        ("edge:8080", "https://mesh.example", "same-origin", True),
+        ("edge:8080", "https://ops.example:8443", "same-origin", True),
+        ("edge:8080", None, "same-origin", True),
+        ("127.0.0.1:8080", "https://mesh.example", "same-origin", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", "same-origin", True),  # a tunnel, past the proxy
+        ("edge:8080", "http://mesh.example", "same-origin", False),
+        ("edge:8080", "https://mesh.example:443", "same-origin", False),
+        ("edge:8080", "https://MESH.example", "same-origin", False),
+        ("edge:8080", "https://mesh.example.evil.example", "same-origin", False),
+        ("edge:8080", "https://ops.example", "same-origin", False),
+        ("edge:8080", "http://edge:8080", "same-origin", False),
+        ("mesh.example", "http://mesh.example", "same-origin", False),
+        ("edge:8080", "null", "same-origin", False),
+        ("edge:8080", "https://mesh.example", "same-site", False),
+    ],
+)
+def test_behind_a_proxy_the_origins_are_those_that_are_listed(host: str, origin: str | None, site: str, is_ours: bool) -> None:
+    given = {"host": host, "x-shoal-console": "1", "sec-fetch-site": site} | ({"origin": origin} if origin else {})
+    if is_ours:
+        check_page(given, PUBLIC)
+        return
+    with pytest.raises(Problem) as caught:
+        check_page(given, PUBLIC)
+    assert caught.value.status == 403
+
+
+async def test_a_proxy_that_rewrites_host() -> None:
+    """Without the setting the page's requests are refused, and told what to set; with it they are answered, and others are not."""
+    body = {"action": "check", "model": NAMES[0][0]}
+    proxied = {"host": "edge:8080", "origin": PUBLIC[0], "sec_fetch_site": "same-origin"}
+    async with console(busy(), console_hosts=("edge",)) as http:
+        refused = await act(http, body, **proxied)
+        assert refused.status == 403
+        assert "SHOAL_CONSOLE_ORIGINS" in refused.json["error"]["message"]
+    async with console(busy(), console_hosts=("edge",), console_origins=PUBLIC) as http:
+        assert (await get(http, "/", "edge:8080")).status == 200
+        assert (await act(http, body, **proxied)).status == 200
+        assert (await act(http, body, **proxied | {"host": "mesh.example"})).status == 200
+        assert (await act(http, body, **proxied | {"origin": "https://evil.example"})).status == 403
+        assert (await act(http, body, **proxied | {"host": "evil.example"})).status == 421
 
 
 async def test_forms_of_other_pages_do_nothing() -> None:
@@ -413,12 +461,25 @@ def test_the_switch(environment: dict[str, str], is_on: bool) -> None:
         {"SHOAL_CONSOLE_ADDRESS": "8081"},
         {"SHOAL_CONSOLE_HOSTS": "https://mesh.example"},
         {"SHOAL_CONSOLE_HOSTS": "mesh.example:80"},
+        {"SHOAL_CONSOLE_ORIGINS": "mesh.example"},
+        {"SHOAL_CONSOLE_ORIGINS": "https://mesh.example/"},
+        {"SHOAL_CONSOLE_ORIGINS": "https://Mesh.example"},
+        {"SHOAL_CONSOLE_ORIGINS": "https://mesh.example:443"},
+        {"SHOAL_CONSOLE_ORIGINS": "https://user@mesh.example"},
+        {"SHOAL_CONSOLE_ORIGINS": "null"},
+        {"SHOAL_CONSOLE_ORIGINS": "*"},
         {"SHOAL_CONSOLE": "1", "SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"},
     ],
 )
 def test_settings_of_the_console_that_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(InvalidInput):
         Settings.from_env(environment)
+
+
+def test_origins_are_read_with_their_names() -> None:
+    settings = Settings.from_env({"SHOAL_CONSOLE_ORIGINS": ", ".join(PUBLIC) + ","})
+    assert settings.console_origins == PUBLIC
+    assert [name_of(origin) for origin in PUBLIC] == ["mesh.example", "ops.example"]
 
 
 def test_changes_in_words() -> None:

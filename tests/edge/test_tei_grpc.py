@@ -24,8 +24,8 @@ from libs.serving import Security
 from libs.serving.watched import Watched
 from services.edge.app import running
 from services.edge.messages.names import Names, Target
+from services.edge.ports.tei_grpc import MESSAGE_BYTES
 from services.edge.settings import Settings
-from services.edge.tei_grpc import MESSAGE_BYTES
 from services.edge.teiv1 import tei_pb2 as tei
 from services.local.settings import free_port
 from tests.edge.parts import MODEL, WIDTH, Http, Script, card, dense, edge, ragged, routing, scores, sparse, vectors

@@ -26,12 +26,12 @@ import shoal
 
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
-from services.edge.doors import Door
 from services.edge.messages.vocabulary import read_vocabulary
+from services.edge.ports.doors import Door
+from services.edge.ports.tei_grpc import serving_tei
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http
 from services.edge.settings import Settings as EdgeSettings
-from services.edge.tei_grpc import serving_tei
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
 from tests.interop.environments import (

@@ -27,6 +27,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "tokens": ("tls",),
     "edge-tls": ("tls", "tokens", "edge"),
     "edge-ingress": ("edge",),
+    "edge-gateway": ("tls", "tokens", "edge", "edge-tls"),
     "edge-pod-monitor": ("pod-monitor", "edge"),
     "edge-network-policy": ("network-policy", "edge"),
     "edge-otel": ("otel", "edge"),

@@ -66,7 +66,8 @@ def test_lint_finds_nothing(file: str) -> None:
         ({"redis": {"auth": {"passwords": {"router": "one"}}}}, "redis.auth.passwords: give both"),
         ({"auth": {"tokens": ON}}, "tokens would travel in plain text"),
         ({"loadBalancer": ON}, "routers would be open"),
-        ({"gateway": ON, "tls": ON}, "callers are known by tokens only"),
+        ({"gateway": ON, "tls": ON}, "gateway: .*callers are known by tokens only"),
+        ({"edge": {**ON, "gateway": ON}, "tls": ON}, "edge.gateway: .*callers are known by tokens only"),
         ({"redis": {"resources": {"memory": "2 GB"}}}, r"redis.resources.memory\W"),
     ],
     ids=str,
@@ -129,6 +130,7 @@ def _decoded(secret: Object) -> dict[str, str]:
 
 def test_another_namespace_is_named_everywhere() -> None:
     on = dict.fromkeys(("tls", "keda", "networkPolicy", "loadBalancer", "gateway"), ON)
+    on["edge"] = {**ON, "gateway": ON}
     values = {**on, "auth": {"tokens": ON}, "monitoring": dict.fromkeys(("podMonitors", "alerts", "dashboards"), ON)}
     objects = template({**values, "modelCache": {"type": "hostPath"}}, namespace="elsewhere")
     assert {one["metadata"].get("namespace", "elsewhere") for one in objects} == {"elsewhere"}
@@ -214,6 +216,7 @@ def test_notes_name_pools_and_a_first_call_with_the_flags_of_the_meshs_tls(files
         {
             "tls": {**ON, "certManager": False},
             "gateway": ON,
+            "edge": {**ON, "gateway": ON},
             "auth": {"tokens": ON},
             "redis": {"external": {**ON, "secret": "where"}},
         },
@@ -227,7 +230,7 @@ def test_notes_name_the_secrets_that_pods_wait_for(values: Values) -> None:
     text = json.dumps(objects)
     used = set(re.findall(r'"secretName": "([^"]+)"|"secretKeyRef": {"name": "([^"]+)"', text))
     used |= {(target["name"], "") for one in of_kind(objects, "TriggerAuthentication") for target in one["spec"]["secretTargetRef"]}
-    used |= {(name, "") for name in re.findall(r'"(gateway-tls|gateway-client-tls)"', text)}
+    used |= {(name, "") for name in re.findall(r'"((?:edge-)?gateway-tls|gateway-client-tls)"', text)}
     waited = {first or second for first, second in used} - made - {"authority"}
     said = re.findall(r"It waits for Secrets that you make \(docs/kubernetes.md\): (.*)\.\n", notes)
     assert set(said[0].split(", ") if said else ()) == waited

@@ -81,7 +81,7 @@ def test_the_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_pa
     assert [each["ipBlock"]["cidr"] for each in rule["from"]] == service["spec"]["loadBalancerSourceRanges"]
 
 
-@pytest.mark.parametrize("name", ["external-redis", "gateway", "jwks", "load-balancer", "redis-sentinel"])
+@pytest.mark.parametrize("name", ["edge-gateway", "external-redis", "gateway", "jwks", "load-balancer", "redis-sentinel"])
 def test_the_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
     head = (K8S / f"components/{name}/kustomization.yaml").read_text().partition("\napiVersion:")[0]
     (written,) = re.findall(r"^#   (patches:\n(?:#   .*\n?)+)", head, re.MULTILINE)

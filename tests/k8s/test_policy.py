@@ -359,6 +359,28 @@ def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_no
     assert "uris" not in own, "a call without a token would be the gateway's"
 
 
+def test_a_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_takes() -> None:
+    objects = with_components("tls", "tokens", "edge", "edge-tls", "edge-gateway")
+    issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    (listener,) = named(objects, "Gateway", "edge")["spec"]["listeners"]
+    route = named(objects, "HTTPRoute", "edge")["spec"]
+    (parent,) = route["parentRefs"]
+    assert (parent["name"], parent["sectionName"]) == ("edge", listener["name"])
+    assert listener["allowedRoutes"]["kinds"] == [{"kind": "HTTPRoute"}]
+    assert route["hostnames"] == [listener["hostname"]]
+    (shown,) = listener["tls"]["certificateRefs"]
+    assert issued[shown["name"]]["dnsNames"] == route["hostnames"]
+    (rule,) = route["rules"]
+    assert "retry" not in rule, "clients of HTTP repeat by themselves"
+    assert rule["timeouts"] == {"request": f"{EdgeSettings.from_env({}).longest_deadline_seconds:.0f}s"}
+    (backend,) = rule["backendRefs"]
+    service = named(objects, "Service", backend["name"])
+    assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
+    policy = named(objects, "BackendTLSPolicy", "edge")["spec"]
+    assert [target["name"] for target in policy["targetRefs"]] == [backend["name"]]
+    assert policy["validation"]["hostname"] in issued[policy["validation"]["caCertificateRefs"][0]["name"]]["dnsNames"]
+
+
 def test_only_routers_have_credentials_of_callers() -> None:
     objects = with_components("tls", "tokens", "jwks")
     for workload, container in pods(objects):

@@ -53,6 +53,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_CONSOLE",  # off beyond loopback
             "SHOAL_CONSOLE_ADDRESS",
             "SHOAL_CONSOLE_HOSTS",
+            "SHOAL_CONSOLE_ORIGINS",
             "SHOAL_DEADLINE_SECONDS",
             "SHOAL_EDGE_ID",
             "SHOAL_GRACE_SECONDS",

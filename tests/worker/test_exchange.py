@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from shoal.v1 import worker_pb2
 
@@ -100,6 +102,87 @@ async def test_a_stream_that_breaks_fails_its_calls_and_the_next_router_is_calle
             await one.stop()
         with pytest.raises(NoCapacity):
             await calls.pull(pull())
+
+
+class FakeStream:
+    """A stream to a router, as grpc.aio has it, whose end a write meets: before or after the router's status is received, as a few
+    in a thousand real ones."""
+
+    def __init__(self, *statuses: tuple[grpc.StatusCode, str]) -> None:
+        self._statuses = iter(statuses)
+        self._status: tuple[grpc.StatusCode, str] | None = None
+        self._callbacks: list[Callable[[FakeStream], None]] = []
+        self._written = asyncio.Event()
+        self.is_cancelled = False
+
+    def add_done_callback(self, callback: Callable[[FakeStream], None]) -> None:
+        self._callbacks.append(callback)
+
+    def receive(self) -> None:
+        self._status = next(self._statuses)
+        for callback in self._callbacks:
+            callback(self)
+
+    async def write(self, request: worker_pb2.ExchangeRequest) -> None:
+        for _ in range(2):
+            self.receive()
+        self._written.set()
+        raise self._error()
+
+    async def read(self) -> worker_pb2.ExchangeResponse:
+        await self._written.wait()
+        raise self._error()
+
+    def _error(self) -> grpc.aio.AioRpcError:
+        assert self._status is not None
+        return grpc.aio.AioRpcError(self._status[0], grpc.aio.Metadata(), grpc.aio.Metadata(), self._status[1])
+
+    async def code(self) -> grpc.StatusCode:
+        return self._error().code()
+
+    async def details(self) -> str | None:
+        return self._error().details()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+OF_THE_ROUTER = (grpc.StatusCode.PERMISSION_DENIED, "this needs the role worker")
+NO_CHANNEL: Any = object()
+OF_A_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+@pytest.mark.parametrize("statuses", [(OF_THE_ROUTER, OF_A_WRITE), (OF_A_WRITE, OF_THE_ROUTER)])
+async def test_a_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_status(statuses: Any) -> None:
+    stream: Any = FakeStream(*statuses)
+    calls = exchange.Exchange(NO_CHANNEL, stream, ())
+    with pytest.raises(grpc.aio.AioRpcError) as told:
+        await calls.call("pull", pull(), 30.0)
+    assert (told.value.code(), told.value.details()) == OF_THE_ROUTER
+    with pytest.raises(grpc.aio.AioRpcError) as again:
+        await calls.call("pull", pull(), 30.0)
+    assert again.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    calls.close()
+    assert stream.is_cancelled
+
+
+async def test_a_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """At the call, and in the log: what the operator must renew."""
+
+    class Refusing(FakeRouter):
+        async def Exchange(self, request_iterator: object, context: Any) -> AsyncIterator[worker_pb2.ExchangeResponse]:
+            await context.abort(*OF_THE_ROUTER)
+            yield worker_pb2.ExchangeResponse()
+
+    router = Refusing(FakeLanes())
+    await router.start()
+    async with Link(Identity("w1", "e", "cpu"), [router.address]) as calls:
+        for _ in range(5):
+            with pytest.raises(NoCapacity, match="PERMISSION_DENIED this needs the role worker"):
+                await calls.pull(pull())
+    await router.stop()
+    refused = [record for record in caplog.records if "refuses the token or certificate" in record.message]
+    assert len(refused) == 1, "one in a minute"
 
 
 async def test_a_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,10 @@ annotations:
 {{- if .Values.gateway.enabled }}
 {{- $names = concat $names (list "gateway-tls" "gateway-client-tls") }}
 {{- end }}
+{{- if .Values.edge.enabled }}
+{{- $names = append $names "edge-tls" }}
+{{- $names = append $names (ternary "edge-gateway-tls" "" .Values.edge.gateway.enabled) }}
+{{- end }}
 {{- end }}
 {{- $names = append $names (ternary .Values.auth.tokens.secret "" .Values.auth.tokens.enabled) }}
 {{- $names = append $names (ternary .Values.auth.jwt.secret "" .Values.auth.jwt.enabled) }}

@@ -6,11 +6,13 @@ A browser is asked by any page to send requests to any address, this machine's i
   console for a part of that page. Addresses of this machine and the names that an operator lists are answered, no others.
 - The header x-shoal-console: no form and no link can send it, and a script of another page needs a permission (CORS) that the
   edge never gives.
-- Origin and Sec-Fetch-Site, where a browser sends them: the page's own.
+- Origin and Sec-Fetch-Site, where a browser sends them: the page's own. That is the Host's, unless an operator lists the origins
+  under which browsers know the console, because a proxy before it has another name or another scheme.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import Final
@@ -19,13 +21,14 @@ from services.edge.messages.base import Problem
 
 HEADER: Final = "x-shoal-console"
 _LOCAL: Final = "localhost"
+_ORIGIN: Final = re.compile(r"(?P<scheme>https?)://(?P<name>[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::(?P<port>[1-9][0-9]{0,4}))?")
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     """Raises Problem (421) unless the request's Host is this machine's loopback or one of `names`."""
     given = headers.get("host", "")
     host = _host_of(given)
-    if host == _LOCAL or host.endswith(f".{_LOCAL}") or _is_loopback(host) or host in names:
+    if _is_local(host) or host in names:
         return
     text = (
         f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, or add the name to "
@@ -34,13 +37,34 @@ def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     raise Problem("PERMISSION_DENIED", text, field="host", status=421)
 
 
-def check_page(headers: Mapping[str, str]) -> None:
-    """Raises Problem (403) unless a page of this origin, or a program, sent the request on purpose."""
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> None:
+    """Raises Problem (403) unless a page of this origin, or a program, sent the request on purpose.
+
+    `origins`: those of the page, letter for letter; none: the Host's, by http or https. A Host of this machine's loopback counts
+    besides, since tunnels end there.
+    """
+    origin, site, host = headers.get("origin"), headers.get("sec-fetch-site", "same-origin"), headers.get("host", "")
     if not headers.get(HEADER):
         raise Problem("PERMISSION_DENIED", f"this request needs the header {HEADER}: 1", field=HEADER)
-    if site != "same-origin" or (origin is not None and not _is_same(origin, headers.get("host", ""))):
+    if site != "same-origin":
         raise Problem("PERMISSION_DENIED", "this request comes from another page than the console", field="origin")
+    if origin is None or origin in origins:
+        return
+    if not (_is_same(origin, host) and (not origins or _is_local(_host_of(host)))):
+        text = (
+            f"this request comes from {origin[:100]!r}, another page than the console: if a proxy stands before it, list that in "
+            "SHOAL_CONSOLE_ORIGINS"
+        )
+        raise Problem("PERMISSION_DENIED", text, field="origin")
+
+
+def name_of(origin: str) -> str:
+    """The name in `https://mesh.example:8443`. Raises ValueError unless it is an origin as browsers write it: http or https, a name
+    or an address of IPv4 in lower case, a port only if it is not the scheme's own, and nothing behind it."""
+    found = _ORIGIN.fullmatch(origin)
+    if found is None or (found["scheme"], found["port"]) in (("http", "80"), ("https", "443")):
+        raise ValueError(f"{origin!r} is no origin")
+    return found["name"]
 
 
 def check_json(headers: Mapping[str, str]) -> None:
@@ -59,6 +83,10 @@ def _host_of(given: str) -> str:
     if given.startswith("["):
         return given[1:].partition("]")[0].lower()
     return given.partition(":")[0].lower().rstrip(".")
+
+
+def _is_local(host: str) -> bool:
+    return host == _LOCAL or host.endswith(f".{_LOCAL}") or _is_loopback(host)
 
 
 def _is_loopback(host: str) -> bool:

@@ -28,7 +28,7 @@ from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.asgi import Receive, Scope, Send, State
-from services.edge.console.access import check_host, check_json, check_page
+from services.edge.console.access import check_host, check_json, check_page, name_of
 from services.edge.console.board import model_content
 from services.edge.console.files import ASSETS, PROTECTION, Files
 from services.edge.console.hub import Hub
@@ -69,6 +69,7 @@ class Console:
         state: State,
         *,
         hosts: Collection[str] = (),
+        origins: Collection[str] = (),
         trust: Trust | None = None,
         hub: Hub | None = None,
         addresses: Collection[str] = (),
@@ -77,7 +78,8 @@ class Console:
         self._application = application
         self._routers = routers
         self._state = state
-        self._hosts = frozenset(hosts)
+        self._hosts = frozenset({*hosts, *map(name_of, origins)})
+        self._origins = frozenset(origins)
         self._trust = trust or Trust()
         self._guards_all = guards_all
         self._files = Files()
@@ -128,7 +130,7 @@ class Console:
 
     async def _stream(self, headers: dict[str, str], send: Send, connection: Any) -> None:
         """Raises Problem and ShoalError before the first byte; after it, tells them as an event."""
-        check_page(headers)
+        check_page(headers, self._origins)
         metadata = self._metadata(headers, connection)
         has_begun = False
         try:
@@ -149,7 +151,7 @@ class Console:
 
     async def _act(self, headers: dict[str, str], receive: Receive, connection: Any) -> Answer:
         """Raises Problem and ShoalError."""
-        check_page(headers)
+        check_page(headers, self._origins)
         check_json(headers)
         metadata = self._metadata(headers, connection)
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import grpc
@@ -28,7 +30,12 @@ RENEW_SECONDS: Final = 60.0
 """The age at which a stream is replaced: routers that closed their connection in order (`SHOAL_CONNECTION_SECONDS`) let it live
 75 s longer, and a new one may reach another router behind the same name."""
 
+STATUS_SECONDS: Final = 5.0
+"""How long the status of a stream is waited for after a write has met its end."""
+
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_OF_A_WRITE: Final = "Internal error from Core"
+"""The status, with the code INTERNAL, that grpc.aio sets where a write meets the end of a stream."""
 
 
 class Exchange:
@@ -47,6 +54,8 @@ class Exchange:
         self._news = asyncio.Event()
         self._error: grpc.aio.AioRpcError | None = None
         self._is_retired = False
+        self._status: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        stream.add_done_callback(self._note_status)
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
 
@@ -100,7 +109,7 @@ class Exchange:
                 while self._outbox:
                     await self._stream.write(self._take())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the stream has ended; `_read` learns why
+            return  # the stream has ended; `_read` finds out why
 
     def _take(self) -> worker_pb2.ExchangeRequest:
         """Removes calls that go into one message."""
@@ -120,9 +129,19 @@ class Exchange:
                 for answer in response.answers:
                     self._receive(answer)
         except grpc.aio.AioRpcError as error:
+            if error.details() == _OF_A_WRITE:
+                with suppress(TimeoutError):
+                    error = await asyncio.wait_for(self._status, STATUS_SECONDS)
             self._end(error)
         else:
             self._end(_error(grpc.StatusCode.UNAVAILABLE, "the router ended the stream"))
+
+    def _note_status(self, stream: Stream) -> None:
+        """Keeps the status of the router, or of the connection. It is called for each status that gRPC sets: a write that meets the
+        end of the stream replaces the one that was received, so that whoever reads it later is told nothing."""
+        code, details = _at_once(stream.code()), _at_once(stream.details())
+        if code is not None and details != _OF_A_WRITE and not self._status.done():
+            self._status.set_result(_error(code, details or ""))
 
     def _receive(self, answer: worker_pb2.CallAnswer) -> None:
         waiting = self._waiting.pop(answer.number, None)
@@ -145,6 +164,16 @@ class Exchange:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for; None if it waits after all."""
+    try:
+        coroutine.send(None)
+    except StopIteration as returned:
+        return returned.value
+    coroutine.close()
+    return None
 
 
 def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:

@@ -3,13 +3,15 @@
 import os
 from typing import Any
 
-from checking import ALONE, QUERY, TEXTS, VECTORS, check, distance, ranked, refused
+from checking import ALONE, QUERY, TEXTS, VECTORS, WAITED, check, distance, is_told, ranked, refused, waits
 from haystack import Document
 from haystack.utils import Secret
 from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder, HuggingFaceAPITextEmbedder
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+from huggingface_hub.errors import HfHubHTTPError
 
 DOOR = os.environ["INTEROP_DOOR"]
+LIMITED_DOOR = os.environ["INTEROP_LIMITED_DOOR"]
 GRPC = os.environ["INTEROP_TEI_GRPC"]
 TOKEN = Secret.from_token("any")
 KIND = "text_embeddings_inference"
@@ -37,6 +39,11 @@ def one(url: str, **more: Any) -> float:
     return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], ALONE)
 
 
+def seconds(error: HfHubHTTPError) -> float:
+    assert error.response.status_code == 429
+    return int(error.response.headers["retry-after"])
+
+
 check("text embedder (gRPC)", lambda: one(GRPC, use_grpc=True))
 check("document embedder (gRPC stream)", lambda: many(GRPC, use_grpc=True))
 check("ranker (gRPC)", lambda: rank(GRPC, use_grpc=True))
@@ -44,3 +51,8 @@ check("text embedder (a port for a model)", lambda: one(DOOR))
 check("document embedder (a port for a model)", lambda: many(DOOR))
 check("ranker (a port for a model)", lambda: rank(DOOR))
 check("errors (gRPC)", lambda: refused(Exception, lambda: embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True).run("")))
+check(f"ranker {WAITED}", lambda: waits(lambda: rank(LIMITED_DOOR, max_retries=8)))
+check(
+    f"document embedder, repeated by its caller {WAITED}",
+    lambda: is_told(HfHubHTTPError, lambda: many(LIMITED_DOOR), seconds),
+)

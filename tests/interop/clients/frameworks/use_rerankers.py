@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from checking import BASE, MODEL, QUERY, TEXTS, check, ranked, refused
+from checking import BASE, LIMITED, MODEL, QUERY, TEXTS, WAITED, check, is_told, ranked, refused
 from rerankers import Reranker
 
 
@@ -20,3 +20,8 @@ check("jina", lambda: rank("jina", f"{BASE}/v1/rerank"))
 check("voyage", lambda: rank("voyage", f"{BASE}/v1/rerank"))
 check("text-embeddings-inference", lambda: rank("text-embeddings-inference", f"{BASE}/tei/{MODEL}/rerank"))
 check("errors", lambda: refused(KeyError, lambda: ranker("cohere", f"{BASE}/v1/rerank", "nobody").rank(QUERY, TEXTS)))
+check(
+    f"cohere, repeated by its caller {WAITED}",
+    # What it finds in the body of a 429 is no result, and it knows no header.
+    lambda: is_told(KeyError, lambda: rank("cohere", f"{LIMITED}/v1/rerank"), lambda _: 2.0),
+)
