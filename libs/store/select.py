@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from libs.catalog.checkpoint import adapter
-from libs.catalog.kinds import gliner, glirel
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.kinds import gliner, glirel, images
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -34,10 +35,10 @@ _ROUTERS: Final = ("Router", "Asym")
 _TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
 """Beside a module: GLiNER's second tokenizer, transformers' named templates."""
 
-CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE)
+CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, images.OPEN_CLIP)
 """A directory with one of these is a checkpoint."""
 
-MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json")
+MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json", images.OPEN_CLIP_WEIGHTS)
 """A directory with one of these is a checkpoint, even if it has an adapter's configuration."""
 
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
@@ -64,6 +65,7 @@ def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
     weights = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
+    weights = _of_one_layout(remote, by_path, weights)
     for folder in sorted(folders):
         _refuse_pickles(model, remote, folder, has_weights=any(_folder(file) == folder for file in weights))
     if not weights:
@@ -107,6 +109,16 @@ def _folder(file: RemoteFile) -> str:
 def _is_weights(file: RemoteFile) -> bool:
     name = PurePosixPath(file.path).name
     return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
+
+
+def _of_one_layout(remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]) -> list[RemoteFile]:
+    """Without the copy of the weights that would not be read, of a repository that has open_clip's layout beside transformers'."""
+    if images.OPEN_CLIP not in by_path or images.OPEN_CLIP_WEIGHTS not in by_path:
+        return weights
+    config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
+    if images.describes_towers(Config("config.json", config) if isinstance(config, dict) else None):
+        return [file for file in weights if file.path != images.OPEN_CLIP_WEIGHTS]
+    return [file for file in weights if file.path == images.OPEN_CLIP_WEIGHTS]
 
 
 def _is_text(file: RemoteFile) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.catalog.checkpoint.files import tensor_entries
+from libs.catalog.kinds import images
 from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
 from libs.store.select import CONFIGS, MODEL_WEIGHTS
@@ -89,9 +90,13 @@ def weight_bytes(directory: Path, item_bytes: int) -> int:
     """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes` a floating-point number.
 
     1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is float32. Reads the headers alone.
-    Raises ModelBroken for a file that is no safetensors file.
+    Of two copies of the weights in the layouts of open_clip and transformers the one that is read counts. Raises ModelBroken for a
+    file that is no safetensors file.
     """
-    files = (str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors")))
+    files = [str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors"))]
+    if images.OPEN_CLIP_WEIGHTS in files:
+        is_read = images.is_open_clip(directory)
+        files = [name for name in files if (name == images.OPEN_CLIP_WEIGHTS) == is_read]
     return sum(_file_bytes(directory, name, item_bytes) for name in files)
 
 
