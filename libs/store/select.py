@@ -38,9 +38,6 @@ _TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
 CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, images.OPEN_CLIP)
 """A directory with one of these is a checkpoint."""
 
-MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json", images.OPEN_CLIP_WEIGHTS)
-"""A directory with one of these is a checkpoint, even if it has an adapter's configuration."""
-
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
 """How to convert the pickles of packages with a configuration of their own."""
 
@@ -52,15 +49,15 @@ _ANY_ADVICE: Final = (
 _MAX_LIST_BYTES: Final = 1_000_000
 
 
-def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
+def select(model: str, remote: Remote, *, is_adapter: bool = True) -> tuple[RemoteFile, ...]:
     """The files to fetch: configuration, vocabulary and safetensors of the root and of the folders of its modules; for an adapter
-    its own two files.
+    its own two files, and those of its processor and tokenizer unless it is wanted as one (`is_adapter`) of a model that has these.
 
     Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
     """
     by_path = _by_path(model, remote)
-    if adapter.FILE in by_path and not any(name in by_path for name in MODEL_WEIGHTS):
-        return _adapter_files(model, remote, by_path)
+    if adapter.FILE in by_path and not any(name in by_path for name in adapter.MODEL_WEIGHTS):
+        return _adapter_files(model, remote, by_path, is_adapter=is_adapter)
     if not any(name in by_path for name in CONFIGS):
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
@@ -92,13 +89,18 @@ def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
     return found
 
 
-def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile]) -> tuple[RemoteFile, ...]:
-    """The two files of a LoRA adapter, whatever else its repository holds (a tokenizer, training checkpoints)."""
+def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile], *, is_adapter: bool) -> tuple[RemoteFile, ...]:
+    """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints), and its texts if it is to be
+    merged into its base."""
     if adapter.WEIGHTS not in by_path:
         has_pickle = any(not _folder(file) and _is_pickle(file) for file in remote.files)
         advice = ". Pickled weights are neither downloaded nor opened; PEFT's save_pretrained converts them" if has_pickle else ""
         raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}{advice}")
-    return (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
+    own = (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
+    if is_adapter:
+        return own
+    texts = [file for file in by_path.values() if not _folder(file) and _is_text(file) and file not in own]
+    return (*own, *sorted(texts, key=lambda file: file.path))
 
 
 def _folder(file: RemoteFile) -> str:

@@ -18,7 +18,12 @@ QWEN3_VL = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "model_type": "qwen3_vl",
     "image_token_id": 151655,
-    "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 2048, "max_position_embeddings": 262_144, "num_hidden_layers": 28},
+    "text_config": {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 2048,
+        "max_position_embeddings": 262_144,
+        "num_hidden_layers": 28,
+    },
     "vision_config": {"model_type": "qwen3_vl", "depth": 24, "hidden_size": 1024, "out_hidden_size": 2048},
 }
 OPEN_CLIP = {

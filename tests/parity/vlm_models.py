@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -247,6 +249,32 @@ def _draw(model: torch.nn.Module) -> None:
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
+
+
+_ADAPTED = {
+    "model.language_model.layers.1.mlp.down_proj": "model.layers.1.mlp.down_proj",
+    "model.language_model.layers.0.self_attn.q_proj": "model.language_model.layers.0.self_attn.q_proj",
+    "model.visual.blocks.2.attn.qkv": "visual.blocks.2.attn.qkv",
+    "projection": "custom_text_proj",
+}
+"""Modules of colpali-engine's Qwen-VL, and their names in an adapter."""
+
+
+def write_vlm_adapter(kind: str, directory: Path, base: str) -> Small:
+    """An adapter of `small(kind)`, one of colpali-engine's Qwen-VL, alone as PEFT saves it; returns what it makes of the model."""
+    adapted = Small(copy.deepcopy(small(kind).model), small(kind).processor)
+    generator = torch.Generator().manual_seed(2)
+    tensors: dict[str, Tensor] = {}
+    for module, stored in _ADAPTED.items():
+        weight = adapted.model.get_submodule(module).weight
+        a, b = (torch.randn(*size, generator=generator) * 0.2 for size in ((3, weight.shape[1]), (len(weight), 3)))
+        weight.data += 12 / 3 * (b @ a)
+        tensors |= {f"base_model.model.{stored}.lora_A.weight": a, f"base_model.model.{stored}.lora_B.weight": b}
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": "(.*)", "base_model_name_or_path": base}
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    return adapted
 
 
 @dataclass(frozen=True)

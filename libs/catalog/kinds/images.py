@@ -1,7 +1,8 @@
 """Models of images, and of texts and images in one space: how they are recognised, and their Card.
 
-Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with too. The towers, the processing of images and what one costs are read when a model is loaded
-(`libs/models/images`), which knows every key; the card has what a mesh must know of a cold model.
+Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with too. The towers, the processing
+of images and what one costs are read when a model is loaded (`libs/models/images`), which knows every key; the card has what a mesh
+must know of a cold model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
 def images_folder(directory: Path) -> Path | None:
     """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of images; None if it is none.
 
-    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`). The root for open_clip's layout.
+    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`); open_clip, in the root.
     """
     if is_open_clip(directory):
         return Path()

@@ -21,9 +21,9 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space. `canonical`: texts lose ASCII punctuation too,
-    in whose place `underscore` stands for an underscore. `padding`: the id with which each text is filled up to the model's longest,
-    as the model was trained; None: it is not. `ends_once`: the model reads a text up to its first token that ends it.
+    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space. `canonical`: texts lose ASCII punctuation
+    too; `underscore` is put in the place of an underscore. `padding`: the id with which each text is filled up to the model's
+    longest, as the model was trained; None: it is not. `ends_once`: the model reads a text up to its first token that ends it.
     """
 
     lower: bool = False

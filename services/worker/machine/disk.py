@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from libs.catalog.checkpoint.files import tensor_entries
 from libs.catalog.kinds import images
 from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
-from libs.store.select import CONFIGS, MODEL_WEIGHTS
+from libs.store.select import CONFIGS
 
 _ROW_BYTES = 12
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -66,18 +67,27 @@ def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
 
 def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
     """Every model on disk, by id."""
+    return _first(shelves, _is_checkpoint)
+
+
+def adapters(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
+    """Every LoRA adapter on disk, by id."""
+    return _first(shelves, lambda directory: (directory / lora.FILE).is_file() and not _is_checkpoint(directory))
+
+
+def _first(shelves: tuple[Shelf, ...], is_wanted: Callable[[Path], bool]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for shelf in shelves:
         candidates = [(shelf.model, shelf.path)] if shelf.model else _below(shelf.path)
         for model, directory in candidates:
-            if model not in found and is_model_id(model) and _is_checkpoint(directory):
+            if model not in found and is_model_id(model) and is_wanted(directory):
                 found[model] = directory
     return found
 
 
 def _is_checkpoint(directory: Path) -> bool:
     """Whether the directory holds a model. An adapter's does not, though some hold the base model's config.json too."""
-    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in MODEL_WEIGHTS):
+    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in lora.MODEL_WEIGHTS):
         return False
     return any((directory / name).is_file() for name in CONFIGS)
 
