@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,14 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         Wanted("colpali", ("encode", "score"), 8192, multi_vector=128),
     ),
     "Qwen/Qwen3-VL-Embedding-2B": ({"config.json": QWEN3_VL}, Wanted("qwen3_vl", ("encode", "score"), 262_144, 2048)),
+    "TomoroAI/tomoro-colqwen3-embed-4b": (
+        {"config.json": {**QWEN3_VL, "model_type": "colqwen3", "embed_dim": 320}},
+        Wanted("colqwen3", ("encode", "score"), 262_144, multi_vector=320),
+    ),
+    "nvidia/nemotron-colembed-vl-4b-v2": (
+        {"config.json": {**QWEN3_VL, "model_type": "qwen3_vl_nemotron_embed", "pooling": "colbert"}},
+        Wanted("qwen3_vl_nemotron_embed", ("encode", "score"), 262_144, multi_vector=2048),
+    ),
     "Qwen/Qwen3-VL-Reranker-2B": ({"config.json": QWEN3_VL}, Wanted("qwen3_vl", ("score",), 262_144)),
 }
 
@@ -127,9 +135,32 @@ def test_what_docs_say_of_families_and_kinds_is_what_is_detected(tmp_path: Path)
         assert (rows[model].family, rows[model].kind) == (card.family, card.kind)
 
 
+ADAPTERS: dict[str, dict[str, object]] = {
+    "vidore/colqwen2.5-v0.2": {"model_type": "qwen2_5_vl", "hidden_size": 2048, "max_position_embeddings": 128_000},
+    "vidore/colSmol-256M": {"model_type": "idefics3", "text_config": {"model_type": "llama", "max_position_embeddings": 8192}},
+}
+"""And the configuration of their bases."""
+
+
+@pytest.mark.parametrize("model", ADAPTERS)
+def test_the_card_of_an_adapter_is_that_of_its_base(model: str, tmp_path: Path) -> None:
+    base = write(tmp_path / "base", {"config.json": ADAPTERS[model]})
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "vidore/a-base"}')
+    write_tensors(own / "adapter_model.safetensors", {"a": [1]})
+    with pytest.raises(ModelBroken, match="the model 'vidore/a-base' is needed"):
+        read_card(own, model)
+    card, other = read_card(own, model, read_catalog().of(model), base), read_card(base, "vidore/a-base")
+    assert replace(card, model=other.model, revision=other.revision) == other
+    assert card.revision != other.revision
+    assert (card.family, card.representations) == (ADAPTERS[model]["model_type"], ("multi_vector",))
+
+
 def test_every_family_of_images_with_a_card_is_detected() -> None:
     rows = [row for row in coverage.rows() if row.kind == "images"]
-    assert {row.family for row in rows} == {wanted.family for _, wanted in CARDS.values()}
+    tried = {wanted.family for _, wanted in CARDS.values()} | {str(config["model_type"]) for config in ADAPTERS.values()}
+    assert {row.family for row in rows} == tried
 
 
 def test_open_clips_layout_is_told_by_its_own_digest_and_needs_a_tokenizer(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from libs.catalog.checkpoint.files import Config, digest, need_config, read_conf
 from libs.errors import ModelBroken
 
 MODEL_TYPES: Final = (
-    "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2",
+    "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3",
+    "qwen3_vl_nemotron_embed",
 )  # fmt: skip
 
 _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "modules.json")
@@ -64,7 +65,7 @@ def vision_language_card(directory: Path, model: str, kind: Kind | None = None, 
         representations=() if form == "score" else (form,),
         max_tokens=texts.number("max_position_embeddings", _POSITIONS.get(family, 32_768)),
         dimensions=_width(texts) if form == "dense" else 0,
-        multi_vector_dimensions=config.number("embedding_dim", 128) if form == "multi_vector" else 0,
+        multi_vector_dimensions=_vector_width(config, texts, family) if form == "multi_vector" else 0,
         normalize=True,
         inputs=("text", "image"),
         scoring="yes_no" if form == "score" else "cosine" if form == "dense" else "maxsim",
@@ -81,6 +82,12 @@ def _digest(directory: Path, base: Path | None) -> str:
 
 def _width(texts: Config) -> int:
     return texts.number("hidden_size", 0)
+
+
+def _vector_width(config: Config, texts: Config, family: str) -> int:
+    if family == "qwen3_vl_nemotron_embed":
+        return _width(texts)
+    return config.number("embed_dim", 320) if family == "colqwen3" else config.number("embedding_dim", 128)
 
 
 def _form(directory: Path, kind: Kind | None) -> Form:

@@ -59,7 +59,7 @@ def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
     most = min(card.max_tokens, trunk.encoder.max_positions)
     card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
     head = trunk.heads.get("multi_vector")
-    layer = head.layers[-1] if isinstance(head, TokenHead) else None
+    layer = head.layers[-1] if isinstance(head, TokenHead) and len(head.layers) else None
     return replace(card, multi_vector_dimensions=len(layer.weight)) if isinstance(layer, HeadLinear) else card
 
 
