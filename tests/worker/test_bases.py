@@ -89,6 +89,16 @@ def test_a_base_that_is_nowhere_is_named(tmp_path: Path) -> None:
     assert (listed.card, listed.bytes) == (None, 0)  # as of any that cannot be read: the reason is told when it is loaded
 
 
+def test_broken_files_of_one_do_not_keep_others_from_being_listed(tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    write(shelf / "org/texts", {})
+    for name, base in (("org/a", "org/broken"), ("org/b", "")):
+        write_adapter(shelf, name, base, reads_images=False)
+    write(shelf / "org/broken", {"config.json": "{"})
+    listed = files(tmp_path).listing({})
+    assert sorted(name for name, one in listed.items() if one.card is not None) == ["org/texts"]
+
+
 def test_an_adapter_of_a_model_of_texts_is_asked_for_with_that_model(tmp_path: Path) -> None:
     write_adapter(tmp_path / "bucket", TEXTS, "org/texts", reads_images=False)
     with pytest.raises(ModelBroken, match="ask for that model, with this as its `adapter`"):

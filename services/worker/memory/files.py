@@ -162,9 +162,16 @@ class ModelFiles:
         for model, directory in disk.adapters(shelves).items():
             if model in known:
                 listed[model] = known[model]
-            elif model not in found and is_merged(directory, base := found.get(self._base_name(directory))):
+            elif model not in found and self._is_model(directory, base := found.get(self._base_name(directory))):
                 listed[model] = self._read(model, directory, base)
         return listed
+
+    @staticmethod
+    def _is_model(adapter: Path, base: Path | None) -> bool:
+        try:
+            return is_merged(adapter, base)
+        except (ShoalError, OSError):  # the base's own files are broken
+            return False
 
     def _base_name(self, directory: Path) -> str:
         """Of an adapter's base; empty if its file is broken. Kept, as the list of models is read again and again."""

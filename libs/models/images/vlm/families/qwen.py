@@ -110,7 +110,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     if files.config.text("model_type") == _TOMORO:
         pictures = replace(pictures, most=_MOST_TOKENS * pictures.square**2)
     return VisionLanguageSpec(
-        text=_text(texts, kind) | ({"is_causal": False} if named == _NEMOTRON else {}),
+        text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
         patches=block,
         processing=pictures.processing,
