@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
@@ -39,18 +40,22 @@ _LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit i
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
 
 
-def read_card(directory: Path, model: str, overrides: Overrides | None = None) -> Card:
+def read_card(directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None) -> Card:
     """The card of the checkpoint in `directory`, under the id `model` (`org/name` or `org/name@revision`).
 
-    `overrides`: those of the catalog for the model. Raises ModelBroken naming the file and the key at fault.
+    `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the model that it is merged into.
+    Raises ModelBroken naming the file and the key at fault.
     """
-    card = _card(directory, model, overrides)
+    card = _card(directory, model, overrides, base)
     _refuse_controls(card)
     _refuse_many_prompts(card.prompts)
     return card
 
 
-def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
+def _card(directory: Path, model: str, overrides: Overrides | None, base: Path | None) -> Card:
+    if base_of(directory):
+        named = None if overrides is None else overrides.detect.kind
+        return apply(vision_language_card(directory, model, named, base), overrides)
     if is_gliner(directory):
         return apply(gliner_card(directory, model), overrides)
     if is_glirel(directory):

@@ -16,16 +16,21 @@ from libs.models.text.loading import load_text_model
 
 
 def load_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
+    base: Path | None = None,
 ) -> PackedModel:
     """Loads a checkpoint directory; the encoders compute in `dtype` unless the card has one, the heads in float32.
 
     torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type (`dtype`, or the device's default).
     On an accelerator, for a model of images, and on a CPU that cannot do it, the whole model is, and a warning is logged.
-    `overrides`: the catalog's for the model. Raises ModelBroken with the file and the key or tensor at fault, or with what a model
-    would lose in int8.
+    `overrides`: the catalog's for the model. `base`: of a directory that holds a LoRA adapter alone, that of the model which it is
+    merged into. Raises ModelBroken with the file and the key or tensor at fault, or with what a model would lose in int8.
     """
-    if is_vision_language(directory):
-        return load_vision_language_model(directory, model_id, device, dtype, overrides)
+    if base is not None or is_vision_language(directory):
+        return load_vision_language_model(directory, model_id, device, dtype, overrides, base)
     load = load_text_model if images_folder(directory) is None else load_image_model
     return load(directory, model_id, device, dtype, overrides)

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from libs.catalog.checkpoint import adapter
-from libs.catalog.kinds import gliner, glirel
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.kinds import gliner, glirel, images
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -34,11 +35,8 @@ _ROUTERS: Final = ("Router", "Asym")
 _TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
 """Beside a module: GLiNER's second tokenizer, transformers' named templates."""
 
-CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE)
+CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, images.OPEN_CLIP)
 """A directory with one of these is a checkpoint."""
-
-MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json")
-"""A directory with one of these is a checkpoint, even if it has an adapter's configuration."""
 
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
 """How to convert the pickles of packages with a configuration of their own."""
@@ -51,19 +49,20 @@ _ANY_ADVICE: Final = (
 _MAX_LIST_BYTES: Final = 1_000_000
 
 
-def select(model: str, remote: Remote) -> tuple[RemoteFile, ...]:
+def select(model: str, remote: Remote, *, is_adapter: bool = True) -> tuple[RemoteFile, ...]:
     """The files to fetch: configuration, vocabulary and safetensors of the root and of the folders of its modules; for an adapter
-    its own two files.
+    its own two files, and those of its processor and tokenizer unless it is wanted as one (`is_adapter`) of a model that has these.
 
     Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
     """
     by_path = _by_path(model, remote)
-    if adapter.FILE in by_path and not any(name in by_path for name in MODEL_WEIGHTS):
-        return _adapter_files(model, remote, by_path)
+    if adapter.FILE in by_path and not any(name in by_path for name in adapter.MODEL_WEIGHTS):
+        return _adapter_files(model, remote, by_path, is_adapter=is_adapter)
     if not any(name in by_path for name in CONFIGS):
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
     weights = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
+    weights = _of_one_layout(remote, by_path, weights)
     for folder in sorted(folders):
         _refuse_pickles(model, remote, folder, has_weights=any(_folder(file) == folder for file in weights))
     if not weights:
@@ -90,13 +89,18 @@ def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
     return found
 
 
-def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile]) -> tuple[RemoteFile, ...]:
-    """The two files of a LoRA adapter, whatever else its repository holds (a tokenizer, training checkpoints)."""
+def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile], *, is_adapter: bool) -> tuple[RemoteFile, ...]:
+    """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints), and its texts if it is to be
+    merged into its base."""
     if adapter.WEIGHTS not in by_path:
         has_pickle = any(not _folder(file) and _is_pickle(file) for file in remote.files)
         advice = ". Pickled weights are neither downloaded nor opened; PEFT's save_pretrained converts them" if has_pickle else ""
         raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}{advice}")
-    return (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
+    own = (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
+    if is_adapter:
+        return own
+    texts = [file for file in by_path.values() if not _folder(file) and _is_text(file) and file not in own]
+    return (*own, *sorted(texts, key=lambda file: file.path))
 
 
 def _folder(file: RemoteFile) -> str:
@@ -107,6 +111,16 @@ def _folder(file: RemoteFile) -> str:
 def _is_weights(file: RemoteFile) -> bool:
     name = PurePosixPath(file.path).name
     return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
+
+
+def _of_one_layout(remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]) -> list[RemoteFile]:
+    """Without the copy of the weights that would not be read, of a repository that has open_clip's layout beside transformers'."""
+    if images.OPEN_CLIP not in by_path or images.OPEN_CLIP_WEIGHTS not in by_path:
+        return weights
+    config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
+    if images.describes_towers(Config("config.json", config) if isinstance(config, dict) else None):
+        return [file for file in weights if file.path != images.OPEN_CLIP_WEIGHTS]
+    return [file for file in weights if file.path == images.OPEN_CLIP_WEIGHTS]
 
 
 def _is_text(file: RemoteFile) -> bool:

@@ -29,16 +29,28 @@ Report = Callable[[Progress], None]
 
 
 class Copy:
-    """A model's directory, protected from eviction until `close`."""
+    """A model's directory, protected from eviction until `close`. `base`: of a model that is an adapter of another, this other."""
 
-    def __init__(self, directory: Path, lock: Lock | None = None) -> None:
+    def __init__(self, directory: Path, lock: Lock | None = None, base: Copy | None = None) -> None:
         self.directory = directory
         self._lock = lock
+        self._base = base
+
+    def over(self, base: Copy) -> Copy:
+        """The same, of an adapter whose base model is `base`; closes both."""
+        return Copy(self.directory, self._lock, base)
+
+    @property
+    def base(self) -> Path | None:
+        """The directory of the model that this one is an adapter of; None for a model of its own."""
+        return None if self._base is None else self._base.directory
 
     def close(self) -> None:
-        """The directory may be evicted from now on. Idempotent."""
+        """The directories may be evicted from now on. Idempotent."""
         if self._lock is not None:
             self._lock.close()
+        if self._base is not None:
+            self._base.close()
 
 
 class Store:
@@ -123,7 +135,7 @@ class Store:
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
             raise ModelNotFound(f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter")
-        files = patiently(lambda: select(model, found), pauses)
+        files = patiently(lambda: select(model, found, is_adapter=is_adapter), pauses)
         directory = found.on_disk(files)
         if directory is not None:
             return directory

@@ -62,7 +62,7 @@ class SteppedDevice:
         self.prepared: list[int] = []
         self.begun: list[list[int]] = []
 
-    def load(self, directory: Path, name: str) -> FakeModel:
+    def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
         return SteppedModel(name, self)
 
     def let_all_go(self) -> None:

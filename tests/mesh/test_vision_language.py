@@ -17,7 +17,7 @@ from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
 from torch import Tensor
 
 from tests.mesh.test_families import relative_error
-from tests.parity.vlm_models import QUERIES, opened, pages, small
+from tests.parity.vlm_models import QUERIES, Small, opened, pages, small, write_vlm_adapter
 from tests.support.cluster import Cluster
 
 # transformers and its dependencies warn of their own future.
@@ -126,3 +126,30 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
         assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
+
+
+@pytest.fixture(scope="module")
+def merged(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """What the adapter `random/merged-pages` makes of its base, `random/based-pages`; that of `random/lost-pages` is not there."""
+    made = tmp_path_factory.mktemp("adapters")
+    small("qwen2_5_vl").save(made / "base")
+    adapted = write_vlm_adapter("qwen2_5_vl", made / "merged", "random/based-pages")
+    write_vlm_adapter("qwen2_5_vl", made / "lost", "random/not-here")
+    adapted.processor.image_processor.save_pretrained(made / "lost")
+    for name, place in (("base", "based"), ("merged", "merged"), ("lost", "lost")):
+        (made / name).rename(checkpoints / "random" / f"{place}-pages")
+    return adapted
+
+
+def test_an_adapter_is_a_model_merged_into_its_base(client: shoal.Client, merged: Small) -> None:
+    """Beside the base itself, by the names of both."""
+    for model, theirs in (("random/merged-pages", merged), ("random/based-pages", small("qwen2_5_vl"))):
+        wanted = theirs.pages([opened(data) for data in FILES[:2]])
+        assert worst(client.encode(model, FILES[:2]).multi_vector, wanted) <= 1e-5
+        assert worst(client.encode(model, QUERIES, role="query").multi_vector, theirs.queries(QUERIES)) <= 1e-5
+
+
+def test_an_adapter_without_its_base_is_refused_by_the_bases_name(client: shoal.Client, merged: Small) -> None:
+    del merged
+    with pytest.raises(errors.ShoalError, match="random/not-here"):
+        client.encode("random/lost-pages", [FILES[0]])

@@ -37,7 +37,9 @@ def test_every_family_has_a_card() -> None:
     assert sorted(MODEL_TYPES) == sorted(model_types())
 
 
-@pytest.mark.parametrize("kind", ["colpali", "idefics3", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2"])
+@pytest.mark.parametrize(
+    "kind", ["colpali", "idefics3", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3"]
+)
 def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
     """The router's, from the header's size: never below half of it, and at most three times it, or a few tokens more."""
     small(kind).save(tmp_path)
@@ -74,3 +76,25 @@ def test_use_is_as_the_catalog_says(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores[""], scores["probability"], rtol=1e-6)  # of two forwards
     with pytest.raises(TaskNotSupported):
         judge.prepare(EncodeWork(["a"]))
+
+
+def test_a_wrapper_without_a_projection_gives_its_states_and_puts_texts_after_their_prefix(tmp_path: Path) -> None:
+    """Nemotron ColEmbed: a document's text follows its image and "passage:"."""
+    small("qwen3_vl_nemotron_embed").save(tmp_path)
+    model = loaded(tmp_path)
+    assert model.card.multi_vector_dimensions == 48
+    shown = (Part(pages()[0], "items[0].parts[0]"), Part("a page", "items[0].parts[1]"))
+    prepared = model.prepare(EncodeWork(["", "a page"], parts={0: shown}))
+    result = model.finish(prepared, model.forward_all(prepared))
+    assert isinstance(result, EncodeResult)
+    assert result.multi_vector is not None
+    assert result.multi_vector.values.shape == (prepared.tokens, 48)
+    tokenizer = small("qwen3_vl_nemotron_embed").processor.tokenizer
+    end = "passage: a page<|im_end|>\n<|im_start|>assistant\n"
+    wanted = [f"<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{end}", f"<|im_start|>user\n{end}"]
+    for sequence, text in zip(prepared.sequences, wanted, strict=True):
+        ids = tokenizer(text)["input_ids"]
+        mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        rows = 0 if sequence.rows is None else len(sequence.rows.places)
+        found = [*sequence.ids[:6], *sequence.ids[6 + rows :]] if rows else list(sequence.ids)
+        assert found == [one for one in ids if one != mark]

@@ -74,9 +74,12 @@ def _siglip2_vision() -> transformers.PreTrainedModel:
     return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**_NAFLEX))
 
 
+OPEN_CLIP_SIZE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 12}
+
+
 def _open_clip() -> transformers.PreTrainedModel:
     """SigLIP with the heads of the name in OPEN_CLIP."""
-    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 12}
+    sizes = OPEN_CLIP_SIZE
     texts = {**sizes, "vocab_size": 200, "max_position_embeddings": TEXT_LENGTH, "intermediate_size": 192}
     images = {**sizes, "image_size": 36, "patch_size": 8}
     return transformers.SiglipModel(transformers.SiglipConfig(text_config=texts, vision_config=images))
@@ -153,7 +156,7 @@ def random_model(kind: str) -> transformers.PreTrainedModel:
 def write_checkpoint(kind: str, directory: Path) -> transformers.PreTrainedModel:
     model = random_model(kind)
     if kind == "openclip":
-        write_open_clip(model, directory)
+        write_open_clip(model, directory, OPEN_CLIP)
         return model
     model.save_pretrained(directory)
     processor(kind).save_pretrained(directory)
@@ -200,8 +203,9 @@ _OPEN_CLIP_NAMES = (
 )
 
 
-def write_open_clip(model: transformers.PreTrainedModel, directory: Path) -> None:
-    """A SiglipModel as open_clip saves it: other names, and projections fused or apart where transformers has them otherwise."""
+def write_open_clip(model: transformers.PreTrainedModel, directory: Path, config: dict[str, dict[str, Any]]) -> None:
+    """A SiglipModel as open_clip saves it, with its `config`: other names, and projections fused or apart where transformers has
+    them otherwise."""
     state = dict(model.state_dict())
     found: dict[str, torch.Tensor] = {}
     for name in list(state):
@@ -219,7 +223,7 @@ def write_open_clip(model: transformers.PreTrainedModel, directory: Path) -> Non
             new = re.sub(pattern, other, new)
         found[new] = tensor[None] if new == "visual.trunk.pos_embed" else tensor
     save_file({name: tensor.contiguous().clone() for name, tensor in found.items()}, directory / "open_clip_model.safetensors")
-    (directory / "open_clip_config.json").write_text(json.dumps(OPEN_CLIP))
+    (directory / "open_clip_config.json").write_text(json.dumps(config))
 
 
 def pictures() -> list[bytes]:

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from tests.parity.image_models import processor
+from tests.parity.image_models import OPEN_CLIP, OPEN_CLIP_SIZE, processor, write_open_clip
 from tests.support.texts import words
 
-Family = Literal["clip", "siglip"]
+Family = Literal["clip", "siglip", "openclip"]
+"""openclip: SigLIP in open_clip's layout."""
 
 TEXT_LENGTH = 24
 LONG = " ".join(words()[:60])
-TEXTS = ["A cat, and a DOG!", "herring", LONG, "two  fishes; \t (one   red)"]
+TEXTS = ["A cat, and a DOG!", "herring", LONG, "two  fishes; \t (one   red)", "a_red_herring"]
 
 _SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _IMAGES = {**_SIZE, "hidden_size": 40, "image_size": 36, "patch_size": 8}
@@ -40,7 +41,9 @@ class Reference:
 
     def texts(self, texts: list[str]) -> NDArray[np.float32]:
         """[texts, dimensions], not normalised."""
-        texts = [canonical(text) for text in texts] if self.family == "siglip" else texts
+        if self.family == "openclip":
+            texts = [text.replace("_", " ") for text in texts]
+        texts = texts if self.family == "clip" else [canonical(text) for text in texts]
         return np.concatenate([self._text(text) for text in texts])
 
     def images(self, files: list[bytes]) -> NDArray[np.float32]:
@@ -55,13 +58,13 @@ class Reference:
         images, texts = self.images(files), self.texts(labels)
         unit = [rows / np.linalg.norm(rows, axis=-1, keepdims=True) for rows in (images, texts)]
         logits = torch.from_numpy(unit[0] @ unit[1].T) * self.model.logit_scale.exp()
-        if self.family == "siglip":
+        if self.family != "clip":
             logits = logits + self.model.logit_bias
         found = logits.sigmoid() if alone else logits.softmax(-1)
         return cast("NDArray[np.float32]", found.detach().numpy())
 
     def _text(self, text: str) -> NDArray[np.float32]:
-        padding = "max_length" if self.family == "siglip" else "do_not_pad"
+        padding = "do_not_pad" if self.family == "clip" else "max_length"
         ids = self.tokenizer([text], padding=padding, truncation=True, max_length=TEXT_LENGTH, return_tensors="pt").input_ids
         with torch.inference_mode():
             return cast("NDArray[np.float32]", self.model.get_text_features(input_ids=ids).pooler_output.numpy())
@@ -83,6 +86,9 @@ def write_repository(family: Family, directory: Path) -> Reference:
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
+    if family == "openclip":
+        write_open_clip(model, directory, _open_clip_config(len(tokenizer)))
+        return Reference(directory, model, tokenizer, family)
     model.save_pretrained(directory)
     processor(family).save_pretrained(directory)
     if family == "siglip":
@@ -102,7 +108,18 @@ def _model(family: Family, tokenizer: Any) -> transformers.PreTrainedModel:
     }
     if family == "clip":
         return transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=_IMAGES, projection_dim=24))
+    if family == "openclip":
+        texts, images = ({**one, **OPEN_CLIP_SIZE} for one in (texts, _IMAGES))
+        texts["intermediate_size"] = 192  # four times the width, of which open_clip's configuration has no word
+        return transformers.SiglipModel(transformers.SiglipConfig(text_config=texts, vision_config=images))
     return transformers.SiglipModel(transformers.SiglipConfig(text_config={**texts, "projection_size": 40}, vision_config=_IMAGES))
+
+
+def _open_clip_config(words: int) -> dict[str, dict[str, Any]]:
+    """With the sizes of `_model` and the texts of Marqo's."""
+    model = OPEN_CLIP["model_cfg"]
+    texts = model["text_cfg"] | {"vocab_size": words, "context_length": TEXT_LENGTH, "tokenizer_kwargs": {"clean": "canonicalize"}}
+    return OPEN_CLIP | {"model_cfg": model | {"text_cfg": texts}}
 
 
 def _clip_tokenizer() -> Any:

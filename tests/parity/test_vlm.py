@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from libs.catalog.checkpoint.adapter import base_of
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from libs.models.images.vlm.loading import VisionLanguageModel, base_of, load_vision_language, model_types
+from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language, model_types
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.work import InputSequence, Part
-from tests.parity.vlm_models import MODELS, QUERIES, Small, conversation, opened, pages, small
+from tests.parity.vlm_models import MODELS, QUERIES, Small, conversation, opened, pages, small, write_vlm_adapter
 
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -154,24 +155,8 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     theirs, base, adapter = small("qwen2_5_vl"), tmp_path / "base", tmp_path / "adapter"
     theirs.save(base)
     images = [opened(data) for data in pages()[:2]]
-    adapted = Small(copy.deepcopy(theirs.model), theirs.processor)
-    names = {
-        "model.language_model.layers.1.mlp.down_proj": "model.layers.1.mlp.down_proj",
-        "model.language_model.layers.0.self_attn.q_proj": "model.language_model.layers.0.self_attn.q_proj",
-        "model.visual.blocks.2.attn.qkv": "visual.blocks.2.attn.qkv",
-        "projection": "custom_text_proj",
-    }
-    generator = torch.Generator().manual_seed(2)
-    tensors: dict[str, Tensor] = {}
-    for module, stored in names.items():
-        weight = adapted.model.get_submodule(module).weight
-        a, b = (torch.randn(*size, generator=generator) * 0.2 for size in ((3, weight.shape[1]), (len(weight), 3)))
-        weight.data += 12 / 3 * (b @ a)
-        tensors |= {f"base_model.model.{stored}.lora_A.weight": a, f"base_model.model.{stored}.lora_B.weight": b}
-    adapter.mkdir()
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": "(.*)", "base_model_name_or_path": "some/base"}
-    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    adapted = write_vlm_adapter("qwen2_5_vl", adapter, "some/base")
+    tensors = load_file(adapter / "adapter_model.safetensors")
     assert base_of(adapter) == "some/base"
     assert base_of(base) == ""
     with pytest.raises(ModelBroken, match="the model 'some/base' is needed"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import Tensor
+from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from tests.parity.tokenizers import ROLES, Style, tokenizer_of
 
@@ -184,9 +188,9 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
     }
 
 
-def _qwen_images(patch: int = 4) -> transformers.BaseImageProcessor:
+def _qwen_images(patch: int = 4, most: int = 80) -> transformers.BaseImageProcessor:
     area = (2 * patch) ** 2
-    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": 80 * area})
+    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": most * area})
 
 
 def _colqwen2() -> Small:
@@ -219,6 +223,77 @@ def _engine_qwen(kind: str) -> Small:
     return Small(_Engine(model, 48, "custom_text_proj"), processor)
 
 
+class _Tomoro(_Engine):
+    """TomoroAI's wrapper, of which transformers has no class: another configuration, and its own names around Qwen3-VL's."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__(model, 48, "embedding_proj_layer")
+
+    def save_pretrained(self, directory: Path) -> None:
+        super().save_pretrained(directory)
+        tensors = load_file(directory / "model.safetensors")
+        save_file({_within_vlm(name): tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
+        _configure(directory, {"model_type": "colqwen3", "embed_dim": 16})
+
+
+def _within_vlm(name: str) -> str:
+    return name if name.startswith("embedding_proj_layer") else f"vlm.{name}"
+
+
+def _configure(directory: Path, values: dict[str, object]) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def _tomoro() -> Small:
+    """Its prompts are colpali-engine's, and its images have at most 1,280 tokens."""
+    theirs = _engine_qwen("qwen3_vl")
+    processor = _QwenEngineProcessor(_qwen_images(most=1280), theirs.processor.tokenizer)
+    processor.query_prefix = ""
+    return Small(_Tomoro(theirs.model.model), processor)
+
+
+class _Nemotron(torch.nn.Module):
+    """NVIDIA's wrapper, of which transformers has no class: Qwen3-VL whose tokens see both sides; vectors are its last states."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: Tensor) -> Output:
+        nothing_hidden = torch.zeros(1, 1, *batch["input_ids"].shape[-1:] * 2, dtype=self.model.dtype)
+        with patch.object(modeling_qwen3_vl, "create_causal_mask", lambda **_: nothing_hidden):
+            hidden = self.model(**batch).last_hidden_state
+        return Output(torch.nn.functional.normalize(hidden, dim=-1))
+
+    def save_pretrained(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+        tensors = load_file(directory / "model.safetensors")
+        save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
+        _configure(directory, {"model_type": "qwen3_vl_nemotron_embed", "pooling": "colbert"})
+
+
+class _NemotronProcessor(_QwenEngineProcessor):
+    """One turn of the chat template, written out."""
+
+    def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
+        self.visual_prompt_prefix = (
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: <|im_end|>\n<|im_start|>assistant\n"
+        )
+        return super().process_images(images, **kwargs)
+
+    def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:
+        begin, end = "<|im_start|>user\nQuery: query: ", "<|im_end|>\n<|im_start|>assistant\n"
+        return self.tokenizer([begin + one + end for one in text], **kwargs)
+
+
+def _nemotron() -> Small:
+    theirs = _engine_qwen("qwen3_vl")
+    processor = _NemotronProcessor(_qwen_images(), theirs.processor.tokenizer)
+    processor.query_prefix = "query:"
+    return Small(_Nemotron(theirs.model.model), processor)
+
+
 MODELS: dict[str, Callable[[], Small]] = {
     "colpali": _colpali,
     "colmodernvbert": _colmodernvbert,
@@ -229,6 +304,8 @@ MODELS: dict[str, Callable[[], Small]] = {
     "qwen2_vl": partial(_engine_qwen, "qwen2_vl"),
     "qwen2_5_vl": partial(_engine_qwen, "qwen2_5_vl"),
     "qwen3_vl": partial(_engine_qwen, "qwen3_vl"),
+    "colqwen3": _tomoro,
+    "qwen3_vl_nemotron_embed": _nemotron,
 }
 
 
@@ -247,6 +324,32 @@ def _draw(model: torch.nn.Module) -> None:
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
+
+
+_ADAPTED = {
+    "model.language_model.layers.1.mlp.down_proj": "model.layers.1.mlp.down_proj",
+    "model.language_model.layers.0.self_attn.q_proj": "model.language_model.layers.0.self_attn.q_proj",
+    "model.visual.blocks.2.attn.qkv": "visual.blocks.2.attn.qkv",
+    "projection": "custom_text_proj",
+}
+"""Modules of colpali-engine's Qwen-VL, and their names in an adapter."""
+
+
+def write_vlm_adapter(kind: str, directory: Path, base: str) -> Small:
+    """An adapter of `small(kind)`, one of colpali-engine's Qwen-VL, alone as PEFT saves it; returns what it makes of the model."""
+    adapted = Small(copy.deepcopy(small(kind).model), small(kind).processor)
+    generator = torch.Generator().manual_seed(2)
+    tensors: dict[str, Tensor] = {}
+    for module, stored in _ADAPTED.items():
+        weight = adapted.model.get_submodule(module).weight
+        a, b = (torch.randn(*size, generator=generator) * 0.2 for size in ((3, weight.shape[1]), (len(weight), 3)))
+        weight.data += 12 / 3 * (b @ a)
+        tensors |= {f"base_model.model.{stored}.lora_A.weight": a, f"base_model.model.{stored}.lora_B.weight": b}
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": "(.*)", "base_model_name_or_path": base}
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    return adapted
 
 
 @dataclass(frozen=True)

@@ -157,3 +157,13 @@ def test_a_file_has_no_negative_size() -> None:
 
     with pytest.raises(ModelBroken, match="-1 bytes"):
         select("org/model", Negative({}, ()))
+
+
+def test_of_two_layouts_of_the_weights_the_one_that_is_read() -> None:
+    files = ("model.safetensors", "open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json")
+    assert "open_clip_model.safetensors" not in wanted({"config.json": {"model_type": "clip", "vision_config": {}}}, *files)
+    others: tuple[Mapping[str, object], ...] = ({"config.json": {"auto_map": {}}}, {})
+    for contents in others:
+        found = wanted(contents, *files)
+        assert "open_clip_model.safetensors" in found
+        assert "model.safetensors" not in found

@@ -72,13 +72,13 @@ class FaultyModel:
 def faulty(load: Load, by_model: Mapping[str, Faults]) -> Load:
     everything: weakref.WeakSet[FaultyModel] = weakref.WeakSet()
 
-    def with_faults(directory: Path, model: str) -> Model:
+    def with_faults(directory: Path, model: str, base: Path | None = None, /) -> Model:
         faults = by_model.get(model, Faults())
         while faults.load == "hang" and not Path(faults.release).exists():
             time.sleep(0.02)
         if faults.load == "fail":
             raise ModelBroken(f"{model}: a fault of our making")
-        return FaultyModel(load(directory, model), faults, everything)  # type: ignore[return-value]  # by __getattr__
+        return FaultyModel(load(directory, model, base), faults, everything)  # type: ignore[return-value]  # by __getattr__
 
     return with_faults
 

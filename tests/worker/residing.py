@@ -50,7 +50,7 @@ class Checkpoints:
         self.sizes[name] = size
         save_file({"w": np.zeros(size // 4, np.float32)}, checkpoint(self.root, name) / "model.safetensors")
 
-    def load(self, directory: Path, name: str) -> FakeModel:
+    def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
         self.loads.append(name)
         gate = self.gates[name].pop(0) if self.gates.get(name) else self.gate
         gate.wait(10)

@@ -34,7 +34,7 @@ class Bay:
     def model(self) -> FakeModel:
         return self.models[MODEL]
 
-    def load(self, directory: Path, name: str) -> FakeModel:
+    def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
         self.models[name] = FakeModel(name)
         return self.models[name]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from libs.models import InputSequence, load_model
+from libs.models import InputSequence, PackedModel, load_model
 from libs.models.graphs.graphs import ROUGH_BYTES, Graphs, Owner
 from libs.telemetry import metrics
 from services.worker.memory.residency import Residency
@@ -183,7 +183,11 @@ async def test_a_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCapt
     directory = write_checkpoint("bert", tmp_path / "checkpoint", sentence=SentenceFiles())
     capture = FakeCapture(size=5000)
     store = Checkpoints(tmp_path / "models", "org/a")
-    store.load = lambda _, name: load_model(directory, name, torch.device("cpu"), torch.float32)  # type: ignore[method-assign,assignment,return-value]
+
+    def load(_: Path, name: str, base: Path | None = None, /) -> PackedModel:
+        return load_model(directory, name, torch.device("cpu"), torch.float32, base=base)
+
+    store.load = load  # type: ignore[method-assign,assignment]
 
     def graphs(owner: Owner) -> Graphs:
         return Graphs(capture, owner, most=4, after=1, check_every=2)

@@ -333,7 +333,7 @@ async def test_a_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -
     read: list[weakref.ref[FakeModel]] = []
 
     class Failing(Checkpoints):
-        def load(self, directory: Path, name: str) -> FakeModel:
+        def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
             model = super().load(directory, name)
             read.append(weakref.ref(model))
             try:

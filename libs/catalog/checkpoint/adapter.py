@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import Config, need_config, read_config, shortened
 from libs.catalog.checkpoint.patterns import Pattern, Unsupported, compiled
 
 FILE: Final = "adapter_config.json"
 """A directory with this file is an adapter."""
 
 WEIGHTS: Final = "adapter_model.safetensors"
+
+MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json", "open_clip_model.safetensors")
+"""A directory with one of these is a model, even if it has an adapter's configuration."""
 
 ALL_LINEAR: Final = "all-linear"
 
@@ -65,6 +68,7 @@ READ: Final = frozenset(
 _INITIAL: Final = ("gaussian", "eva", "orthogonal")
 """Initialisations that do not change the model's own weights. Others (PiSSA, OLoRA, CorDA, LoftQ) do."""
 
+_MOST_NAME: Final = 300  # characters: more than a model id has
 _MOST_TARGETS: Final = 10_000
 _MOST_PATTERNS: Final = 32_768
 """Characters of all patterns of a key together: some adapters have a pattern for each of their modules."""
@@ -100,6 +104,19 @@ class Adapter:
         """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+
+
+def base_of(directory: Path) -> str:
+    """The name of the model that a directory is an adapter of; empty for a model. Raises ModelBroken if the adapter names none."""
+    if any((directory / name).is_file() for name in MODEL_WEIGHTS):
+        return ""
+    config = read_config(directory, FILE)
+    if config is None:
+        return ""
+    name = config.text("base_model_name_or_path")
+    if not name:
+        raise config.broken("base_model_name_or_path", "is missing: it names the model that this is an adapter of")
+    return shortened(name, _MOST_NAME)
 
 
 def read_adapter(directory: Path) -> Adapter:

@@ -1,7 +1,8 @@
 """Models of images, and of texts and images in one space: how they are recognised, and their Card.
 
-Their `model_type` alone says so. The towers, the processing of images and what one costs are read when a model is loaded
-(`libs/models/images`), which knows every key; the card has what a mesh must know of a cold model.
+Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with too. The towers, the processing
+of images and what one costs are read when a model is loaded (`libs/models/images`), which knows every key; the card has what a mesh
+must know of a cold model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
 IMAGES_ALONE: Final = ("clip_vision_model", "dinov2", "dinov2_with_registers", "siglip2_vision_model", "siglip_vision_model", "vit")
 DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 
+OPEN_CLIP: Final = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS: Final = "open_clip_model.safetensors"
+
 _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
 _MOST_PLACES: Final = 37_295  # of Grounding DINO's maps of 1,333 x 1,333 pixels
 _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
@@ -25,22 +29,35 @@ _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
 def images_folder(directory: Path) -> Path | None:
     """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of images; None if it is none.
 
-    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`).
+    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`); open_clip, in the root.
     """
+    if is_open_clip(directory):
+        return Path()
     folder = _folder(directory)
     config = read_config(directory, str(folder / "config.json"))
     found = None if config is None else config.values.get("model_type")
     return folder if found in (*TEXTS_AND_IMAGES, *IMAGES_ALONE, *DETECTORS) else None
 
 
+def is_open_clip(directory: Path) -> bool:
+    """Whether open_clip's layout is the one to read: some repositories hold a model in transformers' too."""
+    return read_config(directory, OPEN_CLIP) is not None and not describes_towers(read_config(directory, "config.json"))
+
+
+def describes_towers(config: Config | None) -> bool:
+    """Whether config.json describes the encoders of a model of images and texts. That of Marqo's only names its own code."""
+    return config is not None and bool({"vision_config", "vision_config_dict"} & config.values.keys())
+
+
 def images_card(directory: Path, folder: Path, model: str) -> Card:
     """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file and the key at fault."""
+    if is_open_clip(directory):
+        return _open_clip_card(directory, model)
     config = need_config(directory, str(folder / "config.json"))
     family = config.text("model_type")
     reads_texts, detects = family in TEXTS_AND_IMAGES, family in DETECTORS
-    if (reads_texts or detects) and not (directory / folder / "tokenizer.json").exists():
-        where = directory / folder
-        raise ModelBroken(f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained")
+    if reads_texts or detects:
+        _need_tokenizer(directory / folder)
     tensors = tensor_files(directory, str(folder) if folder.parts else "")
     files = [*(str(folder / name) for name in _FILES if name != "tokenizer.json"), "modules.json"]
     return Card(
@@ -56,6 +73,30 @@ def images_card(directory: Path, folder: Path, model: str) -> Card:
         inputs=("text", "image") if reads_texts else ("image",),
         scoring="cosine",
     )
+
+
+def _open_clip_card(directory: Path, model: str) -> Card:
+    """open_clip's other models, such as CLIP of its own encoders, are refused when the model is loaded."""
+    parts = need_config(directory, OPEN_CLIP).part("model_cfg")
+    _need_tokenizer(directory)
+    files = [OPEN_CLIP, "tokenizer_config.json"]
+    return Card(
+        model=model,
+        revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, files, [OPEN_CLIP_WEIGHTS]),
+        family="siglip",
+        kind="images",
+        tasks=_BOTH,
+        representations=("dense",),
+        max_tokens=parts.part("text_cfg").number("context_length", 64),
+        dimensions=parts.number("embed_dim"),
+        inputs=("text", "image"),
+        scoring="cosine",
+    )
+
+
+def _need_tokenizer(where: Path) -> None:
+    if not (where / "tokenizer.json").exists():
+        raise ModelBroken(f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained")
 
 
 def _folder(directory: Path) -> Path:

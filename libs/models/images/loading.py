@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.catalog.kinds.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 from libs.models import weights
@@ -52,7 +53,7 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
 
     Raises ModelBroken with the file and the key or tensor that cannot be served.
     """
-    found = _open_clip(directory) if _is_open_clip(directory) else _transformers(directory)
+    found = _open_clip(directory) if is_open_clip(directory) else _transformers(directory)
     rest, owned = found.tensors, {}
     for name, tower in found.towers.items():
         owned[name], rest = rest.split(tower.part)
@@ -81,14 +82,6 @@ def _transformers(directory: Path) -> _Found:
         raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
     processing = read_processing(directory, folder, family.PROCESSOR)
     return _Found(family.towers(config), family.REST, processing, TensorFile.open(directory, str(folder)))
-
-
-def _is_open_clip(directory: Path) -> bool:
-    """Some repositories hold a model in both layouts: then config.json describes encoders. That of Marqo's names its own code."""
-    if read_config(directory, open_clip.CONFIG) is None:
-        return False
-    other = read_config(directory, "config.json")
-    return other is None or not ({"vision_config", "vision_config_dict"} & other.values.keys())
 
 
 def _open_clip(directory: Path) -> _Found:

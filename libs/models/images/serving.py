@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card, ImageSize
-from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.models.images.detection.detector import Detector
@@ -27,7 +26,6 @@ from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
 from libs.models.images.texts import read_texts
-from libs.models.layers.spec import Config
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
@@ -116,8 +114,7 @@ def _processor(directory: Path, card: Card, loaded: ImageModel) -> ImageProcesso
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
         return ImageProcessor(card, loaded.input, None, None)
     root = directory / card.encoder_folder
-    config = Config(need_config(root, "config.json").values)
-    return ImageProcessor(card, loaded.input, read_texts(root, config, card.max_tokens), _labels(loaded))
+    return ImageProcessor(card, loaded.input, read_texts(root, card.max_tokens), _labels(loaded))
 
 
 def _labels(loaded: ImageModel) -> LabelScale:

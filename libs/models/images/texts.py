@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from libs.catalog.checkpoint.files import read_config
+from libs.catalog.checkpoint.files import need_config, read_config
+from libs.catalog.kinds.images import OPEN_CLIP, is_open_clip
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
@@ -20,15 +21,24 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """`lower`: texts are lower-cased. `canonical`: they lose ASCII punctuation and repeated white space too. `padding`: the id with
-    which each text is filled up to the model's longest, as the model was trained; None: it is not. `ends_once`: the model reads a
-    text up to its first token that ends it.
+    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space. `canonical`: texts lose ASCII punctuation
+    too; `underscore` is put in the place of an underscore. `padding`: the id with which each text is filled up to the model's
+    longest, as the model was trained; None: it is not. `ends_once`: the model reads a text up to its first token that ends it.
     """
 
     lower: bool = False
+    spaced: bool = False
     canonical: bool = False
+    underscore: str = ""
     padding: int | None = None
     ends_once: bool = False
+
+
+_CLEANING: Final = {
+    "whitespace": TextRules(spaced=True),
+    "lower": TextRules(lower=True, spaced=True),
+    "canonicalize": TextRules(lower=True, canonical=True, underscore=" "),
+}
 
 
 class ImageModelTexts:
@@ -49,14 +59,29 @@ class ImageModelTexts:
 
     def _written(self, text: str) -> str:
         text = text.lower() if self._rules.lower else text
-        return " ".join(text.translate(_PUNCTUATION).split()) if self._rules.canonical else text
+        if self._rules.canonical:
+            text = text.replace("_", self._rules.underscore).translate(_PUNCTUATION)
+        return " ".join(text.split()) if self._rules.canonical or self._rules.spaced else text
 
 
-def read_texts(root: Path, config: Config, limit: int) -> ImageModelTexts:
-    """`root`: where config.json, `config`, and the tokenizer lie. `limit`: the longest text in tokens. Raises ModelBroken."""
+def read_texts(root: Path, limit: int) -> ImageModelTexts:
+    """`root`: where config.json, or open_clip's, and the tokenizer lie. `limit`: the longest text in tokens. Raises ModelBroken."""
     tokenizer = load_tokenizer(root, lowercase=False)
     text = TextProcessor(tokenizer, limit=limit, segments=False)
-    return ImageModelTexts(text, _rules(root, config, text))
+    if is_open_clip(root):
+        return ImageModelTexts(text, _open_clip_rules(root, Config(need_config(root, OPEN_CLIP).values, file=OPEN_CLIP), text))
+    return ImageModelTexts(text, _rules(root, Config(need_config(root, "config.json").values), text))
+
+
+def _open_clip_rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
+    """open_clip's HFTokenizer: `clean` says how a text is written; without it only white space is. Texts are always filled up."""
+    texts = config.part("model_cfg").part("text_cfg")
+    texts.require("strip_sep_token", False)  # of other models: ends of texts would become padding
+    clean = texts.part("tokenizer_kwargs").text("clean", "whitespace")
+    if clean not in _CLEANING:
+        raise texts.unsupported("tokenizer_kwargs", f"its `clean` is {clean!r}; supported are {', '.join(_CLEANING)}")
+    padding = text.token_id(special_token(root, "pad_token"))
+    return replace(_CLEANING[clean], padding=texts.integer("pad_id", 0) if padding is None else padding)
 
 
 def _rules(root: Path, config: Config, text: TextProcessor) -> TextRules:

@@ -90,7 +90,7 @@ def _measured(
         from services.worker.profile import forward, texts
 
         tell(f"{name}: loading")
-        model, device, most_tokens = forward.load(settings, name, copy.directory)
+        model, device, most_tokens = forward.load(settings, name, copy)
         given = texts.generated() if lines is None else cycle(lines)
         batch = forward.fill(model, given, most_tokens, settings.batch_items)
         tell(f"{name}: forward passes of {batch.tokens:,} tokens")

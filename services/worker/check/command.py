@@ -16,7 +16,7 @@ from shoal.cli.console import Console, emit, print_error, show, size, table
 
 from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
-from libs.store import is_model_id
+from libs.store import Copy, is_model_id
 from services.worker.check.explain import Report, Test, inspect
 from services.worker.check.found import Tell, found
 from services.worker.machine import disk
@@ -66,22 +66,23 @@ def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Repor
         try:
             overrides = settings.catalog.of(model)
             tell(f"{model}: reading its files")
-            report = inspect(copy.directory, model, overrides)
-            skipped = _skipped(report, copy.directory, test)
+            report = inspect(copy.directory, model, overrides, copy.base)
+            skipped = _skipped(report, copy, test)
             if skipped:
                 return replace(report, skipped=skipped)
-            return _tested(report, copy.directory, overrides, tell, in_int8=settings.dtype == "int8")
+            return _tested(report, copy, overrides, tell, in_int8=settings.dtype == "int8")
         finally:
             copy.close()
 
 
-def _skipped(report: Report, directory: Path, wanted: bool) -> str:
+def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
     """Why there is no self-test; empty if there is one."""
     if report.refused:
         return "the model is refused"
     if not wanted:
         return "--no-test"
-    needed, free = disk.weight_bytes(directory, _FLOAT32_BYTES), _free_bytes()
+    parts = [part for part in (copy.directory, copy.base) if part is not None]
+    needed, free = sum(disk.weight_bytes(part, _FLOAT32_BYTES) for part in parts), _free_bytes()
     if free is not None and needed > free:
         return f"in float32 it needs {size(needed)} of memory, and {size(free)} are free"
     return ""
@@ -93,13 +94,13 @@ def _free_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _tested(report: Report, directory: Path, overrides: Overrides | None, tell: Tell, *, in_int8: bool) -> Report:
+def _tested(report: Report, copy: Copy, overrides: Overrides | None, tell: Tell, *, in_int8: bool) -> Report:
     tell(f"{report.model}: importing torch")
     from services.worker.check import selftest
 
     done: list[Test] = []
     try:
-        for test in selftest.run(directory, report.model, overrides, in_int8=in_int8):
+        for test in selftest.run(copy.directory, report.model, overrides, in_int8=in_int8, base=copy.base):
             done.append(test)
             tell(f"{report.model}: {test.name}")
     except ShoalError as error:

@@ -183,13 +183,13 @@ def _lengths(late: LateInteraction) -> str:
     return f"query {query or 'any'} tokens{', expanded' if late.expansion else ''}; document {late.document_tokens or 'any'} tokens"
 
 
-def inspect(directory: Path, model: str, overrides: Overrides | None) -> Report:
-    """What a worker would read of a directory; a refusal is part of the report."""
+def inspect(directory: Path, model: str, overrides: Overrides | None, base: Path | None = None) -> Report:
+    """What a worker would read of a directory, and of that of its `base`; a refusal is part of the report."""
     card, refused = None, ""
     files: tuple[TensorsOf, ...] = ()
     with recorded() as reads:
         try:
-            card = read_card(directory, model, overrides)
+            card = read_card(directory, model, overrides, base)
         except ShoalError as error:
             refused = error.message
     try:

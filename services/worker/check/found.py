@@ -7,9 +7,10 @@ from pathlib import Path
 
 from shoal.cli.console import size
 
+from libs.catalog.checkpoint.adapter import base_of
 from libs.errors import ModelNotFound
 from libs.store import Copy, Progress, is_model_id, open_store
-from services.worker.machine import disk
+from services.worker.memory.files import ModelFiles
 from services.worker.settings import Settings
 
 Tell = Callable[[str], None]
@@ -22,9 +23,11 @@ def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, 
     """
     path = Path(target)
     if path.is_dir():
-        return name or _own_id(path.resolve()), Copy(path)
+        model, copy = name or _own_id(path.resolve()), Copy(path)
+        return model, (_files(settings).with_base(copy, model, _telling(model, tell)) if base_of(path) else copy)
+    files = _files(settings)
     try:
-        return target, Copy(disk.find(settings.models, target))
+        return target, files.find(target)
     except ModelNotFound:
         if not is_model_id(target):
             raise ModelNotFound(f"{target} is neither a directory nor a model id of the form org/name") from None
@@ -32,12 +35,16 @@ def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, 
             raise ModelNotFound(
                 f"{target} is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf to fetch it"
             ) from None
+    return target, files.fetch(target, _telling(target, tell))
 
-    def report(progress: Progress) -> None:
-        tell(f"{target}: fetching, {size(progress.done)} of {size(progress.total)}")
 
-    store = open_store(settings.stores, settings.store_dir, settings.store_bytes)
-    return target, store.get(settings.catalog.pinned_id(target), report)
+def _files(settings: Settings) -> ModelFiles:
+    store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
+    return ModelFiles(settings.models, store, settings.catalog, item_bytes=4)
+
+
+def _telling(model: str, tell: Tell) -> Callable[[Progress], None]:
+    return lambda progress: tell(f"{model}: fetching, {size(progress.done)} of {size(progress.total)}")
 
 
 def _own_id(directory: Path) -> str:

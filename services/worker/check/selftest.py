@@ -44,23 +44,25 @@ BFLOAT16_COSINE = 0.99
 """The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should say `dtype: float32`."""
 
 
-def run(directory: Path, model: str, overrides: Overrides | None, *, in_int8: bool = False) -> Iterator[Test]:
+def run(
+    directory: Path, model: str, overrides: Overrides | None, *, in_int8: bool = False, base: Path | None = None
+) -> Iterator[Test]:
     """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded.
 
     `in_int8`: whether a worker would load it in int8 where the card says nothing of it. What a model loses in int8 is measured
-    anyhow, and fails where a worker would load it so.
+    anyhow, and fails where a worker would load it so. `base`: as of `load_model`.
     """
     in_int8 = overrides.dtype == "int8" if overrides is not None and overrides.dtype not in (None, "auto") else in_int8
     overrides = None if overrides is None else replace(overrides, dtype=None)
     runs: list[Answered] = []
-    loaded = _load(directory, model, overrides, torch.float32)
+    loaded = _load(directory, model, overrides, torch.float32, base)
     yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
     for work in works(loaded.card, list(TEXTS)):
         done = answered(loaded, loaded.prepare(work))
         runs.append(done)
         yield from _checks(loaded, done)
     del loaded
-    low = _load(directory, model, overrides, torch.bfloat16)
+    low = _load(directory, model, overrides, torch.bfloat16, base)
     for done in runs:
         nearest = min(map(cosine, low.forward_all(done.prepared), done.outputs))
         yield Test(f"{done.task}: bfloat16 near float32", nearest >= BFLOAT16_COSINE, f"lowest cosine {nearest:.5f}")
@@ -89,8 +91,8 @@ def _int8(directory: Path, model: str, overrides: Overrides | None, runs: list[A
         yield Test(f"{task}: int8 near float32", found.is_good or not wanted, found.figure + advice)
 
 
-def _load(directory: Path, model: str, overrides: Overrides | None, dtype: torch.dtype) -> PackedModel:
-    return load_model(directory, model, torch.device("cpu"), dtype, overrides)
+def _load(directory: Path, model: str, overrides: Overrides | None, dtype: torch.dtype, base: Path | None = None) -> PackedModel:
+    return load_model(directory, model, torch.device("cpu"), dtype, overrides, base)
 
 
 def _checks(model: PackedModel, done: Answered) -> Iterator[Test]:

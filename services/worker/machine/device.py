@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -39,8 +40,9 @@ _MOST_KERNELS = 256
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-Load = Callable[[Path, str], Model]
-"""Reads a model from its directory: (directory, model id). Blocking; raises ShoalError."""
+class Load(Protocol):
+    def __call__(self, directory: Path, model: str, base: Path | None = None, /) -> Model:
+        """Reads a model from its directory; `base`: of an adapter, that of the model it is merged into. Raises ShoalError."""
 
 
 def _nothing() -> None:
@@ -53,8 +55,8 @@ class Device:
 
     `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
     are the same. `item_bytes`: size of a weight. `has_int8`: whether models may be in int8; else those have the device's own type.
-    `load`: (directory, model id) -> model on the device; must run on a thread of its own. `recover`: called after a failed forward
-    pass; raises if the device is lost. `trim`: returns freed memory to the system. `enter`: called first on the device thread.
+    `load`: must run on a thread of its own. `recover`: called after a failed forward pass; raises if the device is lost.
+    `trim`: returns freed memory to the system. `enter`: called first on the device thread.
     `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs of one model; None: forwards are
     not captured.
     """
@@ -91,11 +93,11 @@ def open_device(settings: Settings) -> Device:
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 
 
-def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Callable[[Path, str], Model]:
-    def load(directory: Path, model: str) -> Model:
+def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Load:
+    def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
         """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
         torch.set_num_threads(1)
-        return load_model(directory, model, device, dtype, catalog.of(model))
+        return load_model(directory, model, device, dtype, catalog.of(model), base)
 
     return load
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.catalog.checkpoint.files import tensor_entries
+from libs.catalog.kinds import images
 from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
-from libs.store.select import CONFIGS, MODEL_WEIGHTS
+from libs.store.select import CONFIGS
 
 _ROW_BYTES = 12
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -65,18 +67,27 @@ def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
 
 def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
     """Every model on disk, by id."""
+    return _first(shelves, _is_checkpoint)
+
+
+def adapters(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
+    """Every LoRA adapter on disk, by id."""
+    return _first(shelves, lambda directory: (directory / lora.FILE).is_file() and not _is_checkpoint(directory))
+
+
+def _first(shelves: tuple[Shelf, ...], is_wanted: Callable[[Path], bool]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for shelf in shelves:
         candidates = [(shelf.model, shelf.path)] if shelf.model else _below(shelf.path)
         for model, directory in candidates:
-            if model not in found and is_model_id(model) and _is_checkpoint(directory):
+            if model not in found and is_model_id(model) and is_wanted(directory):
                 found[model] = directory
     return found
 
 
 def _is_checkpoint(directory: Path) -> bool:
     """Whether the directory holds a model. An adapter's does not, though some hold the base model's config.json too."""
-    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in MODEL_WEIGHTS):
+    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in lora.MODEL_WEIGHTS):
         return False
     return any((directory / name).is_file() for name in CONFIGS)
 
@@ -89,9 +100,13 @@ def weight_bytes(directory: Path, item_bytes: int) -> int:
     """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes` a floating-point number.
 
     1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is float32. Reads the headers alone.
-    Raises ModelBroken for a file that is no safetensors file.
+    Of two copies of the weights in the layouts of open_clip and transformers the one that is read counts. Raises ModelBroken for a
+    file that is no safetensors file.
     """
-    files = (str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors")))
+    files = [str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors"))]
+    if images.OPEN_CLIP_WEIGHTS in files:
+        is_read = images.is_open_clip(directory)
+        files = [name for name in files if (name == images.OPEN_CLIP_WEIGHTS) == is_read]
     return sum(_file_bytes(directory, name, item_bytes) for name in files)
 
 

@@ -14,8 +14,10 @@ from typing import Final
 
 from libs.catalog import read_card
 from libs.catalog.card import Card
+from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.kinds.vision_language import is_merged
 from libs.catalog.overrides import Catalog
-from libs.errors import ModelNotFound, ShoalError
+from libs.errors import ModelBroken, ModelNotFound, ShoalError
 from libs.store import Copy, Progress, Store
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
@@ -50,6 +52,8 @@ class ModelFiles:
         self._store = store
         self._catalog = catalog or Catalog()
         self.item_bytes = item_bytes
+        # Mutable state: the bases of adapters on disk, by directory.
+        self._base_names: dict[Path, str] = {}
         self._own_bytes = {name: size for name, size in ITEM_BYTES.items() if name != "int8" or has_int8}
 
     @property
@@ -58,14 +62,81 @@ class ModelFiles:
         return self._store is not None
 
     def find(self, model: str) -> Copy:
-        """The directory of a model on a shelf. Raises ModelNotFound."""
-        return Copy(disk.find(self._shelves, model))
+        """The directory of a model on a shelf; of an adapter that is a model under its own name, with that of its base.
+
+        Raises ModelNotFound, or ModelBroken for such an adapter whose base nothing can find.
+        """
+        try:
+            return Copy(disk.find(self._shelves, model))
+        except ModelNotFound:
+            copy = Copy(self._merged(model))
+        try:
+            return self.with_base(copy, model)
+        except ModelBroken:
+            if self._store is None:
+                raise
+            raise ModelNotFound(f"no directory of this worker holds the base of the model {model!r}", field="model") from None
 
     def fetch(self, model: str, on_progress: Callable[[Progress], None]) -> Copy:
-        """The directory of a model in the store, which downloads it if need be. Raises ShoalError."""
+        """The directory of a model in the store, which downloads it if need be, and its base's as `find`. Raises ShoalError."""
         if self._store is None:
             raise ModelNotFound(f"this worker has no store to fetch the model {model!r} from", field="model")
-        return self._store.get(self._catalog.pinned_id(model), on_progress)
+        try:
+            copy = Copy(self._merged(model))
+        except ModelNotFound:
+            copy = self._store.get(self._catalog.pinned_id(model), on_progress)
+        return self.with_base(copy, model, on_progress)
+
+    def with_base(self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None) -> Copy:
+        """A model's copy; of an adapter, with the directory of its base: on a shelf, else, with `on_progress`, in the store.
+
+        Raises ModelBroken naming a base that cannot be found, or for an adapter of a model of texts; NoCapacity as the store does.
+        """
+        try:
+            name = base_of(copy.directory)
+            if not name:
+                return copy
+            base = self._base(copy.directory, name, on_progress)
+            if not is_merged(copy.directory, base.directory):
+                base.close()
+                raise _is_adapter(name)
+            return copy.over(base)
+        except (ModelNotFound, ModelBroken) as error:
+            copy.close()
+            raise ModelBroken(f"{model}: {error.message}") from error
+        except BaseException:
+            copy.close()
+            raise
+
+    def _base(self, directory: Path, name: str, on_progress: Callable[[Progress], None] | None) -> Copy:
+        found = self._on_shelf(name)
+        if found is not None:
+            return Copy(found)
+        if not is_merged(directory, None):
+            raise _is_adapter(name)
+        needed = f"an adapter of the model {name!r}, which is needed too"
+        if self._store is None or on_progress is None:
+            raise ModelBroken(f"{needed}, and is in no directory of this worker")
+        try:
+            return self._store.get(self._catalog.pinned_id(name), on_progress)
+        except (ModelNotFound, ModelBroken) as error:
+            raise ModelBroken(f"{needed}: {error.message}") from error
+
+    def _on_shelf(self, model: str) -> Path | None:
+        try:
+            return disk.find(self._shelves, model)
+        except ModelNotFound:
+            return None
+
+    def _merged(self, model: str) -> Path:
+        """The directory of an adapter on a shelf that is a model under its own name. Raises ModelNotFound."""
+        try:
+            directory = disk.find_adapter(self._shelves, model)
+            if is_merged(directory, self._on_shelf(base_of(directory))):
+                return directory
+        except (ModelNotFound, ModelBroken):
+            pass
+        raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
 
     def find_adapter(self, adapter: str) -> Copy:
         """The directory of an adapter: on a shelf, else in the store, which downloads it if need be. Raises ShoalError."""
@@ -76,25 +147,56 @@ class ModelFiles:
                 raise
         return self._store.get(self._catalog.pinned_id(adapter), lambda progress: None, is_adapter=True)
 
-    def device_bytes(self, model: str, directory: Path) -> int:
+    def device_bytes(self, model: str, directory: Path, base: Path | None = None) -> int:
         """Bytes that the model will take on the device, by the headers of its files. Raises ModelBroken."""
         overrides = self._catalog.of(model)
         item_bytes = self._own_bytes.get((overrides and overrides.dtype) or "", self.item_bytes)
-        return max(disk.weight_bytes(directory, item_bytes), (overrides and overrides.memory_bytes) or 0)
+        return max(_weight_bytes(directory, base, item_bytes), (overrides and overrides.memory_bytes) or 0)
 
     def listing(self, known: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
         """Every model on disk, by id; those in `known` are not read again. A broken one is listed without a card: the reason is
         reported when it is loaded."""
         shelves = self._shelves if self._store is None else (*self._shelves, disk.Shelf(self._store.models))
         found = disk.listing(shelves)
-        return {model: known[model] if model in known else self._read(model, directory) for model, directory in found.items()}
+        listed = {model: known[model] if model in known else self._read(model, directory) for model, directory in found.items()}
+        for model, directory in disk.adapters(shelves).items():
+            if model in known:
+                listed[model] = known[model]
+            elif model not in found and self._is_model(directory, base := found.get(self._base_name(directory))):
+                listed[model] = self._read(model, directory, base)
+        return listed
 
-    def _read(self, model: str, directory: Path) -> OnDisk:
+    @staticmethod
+    def _is_model(adapter: Path, base: Path | None) -> bool:
         try:
-            card = read_card(directory, model, self._catalog.of(model))
-            return OnDisk(card, disk.weight_bytes(directory, self._own_bytes.get(card.dtype, self.item_bytes)))
+            return is_merged(adapter, base)
+        except (ShoalError, OSError):  # the base's own files are broken
+            return False
+
+    def _base_name(self, directory: Path) -> str:
+        """Of an adapter's base; empty if its file is broken. Kept, as the list of models is read again and again."""
+        if directory not in self._base_names:
+            try:
+                self._base_names[directory] = base_of(directory)
+            except (ShoalError, OSError):
+                return ""
+        return self._base_names[directory]
+
+    def _read(self, model: str, directory: Path, base: Path | None = None) -> OnDisk:
+        try:
+            card = read_card(directory, model, self._catalog.of(model), base)
+            return OnDisk(card, _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)))
         except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
             log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
         except Exception:  # whatever one directory holds, the others are served
             log.exception("a model on disk cannot be read", extra=fields({"model": model}))
         return OnDisk()
+
+
+def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
+    """With those of the base: the adapter's own are in memory until they are merged."""
+    return disk.weight_bytes(directory, item_bytes) + (0 if base is None else disk.weight_bytes(base, item_bytes))
+
+
+def _is_adapter(base: str) -> ModelBroken:
+    return ModelBroken(f"is an adapter of {base!r}, which is no model of images: ask for that model, with this as its `adapter`")

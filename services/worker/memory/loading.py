@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from libs.errors import ModelBroken, ModelNotFound
@@ -100,14 +99,14 @@ class Loader:
         with ExitStack() as held:
             copy = await self._on_disk(loading)
             held.callback(copy.close)
-            stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory))
+            stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory, copy.base))
             while True:
                 size = self._size(loading.model, stored)
                 claim = await self._space.reserve(RoomRequest(loading.model, size, loading.requested_at))
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
-                model = await self._in_time(loading.model, partial(self._read, copy.directory, loading.model, stored), claim, held)
+                model = await self._in_time(loading.model, partial(self._read, copy, loading.model, stored), claim, held)
                 seconds = self._clock() - started
                 grown = RoomRequest(loading.model, self._size(loading.model, stored), loading.requested_at)
                 if await self._space.grow(claim, grown):
@@ -131,9 +130,9 @@ class Loader:
             return Size(stored_bytes)
         return Size(known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens))
 
-    def _read(self, directory: Path, name: str, stored_bytes: int) -> Model:
+    def _read(self, copy: Copy, name: str, stored_bytes: int) -> Model:
         """Reads the model and measures it; runs on a thread of its own."""
-        model = self._device.load(directory, name)
+        model = self._device.load(copy.directory, name, copy.base)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
         rate = self._probe(model, name) if known is None or is_new else known.activation_bytes_per_token

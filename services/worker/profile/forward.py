@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from libs.errors import TaskNotSupported
 from libs.models import PackedModel, Work
 from libs.models.samples import works
+from libs.store import Copy
 from services.worker.machine.device import open_device
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.trace import FORWARD, Forward, Part, forwards, read
@@ -64,13 +65,13 @@ class ForwardProfile:
         return self.seconds / self.plain_seconds - 1
 
 
-def load(settings: Settings, model: str, directory: Path) -> tuple[PackedModel, str, int]:
+def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, int]:
     """The model as a worker with these settings would have it, the device's name, and the tokens of the largest batch.
 
     The calling thread computes with as many threads as such a worker's device thread. Raises ShoalError.
     """
     device = open_device(settings)
-    loaded = device.load(directory, model)
+    loaded = device.load(copy.directory, model, copy.base)
     device.enter()
     if not isinstance(loaded, PackedModel):
         raise TaskNotSupported(f"{model} is no text model: only these can be profiled")

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from PIL import Image
 
+from libs.catalog.kinds.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken
 from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec
@@ -22,8 +23,8 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import HeadRule, Rule, TensorFile
 
-CONFIG: Final = "open_clip_config.json"
-WEIGHTS: Final = "open_clip_model.safetensors"
+CONFIG: Final = OPEN_CLIP
+WEIGHTS: Final = OPEN_CLIP_WEIGHTS
 
 REST: dict[str, HeadRule] = {"logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 

@@ -35,6 +35,11 @@ def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHe
     return {"multi_vector": TokenHead([HeadLinear(state, "projection", "identity")])}
 
 
+def states_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """Late interaction without a projection: the states themselves."""
+    return {"multi_vector": TokenHead([])}
+
+
 def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
     """The state of the last token, which stands for the item."""
     return {"dense": PooledHead(("lasttoken",), ())}

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
-from libs.catalog.checkpoint.adapter import read_adapter
+from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
 from libs.errors import ModelBroken
 from libs.models import weights
@@ -58,12 +58,6 @@ class VisionLanguageModel:
 def model_types() -> tuple[str, ...]:
     """Every `model_type` that `load_vision_language` takes."""
     return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
-
-
-def base_of(directory: Path) -> str:
-    """The name of the model that a directory is an adapter of; empty for a model of its own. Raises as `read_adapter`."""
-    is_adapter = read_config(directory, "config.json") is None and read_config(directory, ADAPTER) is not None
-    return read_adapter(directory).base if is_adapter else ""
 
 
 def load_vision_language(

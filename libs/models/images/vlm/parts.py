@@ -44,7 +44,7 @@ class Prompts:
     """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role.
 
     `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: none is
-    taken. `pair`: of a model that scores pairs.
+    taken. `pair`: of a model that scores pairs. `lead`: what follows an item's last image, before its text.
     """
 
     images: Frame
@@ -53,6 +53,7 @@ class Prompts:
     default: Role = "query"
     instruction: str = ""
     pair: Pair | None = None
+    lead: str = ""
 
     def told(self, instruction: str) -> Prompts:
         """With an instruction in its place. Raises InvalidInput if there is none for it."""
@@ -93,7 +94,7 @@ class PartsInput:
     def tokens(self, data: bytes, field: str) -> int:
         """How many tokens the item of one image is, from the image's header. Raises as `of_parts`; nothing is decoded."""
         laid = self._laid(data, field)
-        return len(self._placed([laid], laid.text, field, field)[0])
+        return len(self._placed([laid], laid.text + self.prompts.lead, field, field)[0])
 
     def patches(self, data: bytes, field: str) -> int:
         """How many tokens of the tower an image is, from its header. Raises InvalidInput if it cannot be read."""
@@ -151,8 +152,8 @@ class PartsInput:
         patches = sum(one.patches for one in laid)
         if patches > self.most:
             raise InvalidInput(f"the images of {field} have {patches:,} patches; the model takes {self.most:,}", field=field)
-        texts = iter(laid)
-        whole = "".join(part.content if isinstance(part.content, str) else next(texts).text for part in parts)
+        texts = iter([*(one.text for one in laid[:-1]), laid[-1].text + self.prompts.lead])
+        whole = "".join(part.content if isinstance(part.content, str) else next(texts) for part in parts)
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
         ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
         pictures: list[NDArray[np.generic]] = []
@@ -183,7 +184,7 @@ class PartsInput:
     def frame_tokens(self) -> int:
         """How many tokens stand around the item of one image."""
         frame = self.prompts.told("").images
-        return self._count(frame.before) + self._count(frame.after)
+        return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)

@@ -28,15 +28,20 @@ from libs.models.tiers import copying
 
 
 def load_vision_language_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
+    base: Path | None = None,
 ) -> PackedModel:
     """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the device's default type, and a warning
     is logged."""
-    card = read_card(directory, model_id, overrides)
+    card = read_card(directory, model_id, overrides, base)
     card, dtype = number_format(card, device, dtype)
     use: Use = "score" if card.scoring == "yes_no" else "dense" if "dense" in card.representations else "multi_vector"
     with copying(device):
-        loaded = load_vision_language(directory, dtype=dtype, device=device, use=use)
+        loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
         model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input)), loaded.names, device)
@@ -44,7 +49,7 @@ def load_vision_language_model(
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(load_vision_language_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+        model.widen = partial(load_vision_language_model, directory, model_id, torch.device("cpu"), torch.float32, wide, base)
     return model
 
 
@@ -54,7 +59,7 @@ def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
     most = min(card.max_tokens, trunk.encoder.max_positions)
     card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
     head = trunk.heads.get("multi_vector")
-    layer = head.layers[-1] if isinstance(head, TokenHead) else None
+    layer = head.layers[-1] if isinstance(head, TokenHead) and len(head.layers) else None
     return replace(card, multi_vector_dimensions=len(layer.weight)) if isinstance(layer, HeadLinear) else card
 
 

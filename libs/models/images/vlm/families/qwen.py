@@ -2,6 +2,8 @@
 
 Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3 with positions in three
 (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers after some of its layers, too (DeepStack).
+Two wrappers of Qwen3-VL whose code is in their repositories: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2
+(arXiv 2602.03992), which sees both sides and has no projection.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
-from libs.models.images.vlm.heads import Use, answers, last_state, vectors_of_tokens
+from libs.models.images.vlm.heads import Use, answers, last_state, states_of_tokens, vectors_of_tokens
 from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
 from libs.models.layers.encoder import PackedEncoder
@@ -28,7 +30,7 @@ from libs.models.text.heads.linear import check_shape
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3", "qwen3_vl_nemotron_embed")
 
 NAMES = {
     "visual.merger.ln_q.": "tower.norm.",
@@ -76,10 +78,13 @@ CONNECTOR: dict[str, HeadRule] = {
 
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
 
+_TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
+_MOST_TOKENS = 1280  # of an image of TomoroAI's: its code sets it, whatever its files say
 _EPS = 1e-6
 _SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
 _TOLD = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
+_TOLD_END = "<|im_end|><|endoftext|>"
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 _JUDGED = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -91,7 +96,8 @@ _AUGMENTED = 10  # padding tokens after a query, which the model attends to and 
 def spec(files: Files) -> VisionLanguageSpec:
     """Raises ModelBroken for a key that cannot be served."""
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
-    kind = config.text("model_type", "qwen2_vl")
+    named = config.text("model_type", "qwen2_vl")
+    kind = "qwen3_vl" if named in (_TOMORO, _NEMOTRON) else named
     if kind not in _SECTIONS:
         raise config.unsupported("model_type", f"supported are {', '.join(_SECTIONS)}")
     # Files from before transformers 4.52 have the text encoder's keys beside the others.
@@ -101,15 +107,17 @@ def spec(files: Files) -> VisionLanguageSpec:
     width = texts.size("hidden_size")
     is_hf = files.config.text("model_type") == "colqwen2"
     pictures = SmartResize.of(files.images, block.patches, block.side, plain=is_hf)
+    if files.config.text("model_type") == _TOMORO:
+        pictures = replace(pictures, most=_MOST_TOKENS * pictures.square**2)
     return VisionLanguageSpec(
-        text=_text(texts, kind),
+        text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
         patches=block,
         processing=pictures.processing,
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
         heads=_heads(files),
         pictures=pictures,
-        prompts=_prompts(files, is_hf) if files.use in ("", "multi_vector") else _conversation(files.use, kind),
+        prompts=_conversation(files.use, kind) if files.use in ("dense", "score") else _prompts(files, is_hf),
         mark=MARK,
     )
 
@@ -190,7 +198,7 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
     if files.use == "dense":
         return last_state
     if files.use != "score":
-        return vectors_of_tokens
+        return states_of_tokens if files.config.text("model_type") == _NEMOTRON else vectors_of_tokens
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
         raise ModelBroken('tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers')
@@ -211,9 +219,31 @@ def _conversation(use: Use, kind: str) -> Prompts:
 
 def _prompts(files: Files, is_hf: bool) -> Prompts:
     """As transformers' ColQwen2Processor, or colpali-engine's, which puts nothing before a query and no new line after it."""
+    if files.config.text("model_type") == _NEMOTRON:
+        return _nemotron(files.processor)
     fill = special_token(files.directory, "pad_token") or "<|endoftext|>"
-    before, mark, after = files.processor.text("visual_prompt_prefix", _TOLD).partition(_IMAGE)
+    told = files.processor.text("visual_prompt_prefix", _TOLD)
+    if files.config.text("model_type") == _TOMORO:  # its files may have the prompt in two halves
+        told = told.removesuffix(_TOLD_END) + files.processor.text("visual_prompt_suffix", _TOLD_END)
+    before, mark, after = told.partition(_IMAGE)
     if not mark:
         raise files.processor.unsupported("visual_prompt_prefix", f"it has no {_IMAGE}")
     asked = files.processor.text("query_prefix", "Query: " if is_hf else "")
     return Prompts(Frame(before, after), Frame(), Frame(asked, fill * _AUGMENTED + ("\n" if is_hf else "")))
+
+
+def _nemotron(processor: Config) -> Prompts:
+    """As Qwen3-VL's chat template renders one turn, the model's answer begun. A document's text follows its image and a prefix."""
+
+    def after(name: str, default: str) -> str:
+        found = processor.text(name, default)
+        return f"{found} " if found else ""
+
+    begin, passage = "<|im_start|>user\n", after("passage_prefix", "passage:")
+    return Prompts(
+        images=Frame(begin, _ANSWER),
+        texts=Frame(f"{begin}{passage}", _ANSWER),
+        queries=Frame(f"{begin}Query: {after('query_prefix', 'query:')}", _ANSWER),
+        default="document",
+        lead=passage,
+    )
