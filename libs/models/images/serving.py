@@ -31,6 +31,7 @@ from libs.models.layers.spec import Config
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
+from libs.models.recall import Recall
 from libs.models.text.loading import DTYPES, Tokenising
 from libs.models.text.registry import default_dtype
 from libs.models.tiers import copying
@@ -47,8 +48,9 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = number_format(card, device, dtype)
     with copying(device):
-        card, trunks, processor = _parts(directory, card, dtype, device)
+        card, trunks, processor, recall = _parts(directory, card, dtype, device)
         model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
+        model.recall = recall
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
@@ -57,15 +59,18 @@ def load_image_model(
     return model
 
 
-def _parts(directory: Path, card: Card, dtype: torch.dtype, device: torch.device) -> tuple[Card, Sequence[Trunk], Processor]:
+def _parts(
+    directory: Path, card: Card, dtype: torch.dtype, device: torch.device
+) -> tuple[Card, Sequence[Trunk], Processor, Recall | None]:
     if "regions" in card.tasks:
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)
         card = replace(card, max_tokens=images.max_tokens, images=images)
-        return card, (detector.trunk,), RegionsProcessor(card, detector)
+        return card, (detector.trunk,), RegionsProcessor(card, detector), None
     loaded = load_images(directory, dtype=dtype, device=device)
     card = _measured(card, loaded)
-    return card, loaded.trunks, _processor(directory, card, loaded)
+    recall = Recall(card.model, card.revision, dtype, loaded.input)
+    return card, loaded.trunks, _processor(directory, card, loaded, recall), recall
 
 
 def detector_size(detector: Detector) -> ImageSize:
@@ -111,13 +116,13 @@ def image_size(given: ImageInput) -> ImageSize:
     )
 
 
-def _processor(directory: Path, card: Card, loaded: ImageModel) -> ImageProcessor:
+def _processor(directory: Path, card: Card, loaded: ImageModel, recall: Recall) -> ImageProcessor:
     heads = {name for trunk in loaded.trunks for name in trunk.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
-        return ImageProcessor(card, loaded.input, None, None)
+        return ImageProcessor(card, loaded.input, None, None, recall)
     root = directory / card.encoder_folder
     config = Config(need_config(root, "config.json").values)
-    return ImageProcessor(card, loaded.input, read_texts(root, config, card.max_tokens), _labels(loaded))
+    return ImageProcessor(card, loaded.input, read_texts(root, config, card.max_tokens), _labels(loaded), recall)
 
 
 def _labels(loaded: ImageModel) -> LabelScale:

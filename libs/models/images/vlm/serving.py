@@ -21,6 +21,7 @@ from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.packed_model import PackedModel
+from libs.models.recall import Recall
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising
@@ -39,7 +40,9 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input)), loaded.names, device)
+        recall = Recall(card.model, card.revision, dtype, loaded.input.pictures)
+        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input, recall)), loaded.names, device)
+        model.recall = recall
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
