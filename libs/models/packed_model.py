@@ -16,7 +16,7 @@ from libs.models.head import Compacts, ModelHead
 from libs.models.layers.encoder import resident_bytes
 from libs.models.lora import Adapters, Names
 from libs.models.packed import Packed, Rows
-from libs.models.probe import activation_bytes_per_token
+from libs.models.probe import activation_bytes_per_token, image_bytes
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import Result
@@ -59,6 +59,8 @@ class PackedModel:
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
+        self.largest_picture = 0
+        """Tokens of the largest input of its tower, in the tower."""
         self.recall: Recall | None = None
         """What finds outputs of items with images; None: the model has none that may be kept."""
         self.widen: Callable[[], PackedModel] | None = None
@@ -213,6 +215,14 @@ class PackedModel:
         with self._computing, copying(self._device):
             weights = tensors_of(*self.modules())
             return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
+
+    def image_bytes(self, tokens: int) -> int:
+        """Bytes of activations on the device of a batch of `tokens` tokens that are all of images, or of the largest image alone if
+        that needs more; 0 for a model of texts. Measured with a small image. Blocking."""
+        with self._computing, copying(self._device):
+            weights, images = tensors_of(*self.modules()), self.card.images
+            largest = 0 if images is None else images.max_tokens
+            return max(image_bytes(trunk, weights, tokens, largest, self.largest_picture) for trunk in self.trunks)
 
     def widened(self) -> PackedModel | None:
         """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""

@@ -29,14 +29,22 @@ class Tower(Protocol):
 
 
 @runtime_checkable
-class LayeredTower(Tower, Protocol):
-    """A tower that may be preempted between its layers, and whose memory can be measured."""
+class SampledTower(Tower, Protocol):
+    """A tower whose memory can be measured."""
+
+    def sample(self) -> InputSequence:
+        """A sequence of one small input."""
+
+
+@runtime_checkable
+class LayeredTower(SampledTower, Protocol):
+    """A tower with layers of its own, between which it may be preempted. `at_once`: its tokens of one forward, if an input has no
+    more."""
+
+    at_once: int
 
     def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
         """As `forward`; `between`, a preemption point, is called between two layers."""
-
-    def sample(self) -> NDArray[np.generic]:
-        """A small input, for measurements."""
 
     def tokens_of(self, picture: NDArray[np.generic]) -> int:
         """How many tokens of its own an input is."""

@@ -58,6 +58,7 @@ Parts = tuple[Part, ...]
 class EncodeWork:
     """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says.
 
+    `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
     `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
     """
 
@@ -70,6 +71,7 @@ class EncodeWork:
     instruction: str = ""
     truncation: Truncation = "end"
     parts: Mapping[int, Parts] = field(default_factory=dict)
+    pooling_factor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

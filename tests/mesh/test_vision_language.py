@@ -126,3 +126,17 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
         assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
+
+
+def test_pages_are_computed_once_and_pooled(client: shoal.Client, readers: dict[str, str]) -> None:
+    """A page that is asked again, pooled or not, is not computed again; fewer vectors come back, of length 1."""
+    model = readers["colqwen2"]
+    whole = client.encode(model, FILES)
+    fewer = client.encode(model, FILES, pooling_factor=4)
+    assert fewer.timings.forward_seconds == 0
+    assert fewer.usage.image_tokens == whole.usage.image_tokens
+    for pooled, page in zip(fewer.multi_vector, whole.multi_vector, strict=True):
+        assert 1 <= len(pooled) <= max(1, len(page) // 4)
+        np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1, rtol=1e-5)
+    with pytest.raises(errors.InvalidInput, match="pooling_factor"):
+        client.encode(model, FILES[:1], pooling_factor=65)

@@ -20,13 +20,14 @@ from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.models.images.detection.detector import Detector
+from libs.models.images.detection.dino_loading import LimitedProcessing
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.processor import RegionsProcessor
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
-from libs.models.images.texts import read_texts
+from libs.models.images.texts import ImageModelTexts, read_texts
 from libs.models.layers.spec import Config
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
@@ -68,14 +69,26 @@ def _parts(
         card = replace(card, max_tokens=images.max_tokens, images=images)
         return card, (detector.trunk,), RegionsProcessor(card, detector), None
     loaded = load_images(directory, dtype=dtype, device=device)
-    card = _measured(card, loaded)
+    texts = _texts(directory, card, loaded)
+    card = _measured(card, loaded, texts)
     recall = Recall(card.model, card.revision, dtype, loaded.input)
-    return card, loaded.trunks, _processor(directory, card, loaded, recall), recall
+    return card, loaded.trunks, _processor(card, loaded, texts, recall), recall
 
 
 def detector_size(detector: Detector) -> ImageSize:
-    """How a detector's images become tokens. Of one whose images keep their proportions the largest has the same price as all."""
+    """How a detector's images become tokens."""
     size = detector.processing.size
+    if isinstance(detector.processing, LimitedProcessing) and isinstance(size, int):
+        return ImageSize(
+            height=0,
+            width=0,
+            short_side=size,
+            patch=detector.smallest,
+            extra_tokens=0,
+            max_tokens=detector.count(size, detector.processing.longest),
+            long_side=detector.processing.longest,
+            maps=detector.maps,
+        )
     height, width = size if isinstance(size, tuple) else (1, 1)
     most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
     return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
@@ -90,9 +103,9 @@ def number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple
     return card, DTYPES.get(card.dtype, own)
 
 
-def _measured(card: Card, loaded: ImageModel) -> Card:
+def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:
     """The card with what only the loaded model knows: limits, and how images become tokens."""
-    images = image_size(loaded.input)
+    images = replace(image_size(loaded.input), text_tokens=0 if read is None else read.filled)
     texts = next((trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads), None)
     most = images.max_tokens if texts is None else min(card.max_tokens, texts.encoder.max_positions)
     return replace(card, max_tokens=most, images=images)
@@ -116,13 +129,21 @@ def image_size(given: ImageInput) -> ImageSize:
     )
 
 
-def _processor(directory: Path, card: Card, loaded: ImageModel, recall: Recall) -> ImageProcessor:
+def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts | None:
+    """What reads the texts of a model of texts and images; None for other models."""
     heads = {name for trunk in loaded.trunks for name in trunk.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
-        return ImageProcessor(card, loaded.input, None, None, recall)
+        return None
     root = directory / card.encoder_folder
     config = Config(need_config(root, "config.json").values)
-    return ImageProcessor(card, loaded.input, read_texts(root, config, card.max_tokens), _labels(loaded), recall)
+    (trunk,) = (trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads)
+    return read_texts(root, config, min(card.max_tokens, trunk.encoder.max_positions))
+
+
+def _processor(card: Card, loaded: ImageModel, texts: ImageModelTexts | None, recall: Recall) -> ImageProcessor:
+    if texts is None:
+        return ImageProcessor(card, loaded.input, None, None, recall)
+    return ImageProcessor(card, loaded.input, texts, _labels(loaded), recall)
 
 
 def _labels(loaded: ImageModel) -> LabelScale:

@@ -227,6 +227,9 @@ def _image_input(size: ImageSize) -> models_pb2.ImageInput:
         patch=size.patch,
         extra_tokens=size.extra_tokens,
         max_tokens=size.max_tokens,
+        long_side=size.long_side,
+        maps=size.maps,
+        text_tokens=size.text_tokens,
     )
 
 
@@ -242,6 +245,7 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         normalize=request.normalize if request.HasField("normalize") else None,
         instruction=request.instruction,
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        pooling_factor=request.pooling_factor,
     )
 
 

@@ -15,7 +15,7 @@ from libs.models.recall import Recall
 from libs.models.results import EncodeResult, Result, ScoreResult
 from libs.models.text.checks import need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
-from libs.models.text.processing.embedding import asked_forms, check_encode
+from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
 from libs.models.work import (
     EncodeWork,
     GoOn,
@@ -54,6 +54,7 @@ class PartsProcessor:
                 items = items_as_parts(work)
                 recalled = Recalled(head, known)
                 sequences = [self._sequence(work, parts, work.role, go_on, recalled) for parts in items]
+                check_pooled(work, sequences, lambda index: _path(items[index]))
             case ScoreWork() if self._card.scoring == "yes_no":
                 head, items, query = "score", items_as_parts(work), query_as_parts(work)
                 asked, cut, recalled = self._instruction(work, "query"), work.truncation, Recalled(head, known, {})

@@ -43,6 +43,7 @@ def load_vision_language_model(
         recall = Recall(card.model, card.revision, dtype, loaded.input.pictures)
         model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input, recall)), loaded.names, device)
         model.recall = recall
+        model.largest_picture = largest_picture(loaded.input)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
@@ -80,6 +81,16 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
         area, around = pictures.square**2, frame + _IMAGE_MARKERS
         return ImageSize(0, 0, 0, pictures.square, around + pictures.least // area, min(most, pictures.most // area + around))
     return ImageSize(0, 0, 0, 1, 0, most)
+
+
+def largest_picture(given: PartsInput) -> int:
+    """The most tokens of the tower that one of its inputs has."""
+    pictures = given.pictures
+    if isinstance(pictures, OneSize):
+        return pictures.patches.most
+    if isinstance(pictures, Tiles):
+        return pictures.patches
+    return pictures.most // pictures.patches.patch**2 if isinstance(pictures, SmartResize) else 0
 
 
 _IMAGE_MARKERS = 2

@@ -18,7 +18,7 @@ from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.pictures import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import Between, nothing_between
+from libs.models.work import Between, InputRows, InputSequence, nothing_between
 
 _AT_ONCE: Final = 1 << 14
 """Patches of one forward, which bounds the memory of activations: pages of a batch may have ten times as many patches as tokens."""
@@ -44,6 +44,7 @@ class ImageTower(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.connector, self.last = encoder, connector, last
+        self.at_once = _AT_ONCE
         self._spec = embed.spec
         self._embed = embed.embed
 
@@ -64,17 +65,18 @@ class ImageTower(nn.Module):
             rows = torch.cat([by_picture[id(picture)] for picture in inputs])
         return rows if self.last is None else self.last(rows)
 
-    def sample(self) -> Picture:
-        """A picture of squares that every connector can merge."""
+    def sample(self) -> InputSequence:
+        """Of one picture, of squares that every connector can merge."""
         side = _SAMPLE * self._spec.patch
-        return np.zeros((side, side, 3), np.uint8)
+        none = np.zeros(0, np.int32)
+        return InputSequence(none, rows=InputRows(none, np.zeros((side, side, 3), np.uint8)))
 
     def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
         some: list[Picture] = []
         patches = 0
         for picture in inputs:
             own = self.tokens_of(picture)
-            if some and patches + own > _AT_ONCE:
+            if some and patches + own > self.at_once:
                 yield some
                 some, patches = [], 0
             some.append(picture)
