@@ -17,9 +17,9 @@ from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Rel
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
+_REGIONS = 4096  # of an item, at most
+_REGION_BYTES = 32
 _SCORE_BYTES = 16
-_REGIONS: Final = 4096  # of an item, at most
-_REGION_BYTES: Final = 32
 """What routers count for a label of an answer beside its name."""
 _AGGREGATIONS = {
     "none": pb.AGGREGATION_NONE,
