@@ -2,9 +2,9 @@
 
 A mesh of one router and one worker of one thread, each a process. A light client B asks for single texts, at its own pace
 (Poisson, open loop), first alone and then while A asks for more than the worker can do: (model) A and B are two models, ten texts
-of A for one of B; (tenant) two tenants of one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks for
-large pages, each of which its image tower reads for about a second. What is bounded
-is B's p99: 1.5 times what it is alone, and one batch of A, which may have begun when B's text arrives.
+of A for one of B; (tenant) two tenants of one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks
+for large pages, each of which its image tower reads for about a second. What is bounded is B's p99: 1.5 times what it is alone, and
+one batch of A, which may have begun when B's text arrives.
 """
 
 from __future__ import annotations

@@ -115,9 +115,9 @@ class ImageSize:
     which images are resized that keep their proportions; 0: there is none. `patch`: a side of the square that becomes one token.
     `extra_tokens`: of an image beside its patches. `max_tokens`: of one image.
 
-    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is not limited. `maps`: of an image,
-    each with half as many places a side as the one before, rounded up; 0: there is one, rounded down. `text_tokens`: of every text,
-    of a model that fills texts up; 0: it does not.
+    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is not limited. `maps`: of an
+    image, each with half as many places a side as the one before, rounded up; 0: there is one, rounded down. `text_tokens`: of
+    every text, of a model that fills texts up; 0: it does not.
     """
 
     height: int

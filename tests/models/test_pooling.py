@@ -59,7 +59,7 @@ def test_vectors_that_are_equal_become_one() -> None:
 
 def test_vectors_of_any_length_keep_their_scale() -> None:
     """Clusters are by direction; means are of the vectors as they are, unless they are scaled."""
-    vectors = np.float32([[2, 0, 0], [0, 3, 0], [4, 0.01, 0], [0, 5, 0.01]])
+    vectors = np.array([[2, 0, 0], [0, 3, 0], [4, 0.01, 0], [0, 5, 0.01]], np.float32)
     np.testing.assert_allclose(pooled(vectors, 2, normalize=False), [[3, 0.005, 0], [0, 4, 0.005]])
     np.testing.assert_allclose(pooled(vectors, 2, normalize=True), [[1, 0, 0], [0, 1, 0]], atol=2e-3)
 

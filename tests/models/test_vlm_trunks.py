@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.lora import Place
+from libs.models.work import Between
 from tests.models.test_trunks import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 
@@ -74,7 +77,12 @@ def test_a_picture_of_a_batch_is_computed_once(pictured: VisionLanguageModel, mo
     wanted = [tower.forward([picture]) for picture in (first, second, third)]
     seen: list[int] = []
     rows = tower._rows
-    monkeypatch.setattr(tower, "_rows", lambda some, between: seen.append(len(some)) or rows(some, between))
+
+    def counted(some: Sequence[NDArray[np.generic]], between: Between) -> torch.Tensor:
+        seen.append(len(some))
+        return rows(some, between)
+
+    monkeypatch.setattr(tower, "_rows", counted)
     found = tower.forward([second, first, second, third, second])
     assert seen == [3]
     torch.testing.assert_close(found, torch.cat([wanted[number] for number in (1, 0, 1, 2, 1)]), rtol=1e-5, atol=1e-6)

@@ -41,7 +41,8 @@ def pooled(vectors: Array, factor: int, *, normalize: bool) -> Array:
     means: Array = (sums / np.bincount(labels)[:, None]).astype(np.float32)
     if not normalize:
         return means
-    return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
+    return means
 
 
 def _points(vectors: Array) -> _Points:
@@ -49,10 +50,10 @@ def _points(vectors: Array) -> _Points:
     x = vectors.astype(np.float64)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     if len(x) <= x.shape[1]:
-        return x @ x.T
+        return np.asarray(x @ x.T, np.float64)
     # Rows i and j of X Xᵀ differ by (x_i - x_j) Xᵀ, whose length is that of (x_i - x_j) multiplied by a root of XᵀX.
     values, axes = np.linalg.eigh(x.T @ x)
-    return x @ (axes * np.sqrt(values.clip(0)))
+    return np.asarray(x @ (axes * np.sqrt(values.clip(0))), np.float64)
 
 
 def _clusters(points: _Points, count: int) -> NDArray[np.intp]:
