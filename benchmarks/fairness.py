@@ -2,8 +2,9 @@
 
 A mesh of one router and one worker of one thread, each a process. A light client B asks for single texts, at its own pace
 (Poisson, open loop), first alone and then while A asks for more than the worker can do: (model) A and B are two models, ten texts
-of A for one of B; (tenant) two tenants of one model, likewise; (slow) A is a model that takes many times as long. What is bounded
-is B's p99: 1.5 times what it is alone, and one batch of A, which may have begun when B's text arrives.
+of A for one of B; (tenant) two tenants of one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks
+for large pages, each of which its image tower reads for about a second. What is bounded is B's p99: 1.5 times what it is alone, and
+one batch of A, which may have begun when B's text arrives.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
 import grpc.aio
+import numpy as np
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
@@ -34,7 +38,7 @@ from services.local.mesh import LocalMesh, running
 from services.local.settings import Settings
 
 SEED = 7
-LIGHT, HOT, SLOW = "fair/light", "fair/hot", "fair/slow"
+LIGHT, HOT, SLOW, PAGES = "fair/light", "fair/hot", "fair/slow", "fair/pages"
 SLOW_SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 RATIO = 10
 """Texts of A for one of B."""
@@ -54,11 +58,12 @@ TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks for what, and how many texts at once."""
+    """Who asks for what, and how many texts at once, or pages."""
 
     model: str
     tenant: str
     texts: int
+    is_of_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ SCENARIOS = (
     Scenario("model", Client(HOT, "a", 16), Client(LIGHT, "b", 1)),
     Scenario("tenant", Client(HOT, "a", 16), Client(HOT, "b", 1)),
     Scenario("slow", Client(SLOW, "a", 4), Client(LIGHT, "b", 1)),
+    Scenario("pages", Client(PAGES, "a", 4, is_of_pages=True), Client(LIGHT, "b", 1)),
 )
 
 
@@ -114,10 +120,15 @@ class Caller:
         self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
         self._texts = texts
         self._chance = random.Random(SEED)
+        self._pages = page_files()
 
     async def ask(self, client: Client) -> float:
         """Milliseconds that it took. Raises grpc.RpcError."""
-        items = [inference_pb2.Item(text=self._chance.choice(self._texts)) for _ in range(client.texts)]
+        if client.is_of_pages:
+            chosen = (inference_pb2.Image(data=self._chance.choice(self._pages)) for _ in range(client.texts))
+            items = [inference_pb2.Item(image=image) for image in chosen]
+        else:
+            items = [inference_pb2.Item(text=self._chance.choice(self._texts)) for _ in range(client.texts)]
         request = inference_pb2.EncodeRequest(model=client.model, items=items)
         begin = time.perf_counter()
         await self._stub.Encode(request, timeout=TIMEOUT_SECONDS, metadata=(("x-shoal-tenant", client.tenant),))
@@ -136,6 +147,17 @@ class Caller:
 
         done = sum(await asyncio.gather(*(caller() for _ in range(at_once))))
         return done / (time.perf_counter() - begin)
+
+
+def page_files() -> list[bytes]:
+    """PNG files of 560 x 560 pixels of noise."""
+    pixels = np.random.default_rng(SEED).integers(0, 256, (8, 560, 560, 3), np.uint8)
+    files = []
+    for one in pixels:
+        out = BytesIO()
+        Image.fromarray(one).save(out, "PNG", compress_level=1)
+        files.append(out.getvalue())
+    return files
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
@@ -213,7 +235,8 @@ class Tick:
 
 async def measure(scenario: Scenario, models: str, texts: list[str], seconds: float, progress: Progress) -> Found:
     bar = progress.add_task(scenario.name, total=1.0)
-    environment = (("SHOAL_LOG_LEVEL", "DEBUG"),)
+    # Pages are to be computed each time.
+    environment = (("SHOAL_LOG_LEVEL", "DEBUG"), ("SHOAL_IMAGE_CACHE_BYTES", "0"))
     async with AsyncExitStack() as stack:
         mesh = await stack.enter_async_context(running(Settings(port=0, models=models, environment=environment)))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(mesh.address))
@@ -223,7 +246,7 @@ async def measure(scenario: Scenario, models: str, texts: list[str], seconds: fl
             await caller.capacity(client, seconds / 10)  # it is warm and measured then
         capacity = await caller.capacity(scenario.heavy, seconds / 5)
         heavy_rate = OVERLOAD * capacity
-        if scenario.heavy.model == SLOW:
+        if scenario.heavy.model in (SLOW, PAGES):
             light_rate = SHARE * await caller.capacity(scenario.light, seconds / 10)
         else:
             light_rate = heavy_rate / RATIO
@@ -255,6 +278,7 @@ def _batches(lines: list[str], scenario: Scenario) -> list[float]:
 
 async def measured(names: list[str], seconds: float, console: Console) -> list[Found]:
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+    from tests.parity.vlm_models import slow_reader
 
     texts = real_texts(256, SEED).texts
     with tempfile.TemporaryDirectory(prefix="fairness-") as root, Progress(console=console, transient=True) as progress:
@@ -262,6 +286,9 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
             "bert", Path(root) / "slow", positions=256, sentence=SentenceFiles(max_seq_length=256), config=SLOW_SIZE
         )  # fmt: skip
         models = f"{HOT}={minilm_directory()}:{LIGHT}={minilm_directory()}:{SLOW}={slow}"
+        if "pages" in names:
+            slow_reader().save(Path(root) / "pages")
+            models += f":{PAGES}={Path(root) / 'pages'}"
         wanted = [scenario for scenario in SCENARIOS if scenario.name in names]
         return [await measure(scenario, models, texts, seconds, progress) for scenario in wanted]
 
@@ -290,7 +317,7 @@ def to_json(found: list[Found]) -> list[dict[str, object]]:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="6 seconds a scenario: a look, not a measurement")] = False,
     seconds: Annotated[float, typer.Option(min=1, help="Of load, for each scenario; longer where B asks for little")] = 25.0,
-    scenario: Annotated[list[str] | None, typer.Option(help="Only this one: model, tenant or slow")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Only this one: model, tenant, slow or pages")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every request; the table goes to stderr")] = False,
 ) -> None:
     """Measure what a heavy model, a heavy tenant and a slow model do to the latency of a light one."""
@@ -299,7 +326,7 @@ def main(
         console.width = 180
     names = scenario or [one.name for one in SCENARIOS]
     if unknown := set(names) - {one.name for one in SCENARIOS}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are model, tenant and slow")
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are model, tenant, slow and pages")
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(names, 6.0 if quick else seconds, console))
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")

@@ -114,6 +114,10 @@ class ImageSize:
     `height`, `width`: the size to which every image is brought; 0: it depends on the image's. `short_side`: the short side to
     which images are resized that keep their proportions; 0: there is none. `patch`: a side of the square that becomes one token.
     `extra_tokens`: of an image beside its patches. `max_tokens`: of one image.
+
+    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is not limited. `maps`: of an
+    image, each with half as many places a side as the one before, rounded up; 0: there is one, rounded down. `text_tokens`: of
+    every text, of a model that fills texts up; 0: it does not.
     """
 
     height: int
@@ -122,6 +126,9 @@ class ImageSize:
     patch: int
     extra_tokens: int
     max_tokens: int
+    long_side: int = 0
+    maps: int = 0
+    text_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from libs.models.head import Compacts, ModelHead
 from libs.models.layers.encoder import resident_bytes
 from libs.models.lora import Adapters, Names
 from libs.models.packed import Packed, Rows
-from libs.models.probe import activation_bytes_per_token
+from libs.models.probe import activation_bytes_per_token, image_bytes
 from libs.models.processor import Processor
+from libs.models.recall import Find, Recall
 from libs.models.results import Result
 from libs.models.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.trunk import Trunk
@@ -58,6 +59,10 @@ class PackedModel:
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
+        self.largest_picture = 0
+        """Tokens of the largest input of its tower, in the tower."""
+        self.recall: Recall | None = None
+        """What finds outputs of items with images; None: the model has none that may be kept."""
         self.widen: Callable[[], PackedModel] | None = None
         """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
 
@@ -105,7 +110,7 @@ class PackedModel:
 
     def forward_all(self, prepared: Prepared) -> list[Output]:
         """Runs all sequences of a job, those of each head as one batch: one output each, in their order."""
-        outputs: dict[int, Output] = {}
+        outputs: dict[int, Output] = dict(prepared.known)
         for head, indices in prepared.groups().items():
             found = self.forward(head, [prepared.sequences[index] for index in indices])
             outputs.update(zip(indices, found, strict=True))
@@ -148,7 +153,7 @@ class PackedModel:
         replayed = None if self._graphs is None else self._graphs.forward(trunk, packed, rows)
         if replayed is not None:
             return replayed
-        batch = trunk.pack(packed, places)
+        batch = trunk.pack(packed, places, between)
         return trunk.encoder.forward(batch, rows, between), batch
 
     @staticmethod
@@ -166,6 +171,16 @@ class PackedModel:
         with self._computing:
             if self._graphs is not None:
                 self._graphs.drop()
+
+    def recall_from(self, find: Find | None) -> bool:
+        """From now on `prepare` looks with `find` for outputs of items with images; None: it does not look any more.
+
+        Returns whether the model has such outputs.
+        """
+        if self.recall is None:
+            return False
+        self.recall.find = find
+        return True
 
     def gather(self) -> None:
         """Moves all tensors into one buffer, on the device and in host memory. Once, before the first forward."""
@@ -200,6 +215,14 @@ class PackedModel:
         with self._computing, copying(self._device):
             weights = tensors_of(*self.modules())
             return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
+
+    def image_bytes(self, tokens: int) -> int:
+        """Bytes of activations on the device of a batch of `tokens` tokens that are all of images, or of the largest image alone if
+        that needs more; 0 for a model of texts. Measured with a small image. Blocking."""
+        with self._computing, copying(self._device):
+            weights, images = tensors_of(*self.modules()), self.card.images
+            largest = 0 if images is None else images.max_tokens
+            return max(image_bytes(trunk, weights, tokens, largest, self.largest_picture) for trunk in self.trunks)
 
     def widened(self) -> PackedModel | None:
         """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""

@@ -6,6 +6,7 @@ device and needs no idle one; a kernel's internal workspace is not seen.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.models.layers.embeddings import InputLayer
-from libs.models.trunk import Trunk
-from libs.models.work import InputRows, InputSequence
+from libs.models.trunk import LayeredTower, SampledTower, Trunk
+from libs.models.work import InputRows, InputSequence, nothing_between
 
 _SEQUENCES = 4
 _TOKENS = 16  # of each
@@ -74,22 +75,53 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float:
     """Measured with a few short sequences, through the trunk's encoder and each head. `weights`: existing tensors, not counted.
 
-    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its input is not of tokens. Raises
-    what the encoder raises.
+    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its input is not of tokens: that is
+    `image_bytes`. Raises what the encoder raises.
     """
     trunk = replace(trunk, tower=None)
     length = min(_TOKENS, trunk.encoder.max_positions)
     rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
     with _ALONE, live:
-        batch = trunk.pack(rows, [None] * _SEQUENCES)
-        hidden = trunk.encoder.forward(batch)
-        for head in trunk.heads.values():
-            try:
-                head.forward(hidden, batch, rows)
-            except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack
-                continue
+        _run(trunk, rows)
     return live.peak / (length * _SEQUENCES)
+
+
+@torch.inference_mode()
+def image_bytes(trunk: Trunk, weights: Sequence[Tensor], tokens: int, largest: int, picture: int) -> int:
+    """Bytes of activations of a batch of `tokens` tokens that are all of images, or of the largest image alone if that needs more;
+    0 for a trunk of texts. Measured with one small image, and taken to grow with the tokens.
+
+    `largest`: tokens of the largest image; `picture`: those of a tower's largest input, of its own. Raises what the trunk raises.
+    """
+    tower, tokens = trunk.tower, max(tokens, largest)
+    if not isinstance(tower, SampledTower):
+        return 0
+    sample = tower.sample()
+    live = LiveBytes(weights)
+    if not isinstance(tower, LayeredTower):
+        with _ALONE, live:
+            _run(trunk, [sample])
+        return math.ceil(live.peak / sample.tokens * tokens)
+    inputs = () if sample.rows is None else sample.rows.inputs
+    with _ALONE, live:
+        rows = tower.forward_between(inputs, nothing_between)
+    patches = sum(map(tower.tokens_of, inputs))
+    at_once = max(min(tokens * patches / len(rows), tower.at_once), picture)
+    # The rows are there while the text encoder computes.
+    a_token = activation_bytes_per_token(trunk, weights) + rows.nbytes / len(rows)
+    return math.ceil(max(live.peak / patches * at_once, a_token * tokens))
+
+
+def _run(trunk: Trunk, rows: Sequence[InputSequence]) -> None:
+    """A forward through the encoder and each head."""
+    batch = trunk.pack(rows, [None] * len(rows))
+    hidden = trunk.encoder.forward(batch)
+    for head in trunk.heads.values():
+        try:
+            head.forward(hidden, batch, rows)
+        except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack
+            continue
 
 
 def _sequence(embed: InputLayer, number: int, length: int) -> InputSequence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from libs.errors import InvalidInput
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import InputSequence
+from libs.models.work import Between, InputSequence, nothing_between
 
 
 class Tower(Protocol):
@@ -26,6 +26,28 @@ class Tower(Protocol):
 
         Or rows so many times as wide, whose further parts are added after the encoder's first layers (`GivenRows.deeper`).
         """
+
+
+@runtime_checkable
+class SampledTower(Tower, Protocol):
+    """A tower whose memory can be measured."""
+
+    def sample(self) -> InputSequence:
+        """A sequence of one small input."""
+
+
+@runtime_checkable
+class LayeredTower(SampledTower, Protocol):
+    """A tower with layers of its own, between which it may be preempted. `at_once`: its tokens of one forward, if an input has no
+    more."""
+
+    at_once: int
+
+    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
+        """As `forward`; `between`, a preemption point, is called between two layers."""
+
+    def tokens_of(self, picture: NDArray[np.generic]) -> int:
+        """How many tokens of its own an input is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +81,11 @@ class Trunk:
             limit = self.encoder.max_positions
             raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
 
-    def pack(self, sequences: Sequence[InputSequence], before: Sequence[int | None]) -> Packed:
-        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`."""
+    def pack(self, sequences: Sequence[InputSequence], before: Sequence[int | None], between: Between = nothing_between) -> Packed:
+        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`. `between`: called by a tower with
+        layers."""
         rows = [item.rows for item in sequences if item.rows is not None]
-        values = self._values([one for each in rows for one in each.inputs]) if rows else None
+        values = self._values([one for each in rows for one in each.inputs], between) if rows else None
         # A tower may make rows for the first layers as well, beside those of the input.
         first, *deeper = (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
         return Packed.of(
@@ -77,7 +100,9 @@ class Trunk:
             axes=[item.axes for item in sequences],
         )
 
-    def _values(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
+    def _values(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
+        if isinstance(self.tower, LayeredTower):
+            return self.tower.forward_between(inputs, between)
         if self.tower is not None:
             return self.tower.forward(inputs)
         rows = torch.from_numpy(np.concatenate(inputs))

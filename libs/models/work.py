@@ -40,10 +40,14 @@ def nothing_between() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`."""
+    """One piece of an item: a text, or the bytes of an image file. `field`: its path in the job, such as `items[3].image`.
+
+    `scope`: whose output of the image may be kept and found again, such as a tenant's; None: nobody's.
+    """
 
     content: str | bytes
     field: str
+    scope: str | None = None
 
 
 Parts = tuple[Part, ...]
@@ -54,6 +58,7 @@ Parts = tuple[Part, ...]
 class EncodeWork:
     """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says.
 
+    `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
     `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
     """
 
@@ -66,6 +71,7 @@ class EncodeWork:
     instruction: str = ""
     truncation: Truncation = "end"
     parts: Mapping[int, Parts] = field(default_factory=dict)
+    pooling_factor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,8 @@ class InputSequence:
     `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
     further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
     empty: none. `rows`: the input of tokens that have no id, for which `ids` has a placeholder within the vocabulary.
-    `axes`: [axes, tokens], positions in several dimensions (M-RoPE); None: a token's position is its place.
+    `axes`: [axes, tokens], positions in several dimensions (M-RoPE); None: a token's position is its place. `key`: sequences with
+    the same have the same output, which may be kept and found again; empty: nothing is known of it.
     """
 
     ids: NDArray[np.int32]
@@ -216,6 +223,7 @@ class InputSequence:
     adapter: str = ""
     rows: InputRows | None = None
     axes: NDArray[np.int32] | None = None
+    key: bytes = b""
 
     @property
     def tokens(self) -> int:
@@ -250,7 +258,8 @@ class Prepared:
     `notes`: state that the processor passes from `prepare` to `finish`. `looked_up`: tokens of texts that need no forward and have
     no sequence, since their result was looked up and is in `notes`. `heads`: of each sequence, where they differ (texts and images
     in one job go to encoders of their own); empty: `head` for all. `fields`: the path in the job of what each sequence was made
-    of, where that is no item's text. `image_tokens`: those of all tokens that were made of images.
+    of, where that is no item's text. `image_tokens`: those of all tokens that were made of images. `known`: outputs that were kept,
+    by the index of their sequence, which then needs no forward.
     """
 
     work: Work
@@ -261,12 +270,14 @@ class Prepared:
     heads: tuple[Head, ...] = ()
     fields: tuple[str, ...] = ()
     image_tokens: int = 0
+    known: Mapping[int, Output] = field(default_factory=dict)
 
     def groups(self) -> dict[Head, list[int]]:
-        """The indices of the sequences of each head, in order."""
+        """The indices of the sequences of each head that need a forward, in order."""
         found: dict[Head, list[int]] = {}
         for index in range(len(self.sequences)):
-            found.setdefault(self.heads[index] if self.heads else self.head, []).append(index)
+            if index not in self.known:
+                found.setdefault(self.heads[index] if self.heads else self.head, []).append(index)
         return found
 
     @property

@@ -71,6 +71,12 @@ EVICTIONS: Final = Counter("shoal_evictions", "Models evicted from the device, b
                            ("to",), registry=REGISTRY)  # fmt: skip
 GRAPH_EVENTS: Final = Counter("shoal_graph_events", "Of CUDA graphs: captured, refused, failed, replayed, checked, differed.",
                               ("event",), registry=REGISTRY)  # fmt: skip
+IMAGE_CACHE_EVENTS: Final = Counter(
+    "shoal_image_cache_events",
+    "Of items with images: hit (the output was kept), shared (another of the batch had it), miss (computed), evicted.",
+    ("event",),
+    registry=REGISTRY,
+)
 
 
 class Bounded:
@@ -183,6 +189,7 @@ DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "Device memory that
 HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "Host memory that warm models and host copies take.", POOL_LABELS)
 RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a resident model.", ("pool", "model"))
 GRAPH_BYTES: Final = Series("shoal_graph_bytes", "Device memory of a resident model's CUDA graphs.", ("pool", "model"))
+IMAGE_CACHE_BYTES: Final = Series("shoal_image_cache_bytes", "Memory that kept outputs of images take.", POOL_LABELS)
 MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "Measured on recent batches.", ("pool", "model"))
 
 

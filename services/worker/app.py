@@ -249,6 +249,7 @@ def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, 
         policy=POLICIES[settings.eviction],
         load_seconds=settings.load_seconds,
         adapters=settings.adapters,
+        image_cache_bytes=settings.image_cache_bytes,
     )
 
 

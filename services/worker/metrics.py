@@ -36,4 +36,5 @@ class WorkerMetrics:
         residents = self._residency.residents()
         yield metrics.RESIDENT_BYTES.family({(*self._pool, one.name): one.model.bytes for one in residents})
         yield metrics.GRAPH_BYTES.family({(*self._pool, one.name): one.graph_bytes for one in residents})
+        yield metrics.IMAGE_CACHE_BYTES.family({self._pool: self._residency.image_cache_bytes})
         yield metrics.MODEL_TOKENS_PER_SECOND.family({(*self._pool, one.name): one.meter.tokens_per_second for one in residents})

@@ -106,6 +106,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_GRACE_SECONDS",
             "SHOAL_HEARTBEAT_SECONDS",
             "SHOAL_HOST_BYTES",
+            "SHOAL_IMAGE_CACHE_BYTES",
             "SHOAL_LOAD_SECONDS",
             "SHOAL_MAX_AGE_SECONDS",
             "SHOAL_MEMORY_BYTES",  # by the container's limit

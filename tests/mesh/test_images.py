@@ -171,3 +171,25 @@ def test_an_animation_is_its_first_picture(client: shoal.Client, references: dic
     moving = saved(first, "GIF", save_all=True, append_images=rest)
     wanted = references["clip"].images([saved(first, "PNG")])
     assert relative_error(client.encode("random/clip-images", [moving]).dense, wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_is_computed_once(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
+    """Of one request and of the next, for each tenant apart; what is found is what was computed, and costs as much."""
+    model, theirs = f"random/{family}-images", references[family]
+    files = [FILES[3], FILES[5], FILES[3]]
+    first = client.encode(model, files)
+    assert relative_error(first.dense, theirs.images(files)) <= 1e-5
+    again = client.encode(model, [FILES[5], FILES[3], FILES[3], FILES[5]])
+    assert again.timings.forward_seconds == 0
+    assert relative_error(again.dense, first.dense[[1, 0, 0, 1]]) <= 1e-5
+    assert again.usage.image_tokens * 3 == first.usage.image_tokens * 4
+    scored = client.score(model, FILES[5], [FILES[3]])
+    assert scored.timings.forward_seconds == 0, "one image against others"
+    mixed = client.encode(model, [FILES[3], TEXTS[0]])
+    assert mixed.timings.forward_seconds > 0
+    assert relative_error(mixed.dense, np.concatenate([theirs.images(FILES[3:4]), theirs.texts(TEXTS[:1])])) <= 1e-5
+    with shoal.Client(client.address, tenant="another") as other:
+        apart = other.encode(model, [FILES[5]])
+    assert apart.timings.forward_seconds > 0
+    assert relative_error(apart.dense, again.dense[:1]) <= 1e-5

@@ -153,3 +153,17 @@ def test_an_adapter_without_its_base_is_refused_by_the_bases_name(client: shoal.
     del merged
     with pytest.raises(errors.ShoalError, match="random/not-here"):
         client.encode("random/lost-pages", [FILES[0]])
+
+
+def test_pages_are_computed_once_and_pooled(client: shoal.Client, readers: dict[str, str]) -> None:
+    """A page that is asked again, pooled or not, is not computed again; fewer vectors come back, of length 1."""
+    model = readers["colqwen2"]
+    whole = client.encode(model, FILES)
+    fewer = client.encode(model, FILES, pooling_factor=4)
+    assert fewer.timings.forward_seconds == 0
+    assert fewer.usage.image_tokens == whole.usage.image_tokens
+    for pooled, page in zip(fewer.multi_vector, whole.multi_vector, strict=True):
+        assert 1 <= len(pooled) <= max(1, len(page) // 4)
+        np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1, rtol=1e-5)
+    with pytest.raises(errors.InvalidInput, match="pooling_factor"):
+        client.encode(model, FILES[:1], pooling_factor=65)

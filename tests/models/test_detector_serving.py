@@ -13,6 +13,8 @@ from libs.models import PackedModel, load_model
 from libs.models.results import ExtractResult
 from libs.models.samples import works
 from libs.models.work import Part, RegionsWork
+from services.router.admission import pictures as image_prices
+from services.worker.mesh.codec import to_card
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 from tests.parity.image_models import pictures
 
@@ -71,3 +73,18 @@ def test_what_is_no_image(model: PackedModel) -> None:
     with pytest.raises(InvalidInput) as broken:
         model.prepare(RegionsWork([""], LABELS, parts={0: (Part(b"<svg/>", "items[0].image"),)}))
     assert broken.value.field == "items[0].image"
+
+
+def test_routers_price_images_by_their_size(model: PackedModel) -> None:
+    """From the header: of an image that keeps its proportions as many tokens as it has, but for a rounding of its sides."""
+    told = to_card(model.card).images
+    for index, sequence in enumerate(model.prepare(job()).sequences):
+        price = image_prices.tokens_of(image_prices.size_of(pictures()[index]), told)
+        assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
+    if model.card.family == "grounding-dino":
+        thin, square = (image_prices.tokens_of(image_prices.Size(*size), told) for size in ((30, 300), (300, 300)))
+        assert thin < square <= told.max_tokens
+
+
+def test_what_a_batch_needs_is_measured(model: PackedModel) -> None:
+    assert model.image_bytes(1 << 16) >= 1.5 * model.image_bytes(1 << 15) > 0

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from libs.models import PackedModel, load_model
+from libs.models import EncodeWork, PackedModel, Part, load_model
 from libs.models.probe import LiveBytes
+from libs.models.tiers import tensors_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.image_repositories import Family, write_repository
 from tests.parity.recipes import RECIPES
+from tests.parity.vlm_models import small
 
 
 def test_the_peak_is_of_what_lives_at_a_time() -> None:
@@ -64,3 +71,35 @@ def test_a_probe_does_not_import_the_compiler(embedder: PackedModel) -> None:
     had = "torch._dynamo" in sys.modules
     embedder.probe()
     assert had == ("torch._dynamo" in sys.modules)
+
+
+def test_a_model_of_texts_needs_nothing_for_images(embedder: PackedModel) -> None:
+    assert embedder.image_bytes(2048) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["colpali", "idefics3", "qwen2_5_vl"])
+def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
+    """Of a tower too: at most what is reserved, and at least a quarter of it, for an image far larger than what was measured."""
+    small(kind).save(tmp_path)
+    model = load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
+    pixels = np.random.default_rng(0).integers(0, 256, (900, 700, 3), np.uint8)
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    prepared = model.prepare(EncodeWork([""] * 3, parts={i: (Part(out.getvalue(), f"items[{i}].image"),) for i in range(3)}))
+    with LiveBytes(tensors_of(*model.modules())) as live:
+        model.forward_all(prepared)
+    model.card = replace(model.card, images=replace(model.card.images, max_tokens=1))  # type: ignore[type-var]
+    model.largest_picture = 1
+    reserved = model.image_bytes(prepared.tokens)
+    assert reserved / 6 <= live.peak <= 1.25 * reserved
+    model.largest_picture = 100_000
+    assert model.image_bytes(prepared.tokens) > reserved, "of one picture that is larger"
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_what_a_batch_of_images_needs(tmp_path: Path, family: Family) -> None:
+    model = load_model(write_repository(family, tmp_path).directory, "test/model", torch.device("cpu"), torch.float32)
+    few, many = model.image_bytes(1000), model.image_bytes(4000)
+    assert 3.9 * few <= many <= 4.1 * few
+    assert few >= 1000 * 40 * 4, "at least a state of each token"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
+from libs.models.images.vlm.tower import ImageTower
 from libs.models.lora import Place
+from libs.models.work import Between
 from tests.models.test_trunks import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 
@@ -47,3 +51,38 @@ def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -
         assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == Place("layers.1.attn.qkv", 1)
     with pytest.raises(KeyError):
         pictured.names.place("visual.blocks.0.attn.qkv")
+
+
+def test_a_tower_is_preempted_between_its_layers(embedder: PackedModel, pictured: VisionLanguageModel) -> None:
+    """By a batch of texts of the same model, too; neither changes the other."""
+    trunk, given = pictured.trunks[0], pictured.input
+    model = joined(embedder, trunk)
+    images = [given.sequence(data, "items[0]") for data in pages()[:2]]
+    texts = given.of_texts(QUERIES[:1], "query", "end", lambda number: f"items[{number}].text")
+    wanted, (query,) = model.forward("multi_vector", images), model.forward("multi_vector", texts)
+    queries = []
+    found = model.forward("multi_vector", images, between=lambda: queries.extend(model.forward("multi_vector", texts)))
+    assert isinstance(trunk.tower, ImageTower)
+    assert len(queries) == len(trunk.tower.encoder.stack) + len(trunk.encoder.stack)
+    for ours, theirs in zip([*found, *queries], [*wanted, *[query] * len(queries)], strict=True):
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_picture_of_a_batch_is_computed_once(pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where items share its array, as documents do that are compared with one image."""
+    tower = pictured.trunks[0].tower
+    assert isinstance(tower, ImageTower)
+    made = [pictured.input.sequence(data, "items[0]") for data in pages()[:3]]
+    first, second, third = (one.rows.inputs[0] for one in made if one.rows is not None)
+    wanted = [tower.forward([picture]) for picture in (first, second, third)]
+    seen: list[int] = []
+    rows = tower._rows
+
+    def counted(some: Sequence[NDArray[np.generic]], between: Between) -> torch.Tensor:
+        seen.append(len(some))
+        return rows(some, between)
+
+    monkeypatch.setattr(tower, "_rows", counted)
+    found = tower.forward([second, first, second, third, second])
+    assert seen == [3]
+    torch.testing.assert_close(found, torch.cat([wanted[number] for number in (1, 0, 1, 2, 1)]), rtol=1e-5, atol=1e-6)

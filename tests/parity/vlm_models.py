@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -188,17 +189,25 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
     }
 
 
-def _qwen_images(patch: int = 4, most: int = 80) -> transformers.BaseImageProcessor:
+def _qwen_images(patch: int = 4, squares: int = 80) -> transformers.BaseImageProcessor:
     area = (2 * patch) ** 2
-    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": most * area})
+    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": squares * area})
 
 
-def _colqwen2() -> Small:
+def _colqwen2(tower: Mapping[str, object] = MappingProxyType({}), patch: int = 4, squares: int = 80) -> Small:
     tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
-    mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    config = transformers.Qwen2VLConfig(**_qwen_settings("qwen2_vl", len(tokenizer), mark))
-    model = transformers.ColQwen2ForRetrieval(transformers.ColQwen2Config(vlm_config=config, embedding_dim=16))
-    return Small(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
+    settings = _qwen_settings("qwen2_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    settings["vision_config"] = {**settings["vision_config"], **tower}  # type: ignore[dict-item]
+    model = transformers.ColQwen2ForRetrieval(
+        transformers.ColQwen2Config(vlm_config=transformers.Qwen2VLConfig(**settings), embedding_dim=16)
+    )
+    return Small(model, transformers.ColQwen2Processor(_qwen_images(patch, squares), tokenizer))
+
+
+def slow_reader() -> Small:
+    """Its tower has 1,600 patches of a page and 42 million parameters: seconds on one core. What comes after it is small."""
+    tower = {"embed_dim": 768, "depth": 6, "num_heads": 12, "patch_size": 14, "mlp_ratio": 4}
+    return _colqwen2(tower, patch=14, squares=400)
 
 
 class _QwenEngineProcessor(transformers.ColQwen2Processor):  # type: ignore[misc]
@@ -248,7 +257,7 @@ def _configure(directory: Path, values: dict[str, object]) -> None:
 def _tomoro() -> Small:
     """Its prompts are colpali-engine's, and its images have at most 1,280 tokens."""
     theirs = _engine_qwen("qwen3_vl")
-    processor = _QwenEngineProcessor(_qwen_images(most=1280), theirs.processor.tokenizer)
+    processor = _QwenEngineProcessor(_qwen_images(squares=1280), theirs.processor.tokenizer)
     processor.query_prefix = ""
     return Small(_Tomoro(theirs.model.model), processor)
 

@@ -260,3 +260,30 @@ def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path
             assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}, verb
             print(f"{verb}: {peak.grown / 1e6:.1f} MB")
             assert peak.grown < 1.5 * limit, verb
+
+
+def test_any_number_of_regions_may_have_the_same_label() -> None:
+    """4,096 of an item, of the longest label."""
+    finds = card(tasks=[models_pb2.TASK_REGIONS])
+    request = pb.ExtractRequest(model=MODEL, regions=pb.RegionsTask(labels=["cat", "a" * 224]))
+    request.items.extend([pb.Item(image=pb.Image(data=b"p"))] * 65)
+    with pytest.raises(InvalidInput, match="send at most 64 items at a time") as caught:
+        check_extract(request, finds)
+    assert caught.value.field == "items"
+    del request.items[64:]
+    check_extract(request, finds)
+
+
+def test_pooling_is_for_multi_vectors_and_within_its_range() -> None:
+    both = card(tasks=[models_pb2.TASK_ENCODE])
+    both.representations.extend([pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR])
+    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="a")], pooling_factor=64)
+    check_encode(request, None)
+    with pytest.raises(InvalidInput, match="only multi-vectors"):
+        check_encode(request, both)
+    request.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
+    check_encode(request, both)
+    request.pooling_factor = 65
+    with pytest.raises(InvalidInput) as caught:
+        check_encode(request, both)
+    assert caught.value.field == "pooling_factor"

@@ -90,6 +90,31 @@ def test_tokens_by_the_size() -> None:
     assert pictures.tokens_of(Size(100, 200), models_pb2.ImageInput()) == pictures.UNKNOWN_TOKENS
 
 
+def test_tokens_of_several_maps() -> None:
+    """Of Grounding DINO: the short side 800, the long one at most 1,333, and maps of 8, 16, 32 and 64 pixels a place."""
+    maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
+    assert pictures.tokens_of(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
+    assert pictures.tokens_of(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
+    assert pictures.tokens_of(Size(1, 4000), maps) == 1
+    assert pictures.tokens_of(None, maps) == 22_000
+
+
+def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
+    """SigLIP's: as items, as a query, and as labels; a picture is no text."""
+    known = looks()
+    known.max_tokens = 64
+    known.representations.append(pb.REPRESENTATION_DENSE)
+    known.images.CopyFrom(models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64))
+    shown = picture(file_of(9, 9, "PNG"))
+    encode = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)])
+    assert control.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [64, 196 + 2, 64]
+    asked = check_score(pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known)
+    assert control.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
+    task = pb.ClassifyTask(labels=["cat", "dog", "cow"])
+    labels = check_extract(pb.ExtractRequest(model=MODEL, items=[shown], classify=task), known)
+    assert control.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
+
+
 def test_admission_prices_texts_and_pictures_apart() -> None:
     request = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))])
     sizes = check_encode(request, looks())

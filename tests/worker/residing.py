@@ -86,6 +86,7 @@ async def residency(
     policy: Policy = cost_aware,
     load_seconds: float = LOAD_SECONDS,
     graphs: Callable[[Owner], Graphs] | None = None,
+    image_cache_bytes: int = 0,
 ) -> AsyncIterator[Residency]:
     device = Device(
         "fake",
@@ -100,7 +101,16 @@ async def residency(
     )
     files = ModelFiles((Shelf(store.root),), remote, item_bytes=device.item_bytes)
     async with asyncio.TaskGroup() as tasks:
-        made = Residency(files, device, tasks, clock=clock, changed=lambda: None, policy=policy, load_seconds=load_seconds)
+        made = Residency(
+            files,
+            device,
+            tasks,
+            clock=clock,
+            changed=lambda: None,
+            policy=policy,
+            load_seconds=load_seconds,
+            image_cache_bytes=image_cache_bytes,
+        )
         try:
             yield made
         finally:

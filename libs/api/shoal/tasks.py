@@ -93,7 +93,7 @@ class Relations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """Find objects in images. `threshold` 0..1, default the model's own."""
+    """Find objects in images. `threshold` 0..1, which a region's score must exceed, default the model's own."""
 
     labels: Sequence[str]
     threshold: float | None = None

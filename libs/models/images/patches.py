@@ -26,6 +26,8 @@ from libs.models.work import InputRows, InputSequence
 
 _MOST_PATCHES: Final = 1 << 14
 _COLOURS: Final = 3
+_SAMPLE: Final = 8
+"""Patches of a sample's side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,14 @@ class PatchRows:
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
         """`inputs`: uint8 [height, width, 3] each -> [patches of all, hidden]"""
         return self.embedding.embed(inputs)
+
+    def sample(self) -> InputSequence:
+        """Of one small image."""
+        spec = self.embedding.spec
+        side = _SAMPLE * spec.patch
+        tokens = spec.tokens_of(side, side)
+        places = np.arange(spec.before, tokens, dtype=np.int32)
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, np.zeros((side, side, _COLOURS), np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)

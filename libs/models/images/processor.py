@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
+from libs.models.recall import JobRecall, Recall
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import hypotheses, need_labels, need_task, unsupported
 from libs.models.text.processing import answers
@@ -57,11 +59,23 @@ class LabelScale:
     each_alone: bool
 
 
-class ImageProcessor:
-    """`texts`: of a model that has them. `labels`: of a model that compares images with texts."""
+def _unmade(tokens: int) -> InputSequence:
+    return InputSequence(np.zeros(tokens, np.int32))
 
-    def __init__(self, card: Card, images: ImageInput, texts: ImageModelTexts | None, labels: LabelScale | None) -> None:
+
+class ImageProcessor:
+    """`texts`: of a model that has them. `labels`: of a model that compares images with texts. `recall`: finds outputs."""
+
+    def __init__(
+        self,
+        card: Card,
+        images: ImageInput,
+        texts: ImageModelTexts | None,
+        labels: LabelScale | None,
+        recall: Recall | None = None,
+    ) -> None:
         self._card, self._images, self._texts, self._labels = card, images, texts, labels
+        self._recall = recall or Recall()
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -77,7 +91,8 @@ class ImageProcessor:
                 items = [*items_as_parts(work), *((Part(text, f"classify.labels[{i}]"),) for i, text in prompts)]
             case _:
                 raise unsupported(work, self._card)
-        found = [self._sequence(parts, work.truncation, go_on) for parts in items]
+        known = self._recall.job()
+        found = [self._sequence(parts, work.truncation, go_on, known) for parts in items]
         heads = tuple(head for head, _ in found)
         return Prepared(
             without_images(work),
@@ -86,6 +101,7 @@ class ImageProcessor:
             heads=heads,
             fields=tuple(parts[0].field for parts in items),
             image_tokens=sum(sequence.tokens for head, sequence in found if head == IMAGE_HEAD),
+            known=known.known([sequence for _, sequence in found]),
         )
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
@@ -99,14 +115,14 @@ class ImageProcessor:
                 return self._classified(work, np.stack(rows))
         raise unsupported(work, self._card)
 
-    def _sequence(self, parts: Parts, truncation: Truncation, go_on: GoOn) -> tuple[Head, InputSequence]:
+    def _sequence(self, parts: Parts, truncation: Truncation, go_on: GoOn, known: JobRecall) -> tuple[Head, InputSequence]:
         go_on()
         if len(parts) > 1:
             field = parts[1].field.rpartition(".")[0]
             raise TaskNotSupported(f"{self._card.model} reads one image or one text an item, not {len(parts)} parts", field=field)
         (part,) = parts
         if isinstance(part.content, bytes):
-            return IMAGE_HEAD, self._images.sequence(part.content, part.field)
+            return IMAGE_HEAD, known.sequence(IMAGE_HEAD, parts, partial(self._images.sequence, part.content, part.field), _unmade)
         if self._texts is None:
             raise TaskNotSupported(f"{self._card.model} reads images, not texts", field=part.field)
         return TEXT_HEAD, self._texts.sequence(part.content, part.field, truncation, go_on)

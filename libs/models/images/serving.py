@@ -19,16 +19,18 @@ from libs.catalog.card import Card, ImageSize
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.models.images.detection.detector import Detector
+from libs.models.images.detection.dino_loading import LimitedProcessing
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.processor import RegionsProcessor
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
-from libs.models.images.texts import read_texts
+from libs.models.images.texts import ImageModelTexts, read_texts
 from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
+from libs.models.recall import Recall
 from libs.models.text.loading import DTYPES, Tokenising
 from libs.models.text.registry import default_dtype
 from libs.models.tiers import copying
@@ -45,8 +47,9 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = number_format(card, device, dtype)
     with copying(device):
-        card, trunks, processor = _parts(directory, card, dtype, device)
+        card, trunks, processor, recall = _parts(directory, card, dtype, device)
         model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
+        model.recall = recall
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
@@ -55,20 +58,35 @@ def load_image_model(
     return model
 
 
-def _parts(directory: Path, card: Card, dtype: torch.dtype, device: torch.device) -> tuple[Card, Sequence[Trunk], Processor]:
+def _parts(
+    directory: Path, card: Card, dtype: torch.dtype, device: torch.device
+) -> tuple[Card, Sequence[Trunk], Processor, Recall | None]:
     if "regions" in card.tasks:
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)
         card = replace(card, max_tokens=images.max_tokens, images=images)
-        return card, (detector.trunk,), RegionsProcessor(card, detector)
+        return card, (detector.trunk,), RegionsProcessor(card, detector), None
     loaded = load_images(directory, dtype=dtype, device=device)
-    card = _measured(card, loaded)
-    return card, loaded.trunks, _processor(directory, card, loaded)
+    texts = _texts(directory, card, loaded)
+    card = _measured(card, loaded, texts)
+    recall = Recall(card.model, card.revision, dtype, loaded.input)
+    return card, loaded.trunks, _processor(card, loaded, texts, recall), recall
 
 
 def detector_size(detector: Detector) -> ImageSize:
-    """How a detector's images become tokens. Of one whose images keep their proportions the largest has the same price as all."""
+    """How a detector's images become tokens."""
     size = detector.processing.size
+    if isinstance(detector.processing, LimitedProcessing) and isinstance(size, int):
+        return ImageSize(
+            height=0,
+            width=0,
+            short_side=size,
+            patch=detector.smallest,
+            extra_tokens=0,
+            max_tokens=detector.count(size, detector.processing.longest),
+            long_side=detector.processing.longest,
+            maps=detector.maps,
+        )
     height, width = size if isinstance(size, tuple) else (1, 1)
     most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
     return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
@@ -83,9 +101,9 @@ def number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple
     return card, DTYPES.get(card.dtype, own)
 
 
-def _measured(card: Card, loaded: ImageModel) -> Card:
+def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:
     """The card with what only the loaded model knows: limits, and how images become tokens."""
-    images = image_size(loaded.input)
+    images = replace(image_size(loaded.input), text_tokens=0 if read is None else read.filled)
     texts = next((trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads), None)
     most = images.max_tokens if texts is None else min(card.max_tokens, texts.encoder.max_positions)
     return replace(card, max_tokens=most, images=images)
@@ -109,12 +127,20 @@ def image_size(given: ImageInput) -> ImageSize:
     )
 
 
-def _processor(directory: Path, card: Card, loaded: ImageModel) -> ImageProcessor:
+def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts | None:
+    """What reads the texts of a model of texts and images; None for other models."""
     heads = {name for trunk in loaded.trunks for name in trunk.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
-        return ImageProcessor(card, loaded.input, None, None)
+        return None
     root = directory / card.encoder_folder
-    return ImageProcessor(card, loaded.input, read_texts(root, card.max_tokens), _labels(loaded))
+    (trunk,) = (trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads)
+    return read_texts(root, min(card.max_tokens, trunk.encoder.max_positions))
+
+
+def _processor(card: Card, loaded: ImageModel, texts: ImageModelTexts | None, recall: Recall) -> ImageProcessor:
+    if texts is None:
+        return ImageProcessor(card, loaded.input, None, None, recall)
+    return ImageProcessor(card, loaded.input, texts, _labels(loaded), recall)
 
 
 def _labels(loaded: ImageModel) -> LabelScale:

@@ -47,6 +47,11 @@ class ImageModelTexts:
     def __init__(self, text: TextProcessor, rules: TextRules) -> None:
         self._text, self._rules = text, rules
 
+    @property
+    def filled(self) -> int:
+        """Tokens of every text, where texts are filled up; else 0."""
+        return 0 if self._rules.padding is None else self._text.limit
+
     def sequence(self, text: str, field: str, truncation: Truncation, go_on: GoOn) -> InputSequence:
         """Raises InputTooLong or InvalidInput with `field`, the text's path."""
         (sequence,) = self._text.encode([self._written(text)], truncation, lambda _: field, go_on=go_on)

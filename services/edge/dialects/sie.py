@@ -31,7 +31,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.messages.reading import priority_of, read, target, text_item
+from services.edge.messages.reading import count_of, priority_of, read, target, text_item
 
 VERSION: Final = b"0.10.1"
 """The server's version that sie-sdk expects; it warns of another."""
@@ -97,6 +97,8 @@ class Options(msgspec.Struct, kw_only=True):
     profile: str | None = None
     overflow_policy: str | None = None
     dimensions: int | None = None
+    pooling_factor: int | None = None
+    """Ours: how many times fewer vectors a multi-vector is pooled to."""
     pooling: msgspec.Raw | None = None
     query_template: msgspec.Raw | None = None
     doc_template: msgspec.Raw | None = None
@@ -204,6 +206,7 @@ def encode(received: Received) -> Question:
         data_type=_choice(_STORED, dtype, "params.output_dtype"),
         dimensions=options.dimensions if options.dimensions and options.dimensions > 0 else named.dimensions,
         instruction=params.instruction or "",
+        pooling_factor=count_of(options.pooling_factor, "params.options.pooling_factor"),
         truncation=_overflow(options),
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",

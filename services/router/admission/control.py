@@ -101,16 +101,20 @@ def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
 def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
     """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
 
-    Bytes that are truncated cost what it takes to read them; pictures the tokens that the model makes of one of their size.
+    Bytes that are truncated cost what it takes to read them; pictures the tokens that the model makes of one of their size; short
+    texts what they are filled up to.
     """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
     rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
     most = card.max_tokens if card is not None and truncation != pb.TRUNCATION_NONE else 0
     items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
+    once = int(rate * sizes.once)
+    filled = card.images.text_tokens if card is not None else 0
+    if filled:
+        items = [max(tokens, filled) if size else tokens for tokens, size in zip(items, sizes.items, strict=True)]
+        once = max(once, filled * sizes.once_texts) if once else 0
     if most:
         items = [_cut(tokens, most, rate) for tokens in items]
-    once = int(rate * sizes.once)
-    if most:
         once = _cut(once, most * max(1, sizes.once_texts), rate)
     costs = [tokens * sizes.times for tokens in items]
     for index, own in sizes.pictures.items():

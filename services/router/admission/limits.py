@@ -65,6 +65,17 @@ ANSWERED: Final = Limit(
 )
 """2,000 items with 256 labels of a letter. A client with gRPC's default limit reads half of that, and a router, a worker and a
 client each hold some four times that while it is written or read."""
+REGIONS: Final = 4096
+"""The most regions of an item, which is the worker's own (libs/models/images/detection/regions.py)."""
+REGION_BYTES: Final = 32
+"""About how many bytes a region in an answer takes beyond its label."""
+FOUND: Final = Limit(
+    f"regions that an answer may have: {REGIONS:,} for each item, each of the longest label's bytes and {REGION_BYTES}",
+    ("ExtractRequest",),
+    64 * MIB,
+    BYTES,
+)
+"""479 items with labels of three letters. Seldom more than some tens are found in an item, but a threshold of 0 asks for all."""
 ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
 TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
@@ -76,6 +87,7 @@ QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACT
 """A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
 INSTRUCTION: Final = Limit("an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction"), 16_384, CHARACTERS)
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
+POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
@@ -112,6 +124,7 @@ ALL: Final = (
     REQUEST,
     READ,
     ANSWERED,
+    FOUND,
     ITEMS,
     TEXT,
     IMAGE,
@@ -119,6 +132,7 @@ ALL: Final = (
     PARTS,
     QUERY,
     INSTRUCTION,
+    POOLING,
     HYPOTHESIS,
     PLACES,
     LABELS,

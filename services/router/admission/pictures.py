@@ -14,6 +14,7 @@ from shoal.v1 import models_pb2
 UNKNOWN_TOKENS: Final = 256
 """Price of a picture for a model that nobody has read yet: CLIP makes 50 to 577 tokens of one, a reader of pages about 1,000."""
 
+_MOST_MAPS: Final = 16
 _SEGMENTS: Final = 512
 """Segments of a JPEG before its frame: metadata comes in pieces of 64 KiB."""
 _ENTRIES: Final = 512
@@ -53,11 +54,18 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
         return images.max_tokens
     elif images.short_side:
         scale = images.short_side / min(size)
+        if images.long_side:
+            scale = min(scale, images.long_side / max(size))
         size = Size(int(size.height * scale), int(size.width * scale))
     else:
         # Models that keep a picture's size bring it to whole patches: rounded up, so that no thin picture is without a price.
         size = Size(_whole(size.height, images.patch), _whole(size.width, images.patch))
     patches = (size.height // images.patch) * (size.width // images.patch)
+    if images.maps:
+        patches = sum(
+            -(-size.height // side) * -(-size.width // side)
+            for side in (images.patch << level for level in range(min(images.maps, _MOST_MAPS)))
+        )
     return min(max(patches, 1) + images.extra_tokens, images.max_tokens)
 
 

@@ -143,7 +143,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     given = task == "relations" and (card is None or card.given_entities)
     items = _check_items(request.items, "items", card, given=given)
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
-    _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
+    if task == "regions":
+        _check_found(len(items.sizes), limits.REGIONS * (limits.REGION_BYTES + max(map(_utf8, repeated))))
+    else:
+        _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     return _readable(replace(sizes, pictures=items.pictures), "items")
 
@@ -154,6 +157,14 @@ def _check_answered(items: int, names: int, task: str) -> None:
     if items * names > most:
         message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
         raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels", field="items")
+
+
+def _check_found(items: int, regions: int) -> None:
+    """Any number of regions of an item may have the same label. Raises InvalidInput where an answer would become too large."""
+    most = limits.FOUND.most
+    if items * regions > most:
+        message = f"items has {items:,} entries, and an answer may have {regions:,} bytes of regions for each:"
+        raise InvalidInput(f"{message} send at most {most // regions:,} items at a time, or shorter labels", field="items")
 
 
 def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
@@ -340,6 +351,10 @@ def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
     asked = set(forms or default)
     quantised = request.data_type in {tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
     _refuse(quantised and not asked <= {pb.REPRESENTATION_DENSE}, "UINT8 and BINARY are for dense vectors only", "data_type")
+    limits.POOLING.check(request.pooling_factor, "pooling_factor")
+    is_known, multi = bool(forms) or card is not None, pb.REPRESENTATION_MULTI_VECTOR in asked
+    message = "only multi-vectors are pooled, and none is asked for: leave it 0"
+    _refuse(request.pooling_factor > 1 and is_known and not multi, message, "pooling_factor")
     is_int8, sparse = request.data_type == tensor_pb2.DATA_TYPE_INT8, pb.REPRESENTATION_SPARSE in asked
     _refuse(is_int8 and sparse, "INT8 is for dense vectors and multi-vectors only", "data_type")
 

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from libs.errors import InternalError, ShoalError
+from libs.models import EncodeWork
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.delivery import Delivery
@@ -46,7 +47,7 @@ class Finisher:
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
         jobs = [held for held in jobs if not held.unwanted]
-        if is_idle and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS:
+        if is_idle and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS and not any(map(_is_pooled, jobs)):
             self._finish(jobs)
         elif jobs:
             self._threads.submit(self._finish, jobs).add_done_callback(must_succeed)
@@ -68,6 +69,11 @@ class Finisher:
     def _widened(self, held: HeldJob, error: ShoalError | None) -> None:
         answer = _answer(held) if error is None else _failed(held, error)
         self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
+
+
+def _is_pooled(held: HeldJob) -> bool:
+    work = held.ready.work
+    return isinstance(work, EncodeWork) and work.pooling_factor > 1
 
 
 def _answer(held: HeldJob) -> bytes:

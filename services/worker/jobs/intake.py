@@ -151,9 +151,12 @@ class Intake:
         started = time.monotonic()
         try:
             go_on()
-            work = codec.to_work(held.job)
+            # What an adapter changes is not kept: another may come to have its name.
+            work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
             held.drop_operation()
             held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
+            held.outputs.update(held.prepared.known)
+            metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
         except _Unwanted:
             raise

@@ -26,7 +26,8 @@ from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans
 from services.worker.jobs.device_time import DeviceTime
 from services.worker.jobs.held import HeldJob
-from services.worker.jobs.ladder import Caps, Ladder, Outcome
+from services.worker.jobs.ladder import Caps, Climbed, Ladder, Outcome
+from services.worker.jobs.sparing import keep, spare
 from services.worker.jobs.waste import Waste
 from services.worker.scheduling.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
 from services.worker.scheduling.meter import Meter
@@ -138,7 +139,7 @@ class Runner:
         return max(0.0, self._free_at - self._clock())
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Queues prepared jobs for the device. Each must have at least one sequence."""
+        """Queues prepared jobs for the device. Each must have at least one sequence whose output is not known."""
         with self._condition:
             now = self._clock()
             for held in jobs:
@@ -262,7 +263,12 @@ class Runner:
         started = self._clock()
         if not is_overtaking:
             self.device_time.began(started, min(held.received_at - held.queue_seconds for held in jobs), self._cut_at)
-        climbed = self._ladder.run(resident.name, partial(resident.model.forward, batch.group.head, between=called), sequences)
+        spared = spare(sequences, resident.images)
+        climbed = Climbed([], is_clean=False)
+        if spared.needed:
+            forward = partial(resident.model.forward, batch.group.head, between=called)
+            climbed = self._ladder.run(resident.name, forward, spared.needed)
+            keep(resident.images, spared.needed, climbed.outcomes)
         ended = self._clock()
         self.device_time.computed(time.thread_time() - cpu_started - (self._overtaken_cpu - overtaken_cpu))
         if not is_overtaking:
@@ -274,7 +280,7 @@ class Runner:
             resident.turn = self._room.turn(resident.name)
         self._caps.ran(batch.group, climbed.fitted_tokens)
         if climbed.is_clean:
-            resident.meter.add_forward(batch.tokens, seconds)
+            resident.meter.add_forward(spared.tokens, seconds)
         measured: dict[str, Value] = {
             "model": resident.name,
             "tenant": jobs[0].job.tenant,
@@ -288,7 +294,7 @@ class Runner:
         self._measure(batch, jobs, seconds)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
-        self._hand_on(batch, jobs, climbed.outcomes, is_overtaking=is_overtaking)
+        self._hand_on(batch, jobs, spared.outcomes(climbed.outcomes), is_overtaking=is_overtaking)
         return seconds
 
     def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:

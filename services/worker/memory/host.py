@@ -22,6 +22,10 @@ from services.worker.memory.resident import Resident
 log = logging.getLogger(__name__)
 
 
+def _nothing(needed: int) -> None:
+    return
+
+
 @dataclass(slots=True, eq=False)
 class Warm:
     """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
@@ -50,10 +54,16 @@ class HostMemory:
         self._policy = policy
         self._clock = clock
         self._changed = changed
+        self.give_back: Callable[[int], object] = _nothing
+        """Frees so many bytes, or fewer, of what is in this memory beside models."""
         # Mutable state: the warm models by name; bytes and seconds of all that were resumed.
         self.models: dict[str, Warm] = {}
         self._resumed_bytes = 0
         self._resumed_seconds = 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
 
     @property
     def limit_bytes(self) -> int:
@@ -65,6 +75,7 @@ class HostMemory:
 
     def reserve(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
         """Reserves memory, dropping warm models that are worth less than this one (`like`). None if that is not enough."""
+        self.give_back(self._ledger.missing(Size(needed)))
         missing = self._ledger.missing(Size(needed))
         if missing > 0:
             candidates = [*self._candidates(), self._candidate(model, needed, like)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from libs.errors import ModelBroken, ModelNotFound
 from libs.models import Model
@@ -46,6 +46,14 @@ class Loading:
     """Progress of the download."""
     is_from_host: bool = False
     """The model is warm and is only copied back to the device."""
+
+
+@runtime_checkable
+class TakesImages(Protocol):
+    """A model that may have images to compute."""
+
+    def image_bytes(self, tokens: int) -> int:
+        """Bytes of activations of a batch of so many tokens that are all of images, or of the largest image alone. Blocking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +143,18 @@ class Loader:
         model = self._device.load(copy.directory, name, copy.base)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
-        rate = self._probe(model, name) if known is None or is_new else known.activation_bytes_per_token
+        rate = self._probe(model, name, self._device.batch_tokens) if known is None or is_new else known.activation_bytes_per_token
         self.measured[name] = Measured(stored_bytes, model.bytes, rate)
         return model
 
     @staticmethod
-    def _probe(model: Model, name: str) -> float:
+    def _probe(model: Model, name: str, batch_tokens: int) -> float:
+        """Bytes a token of a full batch, of texts or of images, whichever need more."""
         try:
-            return model.probe()
+            rate = model.probe()
+            if batch_tokens and isinstance(model, TakesImages):
+                rate = max(rate, model.image_bytes(batch_tokens) / batch_tokens)
+            return rate
         except Exception:
             message = "the activations of a model could not be measured: no memory is reserved for them"
             log.warning(message, exc_info=True, extra=fields({"model": name}))

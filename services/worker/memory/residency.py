@@ -46,8 +46,9 @@ RESCAN_SECONDS: Final = 30.0
 class Residency:
     """The worker's models and their adapters.
 
-    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded. `clock` is monotonic (seconds),
-    `changed` is called whenever a model or an adapter changes its state.
+    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded. `image_cache_bytes`: what kept
+    outputs of images may take; 0: none are kept. `clock` is monotonic (seconds), `changed` is called whenever a model or an adapter
+    changes its state.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Residency:
         policy: Policy = cost_aware,
         load_seconds: float = LOAD_SECONDS,
         adapters: int = MAX_ADAPTERS,
+        image_cache_bytes: int = 0,
     ) -> None:
         self._files = files
         self._trim = device.trim
@@ -69,7 +71,15 @@ class Residency:
         self._changed = changed
         self._stopped = asyncio.Event()
         self._accepts_loads = True
-        self._space = Space(device, self._tasks, policy=policy, wait_seconds=load_seconds, clock=clock, changed=changed)
+        self._space = Space(
+            device,
+            self._tasks,
+            policy=policy,
+            wait_seconds=load_seconds,
+            clock=clock,
+            changed=changed,
+            image_cache_bytes=image_cache_bytes,
+        )
         self._loader = Loader(files, device, self._space, self._tasks, load_seconds=load_seconds, clock=clock, changed=changed)
         self._adapters = AdapterLoader(files.find_adapter, self._claim, self._tasks, clock=clock, changed=changed, limit=adapters)
         # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only once it has left the device.
@@ -179,7 +189,8 @@ class Residency:
         since = self._clock() - MIN_RESIDENT_SECONDS
         residents = [place.resident for place in self._space.places.values()]
         evictable = [one for one in residents if not one.pinned and not one.leaving]
-        ample = self._space.device_memory.free_bytes >= self._space.device_memory.limit_bytes // 10
+        memory = self._space.device_memory
+        ample = memory.free_bytes + self._space.reclaimable_bytes >= memory.limit_bytes // 10
         return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in evictable)
 
     # What is reported
@@ -187,7 +198,7 @@ class Residency:
     @property
     def used_bytes(self) -> int:
         """Device memory taken by weights and reserved by loads."""
-        return self._space.device_memory.used_bytes
+        return self._space.device_memory.used_bytes - self._space.reclaimable_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -201,7 +212,12 @@ class Residency:
 
     @property
     def host_used_bytes(self) -> int:
-        return self._space.host.used_bytes
+        return self._space.host.used_bytes - self._space.reclaimable_host_bytes
+
+    @property
+    def image_cache_bytes(self) -> int:
+        """What kept outputs of images take. Any thread."""
+        return self._space.images.used_bytes
 
     def residents(self) -> list[Resident]:
         """The models on the device. May be called from any thread."""
@@ -282,5 +298,6 @@ class Residency:
 
     def _claim(self, name: str, size: int) -> Callable[[], None] | None:
         """Reserves device memory for an adapter. Returns the function that releases it, or None if so much is not free."""
+        self._space.make_room(Size(size))
         claim = self._space.device_memory.claim(name, Size(size))
         return None if claim is None else partial(self._space.release, claim)

@@ -9,6 +9,7 @@ from typing import Final
 
 from libs.errors import NoCapacity, ShoalError
 from libs.models import Model
+from services.worker.memory.images import ImageOutputs
 from services.worker.scheduling.meter import Meter
 
 REPORT_FAILURE_SECONDS: Final = 60.0
@@ -145,3 +146,5 @@ class Resident:
     """The model's virtual time in the batcher (device time received): the least-served model is next."""
     meter: Meter = field(default_factory=Meter)
     adapters: AdapterCache = field(default_factory=AdapterCache)
+    images: ImageOutputs | None = None
+    """Outputs of its items with images that are kept; None: none are."""

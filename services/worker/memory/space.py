@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +27,7 @@ from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
 from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.host import HostMemory, Warm
+from services.worker.memory.images import ImageCache
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.meter import Meter
 
@@ -74,6 +75,7 @@ class Space:
         wait_seconds: float,
         clock: Callable[[], float],
         changed: Callable[[], None],
+        image_cache_bytes: int = 0,
     ) -> None:
         self.device_memory = Ledger(device.memory_bytes)
         self.host = HostMemory(device, tasks, policy=policy, clock=clock, changed=changed)
@@ -97,6 +99,25 @@ class Space:
         self._turn = asyncio.Lock()
         self._graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
         self._wake = asyncio.Event()
+        # Outputs are in host memory, of whichever device.
+        ledger = self.device_memory if device.shares_memory else self.host.ledger
+        self.images = ImageCache(ledger, image_cache_bytes, may_grow=lambda: not self._turn.locked(), clock=clock)
+        if not device.shares_memory:
+            self.host.give_back = self.images.give_back
+
+    def make_room(self, size: Size, without: Collection[Claim] = ()) -> bool:
+        """Frees device memory that needs no eviction of a model, as far as a claim of that size lacks it. Whether it freed some."""
+        return self._shares_memory and self.images.give_back(self.device_memory.missing(size, without))
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """Claimed device memory that `make_room` can free."""
+        return self.images.granted_bytes if self._shares_memory else 0
+
+    @property
+    def reclaimable_host_bytes(self) -> int:
+        """Claimed host memory that is given back before a warm model is dropped."""
+        return 0 if self._shares_memory else self.images.granted_bytes
 
     # What policies see
 
@@ -151,6 +172,7 @@ class Space:
             until = self._clock() + self._wait_seconds
             try:
                 while True:
+                    self.make_room(request.size)
                     if self.device_memory.missing(request.size) > 0:
                         await self._graphs.shed()
                     self._check_fits(request)
@@ -176,6 +198,8 @@ class Space:
         """Resizes a claim to the request's size, evicting models if need be. False: no eviction is in progress, and a load that
         holds memory must not wait for anything else, or two loads could deadlock. Raises ModelBroken as `reserve` does."""
         while not self.device_memory.resize(claim, request.size):
+            if self.make_room(request.size, [claim]):
+                continue
             if await self._graphs.shed():
                 continue
             self._check_fits(request, claim)
@@ -232,6 +256,7 @@ class Space:
     async def _unload(self, model: str, drained: asyncio.Event, *, to_host: bool) -> None:
         await drained.wait()
         self.places[model].resident.adapters.clear()
+        self.images.forget(model, self.places[model].resident.model)
         size = self.places[model].device.size.bytes
         warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
@@ -276,6 +301,9 @@ class Space:
         """Frees the memory of all CUDA graphs, or else of one model: a warm one where memory is shared, else one that is idle and
         not pinned, other than `keep`. False if there is none."""
         if await self._graphs.shed():
+            return True
+        if self._shares_memory and self.images.used_bytes and self.images.give_back(self.images.granted_bytes):
+            await in_thread(self._trim)
             return True
         if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
@@ -327,4 +355,5 @@ class Space:
             floor=self._floor,
             activation_bytes_per_token=activation,
             meter=self.meter(name),
+            images=self.images.serve(name, model),
         )

@@ -125,18 +125,18 @@ def read_job(payload: bytes) -> worker_pb2.Job:
     return worker_pb2.Job.FromString(payload)
 
 
-def to_work(job: worker_pb2.Job) -> Work:
-    """The job's operation without protobuf.
+def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
+    """The job's operation without protobuf. `scope`: of its images, as `Part.scope`.
 
     Raises InvalidInput or TaskNotSupported with a path that counts from the job's own first item.
     """
     match job.WhichOneof("operation"):
         case "encode":
-            return _encode_work(job.encode)
+            return _encode_work(job.encode, scope)
         case "score":
-            return _score_work(job.score)
+            return _score_work(job.score, scope)
         case "extract":
-            return _extract_work(job.extract)
+            return _extract_work(job.extract, scope)
     raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
@@ -227,11 +227,14 @@ def _image_input(size: ImageSize) -> models_pb2.ImageInput:
         patch=size.patch,
         extra_tokens=size.extra_tokens,
         max_tokens=size.max_tokens,
+        long_side=size.long_side,
+        maps=size.maps,
+        text_tokens=size.text_tokens,
     )
 
 
-def _encode_work(request: inference_pb2.EncodeRequest) -> EncodeWork:
-    texts, parts = _contents(request.items, "items")
+def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> EncodeWork:
+    texts, parts = _contents(request.items, "items", scope)
     return EncodeWork(
         texts=texts,
         parts=parts,
@@ -242,12 +245,13 @@ def _encode_work(request: inference_pb2.EncodeRequest) -> EncodeWork:
         normalize=request.normalize if request.HasField("normalize") else None,
         instruction=request.instruction,
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        pooling_factor=request.pooling_factor,
     )
 
 
-def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
-    documents, parts = _contents(request.documents, "documents")
-    query = _content(request.query, "query")
+def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> ScoreWork:
+    documents, parts = _contents(request.documents, "documents", scope)
+    query = _content(request.query, "query", scope)
     return ScoreWork(
         query=query if isinstance(query, str) else "",
         query_parts=() if isinstance(query, str) else query,
@@ -259,7 +263,9 @@ def _score_work(request: inference_pb2.ScoreRequest) -> ScoreWork:
     )
 
 
-def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork:
+def _extract_work(
+    request: inference_pb2.ExtractRequest, scope: str | None
+) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
         case "entities":
@@ -274,7 +280,7 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
             )
         case "classify":
             classify = request.classify
-            texts, parts = _contents(request.items, "items")
+            texts, parts = _contents(request.items, "items", scope)
             return ClassifyWork(
                 texts=texts,
                 parts=parts,
@@ -297,7 +303,7 @@ def _extract_work(request: inference_pb2.ExtractRequest) -> EntitiesWork | Class
             )
         case "regions":
             regions = request.regions
-            texts, parts = _contents(request.items, "items")
+            texts, parts = _contents(request.items, "items", scope)
             return RegionsWork(
                 texts=texts,
                 labels=tuple(regions.labels),
@@ -321,12 +327,12 @@ def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = Fal
     return texts
 
 
-def _contents(items: Iterable[inference_pb2.Item], field: str) -> tuple[list[str], dict[int, Parts]]:
+def _contents(items: Iterable[inference_pb2.Item], field: str, scope: str | None) -> tuple[list[str], dict[int, Parts]]:
     """The texts of items, and the parts of those that are no text alone, whose texts are empty."""
     texts: list[str] = []
     parts: dict[int, Parts] = {}
     for index, item in enumerate(items):
-        content = _content(item, f"{field}[{index}]")
+        content = _content(item, f"{field}[{index}]", scope)
         if isinstance(content, str):
             texts.append(content)
         else:
@@ -335,25 +341,25 @@ def _contents(items: Iterable[inference_pb2.Item], field: str) -> tuple[list[str
     return texts, parts
 
 
-def _content(item: inference_pb2.Item, field: str, *, given: bool = False) -> str | Parts:
+def _content(item: inference_pb2.Item, field: str, scope: str | None = None, *, given: bool = False) -> str | Parts:
     """A text alone, or an item's parts. `given`: the task takes entities beside the text."""
     if item.entities and not given:
         raise InvalidInput(f"{field}.entities may be given for the task relations only", field=f"{field}.entities")
     if not item.parts:
-        return item.text if item.WhichOneof("content") == "text" else (_piece(item, field),)
+        return item.text if item.WhichOneof("content") == "text" else (_piece(item, field, scope),)
     if item.WhichOneof("content") is not None:
         raise InvalidInput("both parts and their short form are set", field=field)
-    parts = tuple(_piece(part, f"{field}.parts[{index}]") for index, part in enumerate(item.parts))
+    parts = tuple(_piece(part, f"{field}.parts[{index}]", scope) for index, part in enumerate(item.parts))
     alone = parts[0].content if len(parts) == 1 else b""
     return alone if isinstance(alone, str) else parts
 
 
-def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str) -> Part:
+def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: str | None) -> Part:
     match holder.WhichOneof("content"):
         case "text":
             return Part(holder.text, f"{field}.text")
         case "image":
-            return Part(holder.image.data, f"{field}.image")
+            return Part(holder.image.data, f"{field}.image", scope)
     raise InvalidInput("neither a text nor a picture is set", field=field)
 
 

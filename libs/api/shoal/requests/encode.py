@@ -42,6 +42,7 @@ class Encoding:
     dimensions: int
     normalize: bool | None
     instruction: str
+    pooling_factor: int = 0
 
     @property
     def forms(self) -> Sequence[Form]:
@@ -64,6 +65,7 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             dimensions=encoding.dimensions,
             normalize=encoding.normalize,
             instruction=encoding.instruction,
+            pooling_factor=encoding.pooling_factor,
         )
         self._items = item_list(items)
         self._rows = Rows(len(self._items))

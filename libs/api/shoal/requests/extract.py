@@ -17,6 +17,8 @@ from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Rel
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
+_REGIONS = 4096  # of an item, at most
+_REGION_BYTES = 32
 _SCORE_BYTES = 16
 """What routers count for a label of an answer beside its name."""
 _AGGREGATIONS = {
@@ -49,7 +51,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
             item_lengths(self._items),
             options.invalid("items", self._items),
             repeated_bytes=frame_bytes + len(classify.hypothesis.encode()) * len(classify.labels),
-            answered_bytes=frame_bytes + _SCORE_BYTES * _label_count(self._frame),
+            answered_bytes=_answered_bytes(self._frame),
         )
 
     def build(self, places: Sequence[int]) -> pb.ExtractRequest:
@@ -77,6 +79,14 @@ def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
     if given and len(given) != items:
         raise InvalidInput(f"entities has {len(given)} lists for {items} items; it must have one for each", field="entities")
     return given
+
+
+def _answered_bytes(frame: pb.ExtractRequest) -> int:
+    """What an answer may repeat for each item, by which routers limit requests; of regions they take eight times as much."""
+    if frame.HasField("regions"):
+        longest = max((len(label.encode()) for label in frame.regions.labels), default=0)
+        return _REGIONS * (_REGION_BYTES + longest) // 8
+    return frame.ByteSize() + _SCORE_BYTES * _label_count(frame)
 
 
 def _label_count(frame: pb.ExtractRequest) -> int:

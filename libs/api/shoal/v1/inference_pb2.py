@@ -16,7 +16,7 @@ from shoal.v1 import multiplex_pb2 as shoal_dot_v1_dot_multiplex__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/inference.proto\x12\x08shoal.v1\x1a\x18shoal/v1/multiplex.proto\x1a\x15shoal/v1/tensor.proto\"\x15\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"C\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12 \n\x05image\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.ImageH\x00\x42\t\n\x07\x63ontent\"\x86\x01\n\x04Item\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12 \n\x05image\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.ImageH\x00\x12\"\n\x08\x65ntities\x18\x03 \x03(\x0b\x32\x10.shoal.v1.Entity\x12\x1d\n\x05parts\x18\x04 \x03(\x0b\x32\x0e.shoal.v1.PartB\t\n\x07\x63ontent\"3\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x04\x12\x14\n\x0cimage_tokens\x18\x02 \x01(\x04\"\x97\x01\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0fprepare_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x01\x12\x16\n\x0e\x66inish_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\"\xf3\x02\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Item\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x31\n\x0frepresentations\x18\x04 \x03(\x0e\x32\x18.shoal.v1.Representation\x12%\n\tdata_type\x18\x05 \x01(\x0e\x32\x12.shoal.v1.DataType\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x16\n\tnormalize\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0binstruction\x18\x08 \x01(\t\x12(\n\ntruncation\x18\t \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12$\n\x08priority\x18\x0b \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\x0c \x01(\tB\x0c\n\n_normalize\"\xdd\x01\n\x0e\x45ncodeResponse\x12\x1f\n\x05\x64\x65nse\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12&\n\x06sparse\x18\x02 \x01(\x0b\x32\x16.shoal.v1.SparseMatrix\x12&\n\x0cmulti_vector\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Ragged\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.shoal.v1.Timings\"\x97\x02\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05query\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.Item\x12!\n\tdocuments\x18\x03 \x03(\x0b\x32\x0e.shoal.v1.Item\x12\x13\n\x0binstruction\x18\x04 \x01(\t\x12#\n\x05scale\x18\x05 \x01(\x0e\x32\x14.shoal.v1.ScoreScale\x12\r\n\x05top_n\x18\x06 \x01(\r\x12(\n\ntruncation\x18\x07 \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12$\n\x08priority\x18\t \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\n \x01(\t\"\x9e\x01\n\rScoreResponse\x12 \n\x06scores\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x0f\n\x07ranking\x18\x02 \x03(\r\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x05 \x01(\x0b\x32\x11.shoal.v1.Timings\"\x8c\x01\n\x0c\x45ntitiesTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x16\n\tthreshold\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04\x66lat\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12*\n\x0b\x61ggregation\x18\x04 \x01(\x0e\x32\x15.shoal.v1.AggregationB\x0c\n\n_thresholdB\x07\n\x05_flat\"\x98\x01\n\x0c\x43lassifyTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x18\n\x0bmulti_label\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\nhypothesis\x18\x04 \x01(\t\x12\x14\n\x0c\x61mong_labels\x18\x05 \x01(\x08\x42\x0e\n\x0c_multi_labelB\x0c\n\n_threshold\"\\\n\rRelationsTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x15\n\rentity_labels\x18\x02 \x03(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_threshold\"C\n\x0bRegionsTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x16\n\tthreshold\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_threshold\"\x9e\x01\n\x08TextTask\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.shoal.v1.TextTask.Kind\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\"W\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_CAPTION\x10\x01\x12\x19\n\x15KIND_DETAILED_CAPTION\x10\x02\x12\x0c\n\x08KIND_OCR\x10\x03\"\x89\x03\n\x0e\x45xtractRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Item\x12*\n\x08\x65ntities\x18\x03 \x01(\x0b\x32\x16.shoal.v1.EntitiesTaskH\x00\x12*\n\x08\x63lassify\x18\x04 \x01(\x0b\x32\x16.shoal.v1.ClassifyTaskH\x00\x12,\n\trelations\x18\x05 \x01(\x0b\x32\x17.shoal.v1.RelationsTaskH\x00\x12(\n\x07regions\x18\x06 \x01(\x0b\x32\x15.shoal.v1.RegionsTaskH\x00\x12\"\n\x04text\x18\x07 \x01(\x0b\x32\x12.shoal.v1.TextTaskH\x00\x12(\n\ntruncation\x18\x08 \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12$\n\x08priority\x18\n \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\x0b \x01(\tB\x06\n\x04task\"P\n\x06\x45ntity\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x02\x12\x0c\n\x04text\x18\x05 \x01(\t\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\"h\n\x08Relation\x12\x1e\n\x04head\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Entity\x12\x1e\n\x04tail\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Entity\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x02\"`\n\x06Region\x12\x0c\n\x04left\x18\x01 \x01(\x02\x12\x0b\n\x03top\x18\x02 \x01(\x02\x12\r\n\x05right\x18\x03 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\x02\x12\r\n\x05label\x18\x05 \x01(\t\x12\r\n\x05score\x18\x06 \x01(\x02\"\xae\x01\n\nExtraction\x12\"\n\x08\x65ntities\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Entity\x12$\n\x06labels\x18\x02 \x03(\x0b\x32\x14.shoal.v1.LabelScore\x12%\n\trelations\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Relation\x12!\n\x07regions\x18\x04 \x03(\x0b\x32\x10.shoal.v1.Region\x12\x0c\n\x04text\x18\x05 \x01(\t\"\x94\x01\n\x0f\x45xtractResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.shoal.v1.Extraction\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x04 \x01(\x0b\x32\x11.shoal.v1.Timings*Q\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x11\n\rPRIORITY_BULK\x10\x02*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_QUERY\x10\x01\x12\x11\n\rROLE_DOCUMENT\x10\x02*\x86\x01\n\x0eRepresentation\x12\x1e\n\x1aREPRESENTATION_UNSPECIFIED\x10\x00\x12\x18\n\x14REPRESENTATION_DENSE\x10\x01\x12\x19\n\x15REPRESENTATION_SPARSE\x10\x02\x12\x1f\n\x1bREPRESENTATION_MULTI_VECTOR\x10\x03*g\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRUNCATION_NONE\x10\x01\x12\x12\n\x0eTRUNCATION_END\x10\x02\x12\x14\n\x10TRUNCATION_START\x10\x03*]\n\nScoreScale\x12\x1b\n\x17SCORE_SCALE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCORE_SCALE_LOGIT\x10\x01\x12\x1b\n\x17SCORE_SCALE_PROBABILITY\x10\x02*\x9d\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GGREGATION_NONE\x10\x01\x12\x16\n\x12\x41GGREGATION_SIMPLE\x10\x02\x12\x15\n\x11\x41GGREGATION_FIRST\x10\x03\x12\x17\n\x13\x41GGREGATION_AVERAGE\x10\x04\x12\x13\n\x0f\x41GGREGATION_MAX\x10\x05\x32\xec\x02\n\x10InferenceService\x12@\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\"\x03\x90\x02\x01\x12H\n\x0c\x45ncodeStream\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\"\x03\x90\x02\x01\x30\x01\x12=\n\x05Score\x12\x16.shoal.v1.ScoreRequest\x1a\x17.shoal.v1.ScoreResponse\"\x03\x90\x02\x01\x12\x43\n\x07\x45xtract\x12\x18.shoal.v1.ExtractRequest\x1a\x19.shoal.v1.ExtractResponse\"\x03\x90\x02\x01\x12H\n\tMultiplex\x12\x1a.shoal.v1.MultiplexRequest\x1a\x1b.shoal.v1.MultiplexResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/inference.proto\x12\x08shoal.v1\x1a\x18shoal/v1/multiplex.proto\x1a\x15shoal/v1/tensor.proto\"\x15\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"C\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12 \n\x05image\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.ImageH\x00\x42\t\n\x07\x63ontent\"\x86\x01\n\x04Item\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12 \n\x05image\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.ImageH\x00\x12\"\n\x08\x65ntities\x18\x03 \x03(\x0b\x32\x10.shoal.v1.Entity\x12\x1d\n\x05parts\x18\x04 \x03(\x0b\x32\x0e.shoal.v1.PartB\t\n\x07\x63ontent\"3\n\x05Usage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x04\x12\x14\n\x0cimage_tokens\x18\x02 \x01(\x04\"\x97\x01\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0fprepare_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x01\x12\x16\n\x0e\x66inish_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\"\x8b\x03\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Item\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x31\n\x0frepresentations\x18\x04 \x03(\x0e\x32\x18.shoal.v1.Representation\x12%\n\tdata_type\x18\x05 \x01(\x0e\x32\x12.shoal.v1.DataType\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x16\n\tnormalize\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x0binstruction\x18\x08 \x01(\t\x12(\n\ntruncation\x18\t \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12$\n\x08priority\x18\x0b \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\x0c \x01(\t\x12\x16\n\x0epooling_factor\x18\r \x01(\rB\x0c\n\n_normalize\"\xdd\x01\n\x0e\x45ncodeResponse\x12\x1f\n\x05\x64\x65nse\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12&\n\x06sparse\x18\x02 \x01(\x0b\x32\x16.shoal.v1.SparseMatrix\x12&\n\x0cmulti_vector\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Ragged\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x06 \x01(\x0b\x32\x11.shoal.v1.Timings\"\x97\x02\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05query\x18\x02 \x01(\x0b\x32\x0e.shoal.v1.Item\x12!\n\tdocuments\x18\x03 \x03(\x0b\x32\x0e.shoal.v1.Item\x12\x13\n\x0binstruction\x18\x04 \x01(\t\x12#\n\x05scale\x18\x05 \x01(\x0e\x32\x14.shoal.v1.ScoreScale\x12\r\n\x05top_n\x18\x06 \x01(\r\x12(\n\ntruncation\x18\x07 \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12$\n\x08priority\x18\t \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\n \x01(\t\"\x9e\x01\n\rScoreResponse\x12 \n\x06scores\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x0f\n\x07ranking\x18\x02 \x03(\r\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x05 \x01(\x0b\x32\x11.shoal.v1.Timings\"\x8c\x01\n\x0c\x45ntitiesTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x16\n\tthreshold\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04\x66lat\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12*\n\x0b\x61ggregation\x18\x04 \x01(\x0e\x32\x15.shoal.v1.AggregationB\x0c\n\n_thresholdB\x07\n\x05_flat\"\x98\x01\n\x0c\x43lassifyTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x18\n\x0bmulti_label\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tthreshold\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\nhypothesis\x18\x04 \x01(\t\x12\x14\n\x0c\x61mong_labels\x18\x05 \x01(\x08\x42\x0e\n\x0c_multi_labelB\x0c\n\n_threshold\"\\\n\rRelationsTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x15\n\rentity_labels\x18\x02 \x03(\t\x12\x16\n\tthreshold\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_threshold\"C\n\x0bRegionsTask\x12\x0e\n\x06labels\x18\x01 \x03(\t\x12\x16\n\tthreshold\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_threshold\"\x9e\x01\n\x08TextTask\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.shoal.v1.TextTask.Kind\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\"W\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_CAPTION\x10\x01\x12\x19\n\x15KIND_DETAILED_CAPTION\x10\x02\x12\x0c\n\x08KIND_OCR\x10\x03\"\x89\x03\n\x0e\x45xtractRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Item\x12*\n\x08\x65ntities\x18\x03 \x01(\x0b\x32\x16.shoal.v1.EntitiesTaskH\x00\x12*\n\x08\x63lassify\x18\x04 \x01(\x0b\x32\x16.shoal.v1.ClassifyTaskH\x00\x12,\n\trelations\x18\x05 \x01(\x0b\x32\x17.shoal.v1.RelationsTaskH\x00\x12(\n\x07regions\x18\x06 \x01(\x0b\x32\x15.shoal.v1.RegionsTaskH\x00\x12\"\n\x04text\x18\x07 \x01(\x0b\x32\x12.shoal.v1.TextTaskH\x00\x12(\n\ntruncation\x18\x08 \x01(\x0e\x32\x14.shoal.v1.Truncation\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12$\n\x08priority\x18\n \x01(\x0e\x32\x12.shoal.v1.Priority\x12\x0c\n\x04pool\x18\x0b \x01(\tB\x06\n\x04task\"P\n\x06\x45ntity\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x02\x12\x0c\n\x04text\x18\x05 \x01(\t\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\"h\n\x08Relation\x12\x1e\n\x04head\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Entity\x12\x1e\n\x04tail\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Entity\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x02\"`\n\x06Region\x12\x0c\n\x04left\x18\x01 \x01(\x02\x12\x0b\n\x03top\x18\x02 \x01(\x02\x12\r\n\x05right\x18\x03 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\x02\x12\r\n\x05label\x18\x05 \x01(\t\x12\r\n\x05score\x18\x06 \x01(\x02\"\xae\x01\n\nExtraction\x12\"\n\x08\x65ntities\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Entity\x12$\n\x06labels\x18\x02 \x03(\x0b\x32\x14.shoal.v1.LabelScore\x12%\n\trelations\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Relation\x12!\n\x07regions\x18\x04 \x03(\x0b\x32\x10.shoal.v1.Region\x12\x0c\n\x04text\x18\x05 \x01(\t\"\x94\x01\n\x0f\x45xtractResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.shoal.v1.Extraction\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.shoal.v1.Usage\x12\"\n\x07timings\x18\x04 \x01(\x0b\x32\x11.shoal.v1.Timings*Q\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x11\n\rPRIORITY_BULK\x10\x02*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nROLE_QUERY\x10\x01\x12\x11\n\rROLE_DOCUMENT\x10\x02*\x86\x01\n\x0eRepresentation\x12\x1e\n\x1aREPRESENTATION_UNSPECIFIED\x10\x00\x12\x18\n\x14REPRESENTATION_DENSE\x10\x01\x12\x19\n\x15REPRESENTATION_SPARSE\x10\x02\x12\x1f\n\x1bREPRESENTATION_MULTI_VECTOR\x10\x03*g\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x13\n\x0fTRUNCATION_NONE\x10\x01\x12\x12\n\x0eTRUNCATION_END\x10\x02\x12\x14\n\x10TRUNCATION_START\x10\x03*]\n\nScoreScale\x12\x1b\n\x17SCORE_SCALE_UNSPECIFIED\x10\x00\x12\x15\n\x11SCORE_SCALE_LOGIT\x10\x01\x12\x1b\n\x17SCORE_SCALE_PROBABILITY\x10\x02*\x9d\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GGREGATION_NONE\x10\x01\x12\x16\n\x12\x41GGREGATION_SIMPLE\x10\x02\x12\x15\n\x11\x41GGREGATION_FIRST\x10\x03\x12\x17\n\x13\x41GGREGATION_AVERAGE\x10\x04\x12\x13\n\x0f\x41GGREGATION_MAX\x10\x05\x32\xec\x02\n\x10InferenceService\x12@\n\x06\x45ncode\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\"\x03\x90\x02\x01\x12H\n\x0c\x45ncodeStream\x12\x17.shoal.v1.EncodeRequest\x1a\x18.shoal.v1.EncodeResponse\"\x03\x90\x02\x01\x30\x01\x12=\n\x05Score\x12\x16.shoal.v1.ScoreRequest\x1a\x17.shoal.v1.ScoreResponse\"\x03\x90\x02\x01\x12\x43\n\x07\x45xtract\x12\x18.shoal.v1.ExtractRequest\x1a\x19.shoal.v1.ExtractResponse\"\x03\x90\x02\x01\x12H\n\tMultiplex\x12\x1a.shoal.v1.MultiplexRequest\x1a\x1b.shoal.v1.MultiplexResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -31,18 +31,18 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_INFERENCESERVICE'].methods_by_name['Score']._serialized_options = b'\220\002\001'
   _globals['_INFERENCESERVICE'].methods_by_name['Extract']._options = None
   _globals['_INFERENCESERVICE'].methods_by_name['Extract']._serialized_options = b'\220\002\001'
-  _globals['_PRIORITY']._serialized_start=3240
-  _globals['_PRIORITY']._serialized_end=3321
-  _globals['_ROLE']._serialized_start=3323
-  _globals['_ROLE']._serialized_end=3386
-  _globals['_REPRESENTATION']._serialized_start=3389
-  _globals['_REPRESENTATION']._serialized_end=3523
-  _globals['_TRUNCATION']._serialized_start=3525
-  _globals['_TRUNCATION']._serialized_end=3628
-  _globals['_SCORESCALE']._serialized_start=3630
-  _globals['_SCORESCALE']._serialized_end=3723
-  _globals['_AGGREGATION']._serialized_start=3726
-  _globals['_AGGREGATION']._serialized_end=3883
+  _globals['_PRIORITY']._serialized_start=3264
+  _globals['_PRIORITY']._serialized_end=3345
+  _globals['_ROLE']._serialized_start=3347
+  _globals['_ROLE']._serialized_end=3410
+  _globals['_REPRESENTATION']._serialized_start=3413
+  _globals['_REPRESENTATION']._serialized_end=3547
+  _globals['_TRUNCATION']._serialized_start=3549
+  _globals['_TRUNCATION']._serialized_end=3652
+  _globals['_SCORESCALE']._serialized_start=3654
+  _globals['_SCORESCALE']._serialized_end=3747
+  _globals['_AGGREGATION']._serialized_start=3750
+  _globals['_AGGREGATION']._serialized_end=3907
   _globals['_IMAGE']._serialized_start=87
   _globals['_IMAGE']._serialized_end=108
   _globals['_PART']._serialized_start=110
@@ -54,39 +54,39 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TIMINGS']._serialized_start=370
   _globals['_TIMINGS']._serialized_end=521
   _globals['_ENCODEREQUEST']._serialized_start=524
-  _globals['_ENCODEREQUEST']._serialized_end=895
-  _globals['_ENCODERESPONSE']._serialized_start=898
-  _globals['_ENCODERESPONSE']._serialized_end=1119
-  _globals['_SCOREREQUEST']._serialized_start=1122
-  _globals['_SCOREREQUEST']._serialized_end=1401
-  _globals['_SCORERESPONSE']._serialized_start=1404
-  _globals['_SCORERESPONSE']._serialized_end=1562
-  _globals['_ENTITIESTASK']._serialized_start=1565
-  _globals['_ENTITIESTASK']._serialized_end=1705
-  _globals['_CLASSIFYTASK']._serialized_start=1708
-  _globals['_CLASSIFYTASK']._serialized_end=1860
-  _globals['_RELATIONSTASK']._serialized_start=1862
-  _globals['_RELATIONSTASK']._serialized_end=1954
-  _globals['_REGIONSTASK']._serialized_start=1956
-  _globals['_REGIONSTASK']._serialized_end=2023
-  _globals['_TEXTTASK']._serialized_start=2026
-  _globals['_TEXTTASK']._serialized_end=2184
-  _globals['_TEXTTASK_KIND']._serialized_start=2097
-  _globals['_TEXTTASK_KIND']._serialized_end=2184
-  _globals['_EXTRACTREQUEST']._serialized_start=2187
-  _globals['_EXTRACTREQUEST']._serialized_end=2580
-  _globals['_ENTITY']._serialized_start=2582
-  _globals['_ENTITY']._serialized_end=2662
-  _globals['_LABELSCORE']._serialized_start=2664
-  _globals['_LABELSCORE']._serialized_end=2706
-  _globals['_RELATION']._serialized_start=2708
-  _globals['_RELATION']._serialized_end=2812
-  _globals['_REGION']._serialized_start=2814
-  _globals['_REGION']._serialized_end=2910
-  _globals['_EXTRACTION']._serialized_start=2913
-  _globals['_EXTRACTION']._serialized_end=3087
-  _globals['_EXTRACTRESPONSE']._serialized_start=3090
-  _globals['_EXTRACTRESPONSE']._serialized_end=3238
-  _globals['_INFERENCESERVICE']._serialized_start=3886
-  _globals['_INFERENCESERVICE']._serialized_end=4250
+  _globals['_ENCODEREQUEST']._serialized_end=919
+  _globals['_ENCODERESPONSE']._serialized_start=922
+  _globals['_ENCODERESPONSE']._serialized_end=1143
+  _globals['_SCOREREQUEST']._serialized_start=1146
+  _globals['_SCOREREQUEST']._serialized_end=1425
+  _globals['_SCORERESPONSE']._serialized_start=1428
+  _globals['_SCORERESPONSE']._serialized_end=1586
+  _globals['_ENTITIESTASK']._serialized_start=1589
+  _globals['_ENTITIESTASK']._serialized_end=1729
+  _globals['_CLASSIFYTASK']._serialized_start=1732
+  _globals['_CLASSIFYTASK']._serialized_end=1884
+  _globals['_RELATIONSTASK']._serialized_start=1886
+  _globals['_RELATIONSTASK']._serialized_end=1978
+  _globals['_REGIONSTASK']._serialized_start=1980
+  _globals['_REGIONSTASK']._serialized_end=2047
+  _globals['_TEXTTASK']._serialized_start=2050
+  _globals['_TEXTTASK']._serialized_end=2208
+  _globals['_TEXTTASK_KIND']._serialized_start=2121
+  _globals['_TEXTTASK_KIND']._serialized_end=2208
+  _globals['_EXTRACTREQUEST']._serialized_start=2211
+  _globals['_EXTRACTREQUEST']._serialized_end=2604
+  _globals['_ENTITY']._serialized_start=2606
+  _globals['_ENTITY']._serialized_end=2686
+  _globals['_LABELSCORE']._serialized_start=2688
+  _globals['_LABELSCORE']._serialized_end=2730
+  _globals['_RELATION']._serialized_start=2732
+  _globals['_RELATION']._serialized_end=2836
+  _globals['_REGION']._serialized_start=2838
+  _globals['_REGION']._serialized_end=2934
+  _globals['_EXTRACTION']._serialized_start=2937
+  _globals['_EXTRACTION']._serialized_end=3111
+  _globals['_EXTRACTRESPONSE']._serialized_start=3114
+  _globals['_EXTRACTRESPONSE']._serialized_end=3262
+  _globals['_INFERENCESERVICE']._serialized_start=3910
+  _globals['_INFERENCESERVICE']._serialized_end=4274
 # @@protoc_insertion_point(module_scope)

@@ -55,20 +55,26 @@ INPUT_KIND_TEXT: InputKind
 INPUT_KIND_IMAGE: InputKind
 
 class ImageInput(_message.Message):
-    __slots__ = ("height", "width", "short_side", "patch", "extra_tokens", "max_tokens")
+    __slots__ = ("height", "width", "short_side", "patch", "extra_tokens", "max_tokens", "long_side", "maps", "text_tokens")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     SHORT_SIDE_FIELD_NUMBER: _ClassVar[int]
     PATCH_FIELD_NUMBER: _ClassVar[int]
     EXTRA_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LONG_SIDE_FIELD_NUMBER: _ClassVar[int]
+    MAPS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     height: int
     width: int
     short_side: int
     patch: int
     extra_tokens: int
     max_tokens: int
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., short_side: _Optional[int] = ..., patch: _Optional[int] = ..., extra_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    long_side: int
+    maps: int
+    text_tokens: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., short_side: _Optional[int] = ..., patch: _Optional[int] = ..., extra_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., long_side: _Optional[int] = ..., maps: _Optional[int] = ..., text_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelCard(_message.Message):
     __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities", "inputs", "images")

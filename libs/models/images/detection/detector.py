@@ -31,6 +31,8 @@ class Detector:
     `most_each`; with the `spare` tokens beside all labels there are at most `most`. `count`: an image's tokens, by the height and
     width that the model sees; `first`: those that are no patches. `square`: boxes are fractions of the image padded to a square,
     else of the image.
+    `maps`: of an image that keeps its proportions, each with half as many places a side as the one before; a place of the first is
+    `smallest` pixels a side. 0: images are of one size.
     """
 
     trunk: Trunk
@@ -44,6 +46,8 @@ class Detector:
     spare: int = 0
     first: int = 0
     square: bool = False
+    maps: int = 0
+    smallest: int = 0
     limits: Limits = LIMITS
 
     def labels(self, labels: Sequence[str]) -> tuple[Label, ...]:

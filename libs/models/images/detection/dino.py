@@ -39,7 +39,7 @@ from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids, Label
-from libs.models.work import InputSequence, Output
+from libs.models.work import InputRows, InputSequence, Output
 
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25
@@ -54,6 +54,8 @@ _FRAME: Final = (Label("", np.array([FIRST], np.int32)), Label(" ", np.array([LA
 
 _SMALLEST: Final = 0.05  # the side of a proposal on the first level
 _EDGE: Final = 0.01
+_SAMPLE: Final = 128
+"""Pixels of a sample's side."""
 
 
 def spec_of(config: Config) -> DinoSpec:
@@ -156,6 +158,12 @@ class ImageMapRows:
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
         """`inputs`: uint8 [height, width, 3] each -> [places of all, width]"""
         return torch.cat([self._maps.embed(image) for image in inputs])
+
+    def sample(self) -> InputSequence:
+        """Of one small image."""
+        tokens = Levels(len(self._maps.input_proj_vision)).tokens(_SAMPLE, _SAMPLE)
+        rows = InputRows(np.arange(tokens, dtype=np.int32), np.zeros((_SAMPLE, _SAMPLE, 3), np.uint8))
+        return InputSequence(np.zeros(tokens, np.int32), rows=rows)
 
 
 class TextStates(LabelVectors):

@@ -16,7 +16,7 @@ from libs.errors import InvalidInput, ModelBroken
 from libs.models.images.detection import dino
 from libs.models.images.detection.building import fill, on_meta, processor_values, tokenizer_for
 from libs.models.images.detection.detector import HEAD, Detector
-from libs.models.images.detection.swin import SwinSpec, rename
+from libs.models.images.detection.swin import SIDE, SwinSpec, rename
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import HeadLinear, check_shape
@@ -133,6 +133,8 @@ def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch
         most_each=encoder.max_positions,
         frame=1,
         spare=2,
+        maps=levels.count,
+        smallest=2 * SIDE,
     )
 
 

@@ -16,7 +16,7 @@ from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
 
 _STAGES = 4
-_SIDE = 4  # pixels of a patch
+SIDE = 4  # pixels of a patch
 _MOST_WINDOW = 64
 
 
@@ -38,7 +38,7 @@ class SwinSpec:
         """Raises ModelBroken with the key that cannot be served."""
         config.require("model_type", "swin")
         config.require("num_channels", 3)
-        config.require("patch_size", _SIDE)
+        config.require("patch_size", SIDE)
         config.require("use_absolute_embeddings", False)
         config.require("out_indices", [2, 3, 4])
         spec = SwinSpec(
@@ -71,7 +71,7 @@ def _counts(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ..
 
 def map_sizes(height: int, width: int) -> tuple[tuple[int, int], ...]:
     """Rows and columns of the three maps that an image of so many pixels gives."""
-    rows, columns = -(-height // _SIDE), -(-width // _SIDE)
+    rows, columns = -(-height // SIDE), -(-width // SIDE)
     sizes = []
     for _ in range(_STAGES - 1):
         rows, columns = -(-rows // 2), -(-columns // 2)
@@ -84,7 +84,7 @@ class Swin(nn.Module):
 
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, spec.width, _SIDE, _SIDE)
+        self.patches = nn.Conv2d(3, spec.width, SIDE, SIDE)
         self.norm = nn.LayerNorm(spec.width)
         self.stages = nn.ModuleList(
             nn.ModuleList(Block(spec, width, heads, shift=spec.window // 2 * (place % 2)) for place in range(depth))
@@ -96,7 +96,7 @@ class Swin(nn.Module):
     def forward(self, pixels: Tensor) -> list[Tensor]:
         """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last."""
         height, width = pixels.shape[2:]
-        x = self.patches.forward(F.pad(pixels, (0, -width % _SIDE, 0, -height % _SIDE)))
+        x = self.patches.forward(F.pad(pixels, (0, -width % SIDE, 0, -height % SIDE)))
         x = self.norm.forward(x.permute(0, 2, 3, 1))
         maps = []
         for place, stage in enumerate(self.stages):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, Limits, Pixels, decode, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
+from libs.models.recall import JobRecall
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import GoOn, InputRows, InputSequence, Part, Role, Truncation, go_on_anyway
+from libs.models.work import GoOn, Head, InputRows, InputSequence, Part, Role, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
+
+_NO_PICTURE: Final = np.zeros((0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,19 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """What is known of the items of one job, for the head that will see them.
+
+    `pictures`: those that were decoded, by the file's digest, where items share images: a query's image stands before each document
+    of a model that scores pairs. None: they share none.
+    """
+
+    head: Head
+    known: JobRecall
+    pictures: dict[bytes, tuple[Pixels, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PartsInput:
     """The host's part for an item. Thread-safe.
 
@@ -137,13 +154,17 @@ class PartsInput:
         truncation: Truncation = "end",
         go_on: GoOn = go_on_anyway,
         instruction: str = "",
+        recalled: Recalled | None = None,
     ) -> InputSequence:
         """One item: its parts in their order, in the frame of images if it has one. `field`: the item's path in the job.
 
         Images are never cut, and neither are texts beside them. Raises InputTooLong for an item with images beyond the limit, and
         InvalidInput with the part's path for a file that cannot be decoded; sizes are checked before anything is.
+
+        `recalled`: an item whose output is known is not decoded.
         """
-        images = [(part.content, part.field) for part in parts if isinstance(part.content, bytes)]
+        files = [part for part in parts if isinstance(part.content, bytes)]
+        images = [(part.content, part.field) for part in files if isinstance(part.content, bytes)]
         if not images:
             joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
@@ -156,12 +177,19 @@ class PartsInput:
         whole = "".join(part.content if isinstance(part.content, str) else next(texts) for part in parts)
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
         ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
-        pictures: list[NDArray[np.generic]] = []
-        for data, path in images:
-            go_on()
-            pictures += self.pictures.apply(decode(data, path, self.limits), path)
-        rows = InputRows(places, pictures[0], tuple(pictures[1:]))
-        return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
+
+        def made() -> InputSequence:
+            pictures: list[NDArray[np.generic]] = []
+            for data, path in images:
+                go_on()
+                pictures += self._decoded(data, path, None if recalled is None else recalled.pictures)
+            rows = InputRows(places, pictures[0], tuple(pictures[1:]))
+            return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
+
+        def unmade(_: int) -> InputSequence:
+            return InputSequence(ids, rows=InputRows(places, _NO_PICTURE))
+
+        return made() if recalled is None else recalled.known.sequence(recalled.head, files, made, unmade, ids.tobytes())
 
     def of_pair(
         self,
@@ -171,6 +199,7 @@ class PartsInput:
         truncation: Truncation = "end",
         go_on: GoOn = go_on_anyway,
         instruction: str = "",
+        recalled: Recalled | None = None,
     ) -> InputSequence:
         """A query and a document of a model that scores pairs. `field`: the document's path. Raises as `of_parts`."""
         pair = self.prompts.told(instruction).pair
@@ -179,12 +208,21 @@ class PartsInput:
         nothing = [Part(pair.nothing, field)]
         first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
-        return self.of_parts(parts, field, "", truncation, go_on, instruction)
+        return self.of_parts(parts, field, "", truncation, go_on, instruction, recalled)
 
     def frame_tokens(self) -> int:
         """How many tokens stand around the item of one image."""
         frame = self.prompts.told("").images
         return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
+
+    def _decoded(self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None) -> tuple[Pixels, ...]:
+        """The pictures of a file. `before`: what was decoded already, and what is decoded now is added to."""
+        if before is None:
+            return self.pictures.apply(decode(data, path, self.limits), path)
+        digest = sha256(data).digest()
+        if digest not in before:
+            before[digest] = self.pictures.apply(decode(data, path, self.limits), path)
+        return before[digest]
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)

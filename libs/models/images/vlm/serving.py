@@ -21,6 +21,7 @@ from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.packed_model import PackedModel
+from libs.models.recall import Recall
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising
@@ -44,7 +45,10 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input)), loaded.names, device)
+        recall = Recall(card.model, card.revision, dtype, loaded.input.pictures)
+        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input, recall)), loaded.names, device)
+        model.recall = recall
+        model.largest_picture = largest_picture(loaded.input)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
@@ -82,6 +86,16 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
         area, around = pictures.square**2, frame + _IMAGE_MARKERS
         return ImageSize(0, 0, 0, pictures.square, around + pictures.least // area, min(most, pictures.most // area + around))
     return ImageSize(0, 0, 0, 1, 0, most)
+
+
+def largest_picture(given: PartsInput) -> int:
+    """The most tokens of the tower that one of its inputs has."""
+    pictures = given.pictures
+    if isinstance(pictures, OneSize):
+        return pictures.patches.most
+    if isinstance(pictures, Tiles):
+        return pictures.patches
+    return pictures.most // pictures.patches.patch**2 if isinstance(pictures, SmartResize) else 0
 
 
 _IMAGE_MARKERS = 2

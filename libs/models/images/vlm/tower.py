@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
@@ -17,9 +18,13 @@ from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.pictures import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
+from libs.models.work import Between, InputRows, InputSequence, nothing_between
 
 _AT_ONCE: Final = 1 << 14
 """Patches of one forward, which bounds the memory of activations: pages of a batch may have ten times as many patches as tokens."""
+
+_SAMPLE: Final = 16
+"""Patches of a sample's side: a multiple of what every connector merges."""
 
 Picture = NDArray[np.generic]
 
@@ -39,28 +44,46 @@ class ImageTower(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.connector, self.last = encoder, connector, last
+        self.at_once = _AT_ONCE
         self._spec = embed.spec
         self._embed = embed.embed
 
-    @torch.inference_mode()
     def forward(self, inputs: Sequence[Picture]) -> Tensor:
         """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
-        rows = torch.cat([self._rows(some) for some in self._portions(inputs)])
+        return self.forward_between(inputs, nothing_between)
+
+    @torch.inference_mode()
+    def forward_between(self, inputs: Sequence[Picture], between: Between) -> Tensor:
+        """As `forward`, a LayeredTower's. A picture that is there several times, as one array, is computed once."""
+        different = {id(picture): picture for picture in inputs}
+        rows = torch.cat([self._rows(some, between) for some in self._portions(list(different.values()))])
+        if len(different) < len(inputs):
+            # Each patch has as many rows as any other.
+            patches = [math.prod(self.grid_of(picture)) for picture in different.values()]
+            own = torch.split(rows, [count * len(rows) // sum(patches) for count in patches])
+            by_picture = dict(zip(different, own, strict=True))
+            rows = torch.cat([by_picture[id(picture)] for picture in inputs])
         return rows if self.last is None else self.last(rows)
+
+    def sample(self) -> InputSequence:
+        """Of one picture, of squares that every connector can merge."""
+        side = _SAMPLE * self._spec.patch
+        none = np.zeros(0, np.int32)
+        return InputSequence(none, rows=InputRows(none, np.zeros((side, side, 3), np.uint8)))
 
     def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
         some: list[Picture] = []
         patches = 0
         for picture in inputs:
             own = self.tokens_of(picture)
-            if some and patches + own > _AT_ONCE:
+            if some and patches + own > self.at_once:
                 yield some
                 some, patches = [], 0
             some.append(picture)
             patches += own
         yield some
 
-    def _rows(self, pictures: Sequence[Picture]) -> Tensor:
+    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
         lengths = [self.tokens_of(picture) for picture in pictures]
         batch = Packed.of(
             [np.zeros(length, np.int32) for length in lengths],
@@ -68,7 +91,7 @@ class ImageTower(nn.Module):
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
         )
-        return self.connector.forward(self.encoder.forward(batch), [self.grid_of(picture) for picture in pictures])
+        return self.connector.forward(self.encoder.forward(batch, between=between), [self.grid_of(picture) for picture in pictures])
 
     @property
     def _first(self) -> int:
@@ -90,7 +113,7 @@ class BlockTower(ImageTower):
         super().__init__(encoder, embed, connector)
         self._block = block
 
-    def _rows(self, pictures: Sequence[Picture]) -> Tensor:
+    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
         grids = [self.grid_of(picture) for picture in pictures]
         lengths = [rows * columns for rows, columns in grids]
         orders = [self._block.order(grid) for grid in grids]
@@ -102,7 +125,7 @@ class BlockTower(ImageTower):
             axes=[self._block.axes(grid) for grid in grids],
             windows=[size * self._block.side**2 for _, sizes in orders for size in sizes],
         )
-        rows = self._merged(batch)
+        rows = self._merged(batch, between)
         if not self._block.window:
             return rows
         starts = np.cumsum([0, *(len(order) for order, _ in orders)])
@@ -113,12 +136,13 @@ class BlockTower(ImageTower):
     def _mergers(self) -> Mergers:
         return cast(Mergers, self.connector)
 
-    def _merged(self, batch: Packed) -> Tensor:
+    def _merged(self, batch: Packed, between: Between) -> Tensor:
         """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more."""
         encoder, taps = self.encoder, self._mergers.taps
         shared, x = encoder.shared(batch), encoder.embed.forward(batch)
         deeper = []
         for number, layer in enumerate(encoder.stack):
+            between()
             x = layer.forward(x, batch, shared)
             if number in taps:
                 deeper.append(self._mergers.deeper[taps.index(number)](x))

@@ -13,6 +13,7 @@ from libs.kernels.maxsim import maxsim
 from libs.models.results import LabelScore, RaggedRows, SparseRows, Stored
 from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax
+from libs.models.text.processing.pooling import pooled
 from libs.models.text.processing.quantise import store
 from libs.models.work import ClassifyWork, EncodeWork, Scale, SparseRow
 
@@ -32,10 +33,15 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
 
 
 def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRows:
-    """Multi-vectors. `rows` [tokens, dimensions] each, of the tokens that are returned."""
+    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens that are returned."""
     values = np.concatenate(rows)
-    if card.normalize if work.normalize is None else work.normalize:
+    normalize = card.normalize if work.normalize is None else work.normalize
+    if normalize:
         values = unit(values)
+    if work.pooling_factor > 1:
+        parts = np.split(values, np.cumsum([len(row) for row in rows])[:-1])
+        rows = [pooled(part, work.pooling_factor, normalize=normalize) for part in parts]
+        values = np.concatenate(rows)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).tolist()
     return RaggedRows(store(values, work.data_type), offsets)
 

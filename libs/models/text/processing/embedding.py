@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation, Scoring
-from libs.errors import InvalidInput, TaskNotSupported
+from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import (
     document_path,
@@ -26,6 +26,7 @@ from libs.models.text.checks import (
     unsupported,
 )
 from libs.models.text.processing import answers
+from libs.models.text.processing.pooling import MOST_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where
@@ -113,6 +114,7 @@ class EmbeddingProcessor:
             found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
         framed = self._framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
+        check_pooled(work, framed.sequences, item_path)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
     def _is_static(self, role: Role) -> bool:
@@ -206,12 +208,24 @@ def check_encode(work: EncodeWork, forms: Sequence[Representation], card: Card) 
     other = next((form for form in forms if form != "dense"), None)
     if work.dimensions and "dense" not in forms:
         raise InvalidInput(f"only dense vectors can be cut, and {other} is asked for: leave it 0", field="dimensions")
+    if work.pooling_factor > 1 and "multi_vector" not in forms:
+        raise InvalidInput("only multi-vectors are pooled, and none is asked for: leave it 0", field="pooling_factor")
     if work.dimensions > card.dimensions:
         raise InvalidInput(f"{work.dimensions} are asked for; {card.model} has {card.dimensions}", field="dimensions")
     if work.data_type in ("uint8", "binary") and other is not None:
         raise InvalidInput(f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type")
     if work.data_type == "int8" and "sparse" in forms:
         raise InvalidInput("int8 is for dense vectors and multi-vectors, and sparse is asked for", field="data_type")
+
+
+def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Where) -> None:
+    """Raises InputTooLong for an item that has too many vectors to be pooled."""
+    if work.pooling_factor <= 1:
+        return
+    for index, sequence in enumerate(sequences):
+        if sequence.tokens > MOST_VECTORS:
+            message = f"{where(index)} has {sequence.tokens:,} tokens; pooled are at most {MOST_VECTORS:,}"
+            raise InputTooLong(message, field=where(index))
 
 
 def _label_path(number: int) -> str:

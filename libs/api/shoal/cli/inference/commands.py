@@ -46,6 +46,7 @@ def encode(
     dimensions: Annotated[int, typer.Option(min=0, help="Keep the first so many (Matryoshka); 0 keeps all.")] = 0,
     normalize: Annotated[bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")] = None,
     instruction: Instruction = "",
+    pooling_factor: Annotated[int, typer.Option(min=0, help="Return so many times fewer vectors of each multi-vector.")] = 0,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +62,7 @@ def encode(
             dimensions=dimensions,
             normalize=normalize,
             instruction=instruction,
+            pooling_factor=pooling_factor,
             on_progress=on_progress,
             **serving.arguments(),
         )
