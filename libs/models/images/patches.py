@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, Limits, decoded, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
 from libs.models.packed import Packed
@@ -188,10 +188,10 @@ class ImageInput:
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before anything is decoded."""
         self.tokens(data, field)
-        pixels = decode(data, field, self.limits)
-        tokens = self._tokens(pixels.shape[0], pixels.shape[1], field)
+        image = decoded(data, field, self.limits)
+        tokens = self._tokens(image.height, image.width, field)
         places = np.arange(self.patches.before, tokens, dtype=np.int32)
-        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(pixels, field)))
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(image, field)))
 
     def _tokens(self, height: int, width: int, field: str) -> int:
         seen = self.processing.seen(height, width, field)
