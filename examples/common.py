@@ -104,7 +104,7 @@ def _advice(error: Exception) -> str:
 
 @asynccontextmanager
 async def mesh(endpoint: str | None, models: Sequence[str] = ()) -> AsyncIterator[shoal.AsyncClient]:
-    """A client of the mesh at `endpoint`, or of one that lives as long as the context and offers `models` too (`org/name=/path`)."""
+    """A client of the mesh at `endpoint`, or of one for the context, with `models` (`org/name=/path`)."""
     if endpoint:
         async with shoal.AsyncClient(endpoint) as client:
             await client.healthy(timeout=10)  # a wrong address is said at once

@@ -221,7 +221,8 @@ def contact_sheet(
 
     def figure(number: int, caption: str) -> str:
         name = html.escape(photos[number].file.name)
-        return f'<figure><img src="{html.escape(thumbs[number])}" alt="{name}"><figcaption>{html.escape(caption)}</figcaption></figure>'
+        image = f'<img src="{html.escape(thumbs[number])}" alt="{name}">'
+        return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
     rows = [
         f"<h2>{html.escape(text)}</h2><div>" + "".join(figure(one, f"{scores[row, one]:.3f}") for one in best[row]) + "</div>"
@@ -229,7 +230,7 @@ def contact_sheet(
     ]
     everything = "".join(figure(number, f"{photo.file.name} {photo.licence}") for number, photo in enumerate(photos))
     warning = f"<p><strong>{html.escape(note)}</strong></p>" if note else ""
-    style = "body{font:14px sans-serif;margin:2em}div{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;width:200px}h2{font-size:16px}"
+    style = "body{font:14px sans-serif;margin:2em}div{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;width:200px}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Photographs</title><style>{style}</style>'
         f"<h1>Photographs by text</h1>{warning}{''.join(rows)}<h2>All {len(photos)}</h2><div>{everything}</div></html>{os.linesep}"

@@ -70,7 +70,7 @@ class _Weights:
 def write_clip(directory: Path) -> None:
     """A model of CLIP B/32's layout: images of 224 x 224 pixels, 50 tokens each, and texts, in one space of 64 dimensions."""
     start, end = "<|startoftext|>", "<|endoftext|>"
-    ids = _write_tokenizer(directory, (start, end), before=start, after=end, lower=True)
+    ids = write_tokenizer(directory, (start, end), before=start, after=end, lower=True)
     texts = _TEXT | {
         "vocab_size": len(ids),
         "max_position_embeddings": _LENGTH,
@@ -105,7 +105,7 @@ def write_colsmol(directory: Path) -> None:
     """A model of ColSmol's layout: a page is cut into tiles of 128 x 128 pixels, 16 vectors of 128 numbers each."""
     marks = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", "<|im_end|>"]
     marks += [f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)]
-    ids = _write_tokenizer(directory, marks)
+    ids = write_tokenizer(directory, marks)
     texts = _TEXT | {
         "model_type": "llama",
         "vocab_size": len(ids),
@@ -147,7 +147,7 @@ def write_colsmol(directory: Path) -> None:
     made.save(directory)
 
 
-def _write_tokenizer(
+def write_tokenizer(
     directory: Path, special: Sequence[str], before: str = "", after: str = "", *, lower: bool = False
 ) -> dict[str, int]:
     """One token for each byte, and special ones, of which `before` and `after` stand around every text. Returns their ids."""

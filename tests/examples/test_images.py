@@ -138,7 +138,9 @@ def test_what_a_person_reads(endpoint: str, pdf: Path, tmp_path: Path, capsys: p
 def test_a_random_model_says_so() -> None:
     """Whoever runs an example without --model is told that its ranking means nothing, also on the contact sheet."""
     row = np.zeros((1, 1), np.float32)
-    sheet = photos.contact_sheet(["<b>"], [photos.Photo(Path("a&b.png"))], ["a.jpg"], row, np.zeros((1, 1), int), random_models.WARNING)
+    sheet = photos.contact_sheet(
+        ["<b>"], [photos.Photo(Path("a&b.png"))], ["a.jpg"], row, np.zeros((1, 1), int), random_models.WARNING
+    )
     assert "means nothing" in sheet
     assert "&lt;b&gt;" in sheet
     assert "a&amp;b.png" in sheet
