@@ -156,7 +156,7 @@ def bytes_of(vectors: Ragged, number_format: str) -> float:
     """Of a page as it travels and as an index keeps it; int8 has a float32 beside each vector, its scale."""
     width = vectors.values.shape[1]
     each = {"float32": 4 * width, "float16": 2 * width, "int8": width + 4}[number_format]
-    return each * len(vectors.values) / len(vectors)
+    return float(each * len(vectors.values) / len(vectors))
 
 
 async def checked(

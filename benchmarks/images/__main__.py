@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +18,9 @@ from benchmarks.images import __doc__ as about
 from benchmarks.images.encoders import SHAPES, measure_forwards, measure_preparing, photographs
 from benchmarks.images.mesh import LEAST, measure_mesh
 from benchmarks.images.pages import TOWERS, measure_pages
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PARTS = ("forward", "pages", "prepare", "mesh")
 
@@ -60,7 +65,7 @@ def main() -> None:
     slow += [f"the mesh with {one.shape} {one.ratio:.2f} (of {LEAST})" for one in meshes if one.ratio < LEAST]
     print(f"below what is wanted: {', '.join(slow) or 'none'}")
     if wanted.json:
-        found = {"forward": forwards, "pages": paged, "prepare": prepared, "mesh": meshes}
+        found: dict[str, Sequence[DataclassInstance]] = {"forward": forwards, "pages": paged, "prepare": prepared, "mesh": meshes}
         wanted.json.write_text(json.dumps({part: [asdict(one) for one in rows] for part, rows in found.items()}, indent=2))
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,15 +80,15 @@ async def _measure(shape: Shape, dtype: str, pictures: Sequence[bytes], rounds: 
                 turns.append((prepared, (before + _seconds_of(run)) / 2, asked))
     # Per image; ratios are of one round, so that the machine's drift cancels.
     count = len(pictures)
-    rates = [count / median(turn[place] for turn in turns) for place in range(3)]
-    ratio = median(max(prepared, forward) / asked for prepared, forward, asked in turns)
-    shared = median((prepared + forward) / asked for prepared, forward, asked in turns)
-    return InMesh(shape.name, dtype, *rates, ratio, ratio if device.type == "cuda" else shared)
+    prepare, forward, asked = (count / median(turn[place] for turn in turns) for place in range(3))
+    ratio = median(max(turn[:2]) / turn[2] for turn in turns)
+    shared = ratio if device.type == "cuda" else median(sum(turn[:2]) / turn[2] for turn in turns)
+    return InMesh(shape.name, dtype, prepare, forward, asked, ratio, shared)
 
 
-def _seconds_of(run: object) -> float:
+def _seconds_of(run: Callable[[], object]) -> float:
     began = time.perf_counter()
-    run()  # type: ignore[operator]
+    run()
     return time.perf_counter() - began
 
 

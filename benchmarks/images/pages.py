@@ -136,7 +136,10 @@ def pages(tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype:
     batch = processor([[one] for one in opened] if "Idefics3" in tower.name else opened, return_tensors="pt")
     given = {key: value.to(device) for key, value in batch.items() if torch.is_tensor(value)}
     given["pixel_values"] = given["pixel_values"].to(DTYPES[dtype])
-    engines = {"shoal": lambda: own.forward(pictures).cpu(), "transformers": lambda: _theirs(model, given).cpu()}
+    engines: dict[str, Callable[[], torch.Tensor]] = {
+        "shoal": lambda: own.forward(pictures).cpu(),
+        "transformers": lambda: _theirs(model, given).cpu(),
+    }
     got, wanted = (engine().float() for engine in engines.values())
     error = float((got - wanted).norm() / wanted.norm()) if got.shape == wanted.shape else 1.0
     if error > (1e-4 if dtype == "float32" else 0.05):
