@@ -34,7 +34,7 @@ help: ## Show this list
 demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python -m examples.demo
 
-example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, or rag
+example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, rag, photos, pages
 	$(BIN)/python -m examples.$(or $(NAME),rag) $(ARGS)
 
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -47,13 +48,14 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     """Keeps the description's lines, and tells defaults."""
 
 
-def options(description: str) -> argparse.ArgumentParser:
-    """The options of all examples."""
+def options(description: str, *, embedder: bool = True) -> argparse.ArgumentParser:
+    """The options of all examples. `embedder`: of those whose model is one of texts."""
     parser = argparse.ArgumentParser(description=description, formatter_class=_Help)
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="a running mesh; without it, one is started on this machine and stopped again"
     )
-    parser.add_argument("--embedder", default=MINILM, metavar="MODEL", help="the model that encodes")
+    if embedder:
+        parser.add_argument("--embedder", default=MINILM, metavar="MODEL", help="the model that encodes")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of tables")
     return parser
 
@@ -101,8 +103,8 @@ def _advice(error: Exception) -> str:
 
 
 @asynccontextmanager
-async def mesh(endpoint: str | None) -> AsyncIterator[shoal.AsyncClient]:
-    """A client of the mesh at `endpoint`, or of one that lives as long as the context."""
+async def mesh(endpoint: str | None, models: Sequence[str] = ()) -> AsyncIterator[shoal.AsyncClient]:
+    """A client of the mesh at `endpoint`, or of one for the context, with `models` (`org/name=/path`)."""
     if endpoint:
         async with shoal.AsyncClient(endpoint) as client:
             await client.healthy(timeout=10)  # a wrong address is said at once
@@ -110,7 +112,7 @@ async def mesh(endpoint: str | None) -> AsyncIterator[shoal.AsyncClient]:
         return
     found = accelerators("auto", os.environ)
     workers, threads = layout(None, None, len(found))
-    models, stores = known_models([], os.environ), known_stores(os.environ)
+    models, stores = known_models([*models], os.environ), known_stores(os.environ)
     settings = Settings(port=0, workers=workers, threads=threads, accelerators=found, models=models, stores=stores)
     starting = console.status(f"starting a mesh: Redis, a router and {workers} worker(s)")
     starting.start()
@@ -121,6 +123,23 @@ async def mesh(endpoint: str | None) -> AsyncIterator[shoal.AsyncClient]:
                 yield client
     finally:
         starting.stop()
+
+
+@asynccontextmanager
+async def model_or_random(
+    endpoint: str | None, model: str, name: str, write: Callable[[Path], None]
+) -> AsyncIterator[tuple[shoal.AsyncClient, str]]:
+    """A client, and the model to ask: `model`, or if that is empty one with random weights, which `write` makes, as `name`."""
+    if model:
+        async with mesh(endpoint) as client:
+            yield client, model
+        return
+    if endpoint:
+        raise Advice("--endpoint needs --model: a running mesh does not know the model with random weights that this example makes")
+    with tempfile.TemporaryDirectory(prefix="shoal-random-") as folder:
+        write(Path(folder))
+        async with mesh(None, [f"{name}={folder}"]) as client:
+            yield client, name
 
 
 @contextmanager

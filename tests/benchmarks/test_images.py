@@ -1,11 +1,11 @@
-"""What `benchmarks/images.py` measures: both engines on one small model."""
+"""What `benchmarks/images` measures: both engines on one small model."""
 
 from __future__ import annotations
 
 import torch
 import transformers
 
-from benchmarks.images import Shape, forward, loaded, photographs, prepare
+from benchmarks.images.encoders import Shape, forward, loaded, photographs, prepare
 
 
 def small(layers: int) -> transformers.PreTrainedModel:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, Limits, decoded, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
 from libs.models.packed import Packed
@@ -130,7 +130,7 @@ class PatchEmbedding(InputLayer):
         # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which multiplies in float64.
         values = patches.float().div_(1 / self._processing.scale).sub_(self.mean).div_(self.std).to(self.position.dtype)
         x = F.linear(values, self.project.weight.flatten(1), self.project.bias)
-        return x.add_(torch.cat([self._positions(*self.spec.grid_of(*image.shape[:2])) for image in images]))
+        return x.add_(self._positions([self.spec.grid_of(*image.shape[:2]) for image in images]))
 
     def _patches(self, images: Tensor) -> Tensor:
         """Images of one size: uint8 [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
@@ -140,17 +140,18 @@ class PatchEmbedding(InputLayer):
         order = (0, 1, 3, 2, 4, 5) if self.spec.linear else (0, 1, 3, 5, 2, 4)
         return whole.permute(order).reshape(-1, _COLOURS * side * side)
 
-    def _positions(self, rows: int, columns: int) -> Tensor:
-        """[patches, hidden]"""
+    def _positions(self, grids: Sequence[tuple[int, int]]) -> Tensor:
+        """[patches of all, hidden], resampled once for each size of a batch's images."""
         spec = self.spec
         table = self.position[1:] if spec.class_token else self.position
-        if (rows, columns) == spec.grid:
-            return table
-        # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
-        square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
-        size, mode = (rows, columns), spec.interpolation
-        resampled = F.interpolate(square, size=size, mode=mode, align_corners=False, antialias=spec.antialias)
-        return resampled.flatten(2)[0].T.to(table.dtype)
+        found = {spec.grid: table}
+        if any(grid != spec.grid for grid in grids):
+            # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
+            square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
+            for size in {*grids} - {spec.grid}:
+                resampled = F.interpolate(square, size=size, mode=spec.interpolation, align_corners=False, antialias=spec.antialias)
+                found[size] = resampled.flatten(2)[0].T.to(table.dtype)
+        return torch.cat([found[grid] for grid in grids])
 
 
 def _runs(flat: Tensor, images: Sequence[NDArray[np.generic]]) -> Iterator[Tensor]:
@@ -198,10 +199,10 @@ class ImageInput:
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before anything is decoded."""
         self.tokens(data, field)
-        pixels = decode(data, field, self.limits)
-        tokens = self._tokens(pixels.shape[0], pixels.shape[1], field)
+        image = decoded(data, field, self.limits)
+        tokens = self._tokens(image.height, image.width, field)
         places = np.arange(self.patches.before, tokens, dtype=np.int32)
-        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(pixels, field)))
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(image, field)))
 
     def _tokens(self, height: int, width: int, field: str) -> int:
         seen = self.processing.seen(height, width, field)

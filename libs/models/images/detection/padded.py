@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
@@ -39,8 +40,9 @@ class PaddedProcessing(ImageProcessing):
             return height, width
         return self.size
 
-    def apply(self, pixels: Pixels, field: str) -> NDArray[np.generic]:
-        """[height, width, 3] -> float32 of the size `seen`."""
+    def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
+        """[height, width, 3], or an image of mode RGB -> float32 of the size `seen`."""
+        pixels: Pixels = np.asarray(given)
         height, width = self._resized(pixels.shape[0], pixels.shape[1], field)
         values = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
         return padded_and_resized(pixels, values, height, width)

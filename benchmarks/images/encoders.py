@@ -1,4 +1,4 @@
-"""How fast are images prepared, and how fast is each image encoder? `python -m benchmarks.images`, or `make bench-images`.
+"""How fast are images prepared, and how fast is each image encoder?
 
 For every shape the same random weights and images go through Shoal and transformers: decoding and resizing of files on one thread,
 and the forward alone. Where images have one size, transformers gets them as one tensor; where they have many, padded to the largest
@@ -10,14 +10,11 @@ Photographs are those that scikit-learn and matplotlib bring, cut to the proport
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -28,7 +25,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.families import DTYPES, dtypes, take_turns
+from benchmarks.families import DTYPES, take_turns
 from libs.models.images.decoding import decode
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.work import InputSequence
@@ -218,41 +215,9 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
     return median(other / own for own, other in zip(seconds["shoal"], seconds["transformers"], strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    names = [shape.name for shape in SHAPES]
-    parser.add_argument("shapes", nargs="*", help=f"parts of names, of {', '.join(names)}; default all")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), action="append", help="default: those that the device multiplies itself")
-    parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="three layers in place of twelve")
-    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; default all cores")
-    parser.add_argument("--json", type=Path, help="also write everything to this file")
-    wanted = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.images} images, {wanted.rounds} rounds")
-    pictures = photographs(wanted.images)
-    chosen = [one for one in SHAPES if not wanted.shapes or any(part.lower() in one.name.lower() for part in wanted.shapes)]
-    prepared, forwards = measure(chosen, wanted.dtype or dtypes(device), pictures, wanted.rounds, 3 if wanted.quick else 12, device)
-    slow = [f"{one.shape} {one.dtype} {one.ratio:.2f} (of {one.least})" for one in forwards if one.ratio < one.least]
-    print(f"below what is wanted of the forward: {', '.join(slow) or 'none'}")
-    if wanted.json:
-        wanted.json.write_text(
-            json.dumps({"prepare": list(map(asdict, prepared)), "forward": list(map(asdict, forwards))}, indent=2)
-        )
-
-
-def measure(
-    shapes: Sequence[Shape],
-    types: Sequence[str],
-    pictures: Mapping[str, list[bytes]],
-    rounds: int,
-    layers: int,
-    device: torch.device,
-) -> tuple[list[Prepared], list[Forward]]:
+def measure_forwards(
+    shapes: Sequence[Shape], types: Sequence[str], pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device
+) -> list[Forward]:
     """Tells each line as it comes."""
     head = (
         f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
@@ -263,9 +228,14 @@ def measure(
         for dtype in types:
             print(f"{shape.name} {dtype}", file=sys.stderr)
             model, theirs = loaded(shape, layers, dtype, device)
-            forwards.append(one := forward(shape, model, theirs, pictures["JPEG"], rounds, dtype))
+            forwards.append(one := forward(shape, model, theirs, pictures, rounds, dtype))
             numbers = f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} {one.decoding:19.2f}"
             print(f"{one.shape:22} {one.dtype:9} {one.tokens:7,} {numbers}", flush=True)
+    return forwards
+
+
+def measure_preparing(shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int) -> list[Prepared]:
+    """Tells each line as it comes."""
     head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>19}"
     print("", head, "-" * len(head), sep="\n", flush=True)
     prepared = []
@@ -275,8 +245,4 @@ def measure(
             prepared.append(each := prepare(shape, model, kind, held, rounds))
             numbers = f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} {each.decoding:19.0%}"
             print(f"{each.shape:22} {each.format:9} {numbers}", flush=True)
-    return prepared, forwards
-
-
-if __name__ == "__main__":
-    main()
+    return prepared

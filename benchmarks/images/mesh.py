@@ -1,0 +1,112 @@
+"""The mesh against what it consists of: images/s of preparing alone, of the forward alone and of a mesh, in turns in one run.
+
+All have as many threads as there are cores. Where the device is these cores, preparing and forward share them: the mesh can be no
+faster than `shared`, one over the sum of both times, whatever overlaps. On a GPU it is the slower one of the two that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from shoal import AsyncClient
+
+from benchmarks.families import DTYPES
+from benchmarks.images.encoders import Shape, packed_run, sequences_of
+from libs.models.images.loading import ImageModel, load_images
+from services.local.mesh import running
+from services.local.settings import Settings
+
+NAME = "random/images"
+CALLERS, REQUEST = 4, 8
+"""Callers at once, of which each sends requests of so many images, one after the other."""
+LEAST = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class InMesh:
+    """Images a second. `ratio`: the mesh over the slower of `prepare` and `forward`; `of_shared`: over what the cores allow."""
+
+    shape: str
+    dtype: str
+    prepare: float
+    forward: float
+    mesh: float
+    ratio: float
+    of_shared: float
+
+
+async def measure_mesh(
+    shapes: Sequence[Shape], dtype: str, pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device
+) -> list[InMesh]:
+    """Tells each line as it comes."""
+    head = f"{'mesh, 1 worker':22} {'dtype':9} {'prepare/s':>10} {'forward/s':>10} {'mesh/s':>8} {'x min':>6} {'x shared':>9}"
+    print("", head, "-" * len(head), sep="\n", flush=True)
+    found = []
+    for shape in shapes:
+        print(f"{shape.name} {dtype}", file=sys.stderr)
+        found.append(one := await _measure(shape, dtype, pictures, rounds, layers, device))
+        rates = f"{one.prepare:10.1f} {one.forward:10.1f} {one.mesh:8.1f} {one.ratio:6.2f} {one.of_shared:9.2f}"
+        print(f"{one.shape:22} {one.dtype:9} {rates}", flush=True)
+    return found
+
+
+async def _measure(shape: Shape, dtype: str, pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device) -> InMesh:
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(cores) as threads:
+        torch.manual_seed(0)
+        shape.model(layers).save_pretrained(name)
+        shape.processor.save_pretrained(name)
+        model = load_images(Path(name), dtype=DTYPES[dtype], device=device)
+        run = packed_run(model, sequences_of(model, pictures))
+        settings = Settings(port=0, workers=1, threads=cores, models=f"{NAME}={name}", dtype=dtype)
+        async with running(settings) as mesh, AsyncClient(mesh.address) as client:
+            run()
+            await _asked(client, pictures)
+            turns = []
+            for _ in range(rounds):
+                prepared = _seconds_of(lambda: _prepared(threads, model, pictures))
+                before = _seconds_of(run)
+                asked = await _asked(client, pictures)
+                turns.append((prepared, (before + _seconds_of(run)) / 2, asked))
+    # Per image; ratios are of one round, so that the machine's drift cancels.
+    count = len(pictures)
+    prepare, forward, asked = (count / median(turn[place] for turn in turns) for place in range(3))
+    ratio = median(max(turn[:2]) / turn[2] for turn in turns)
+    shared = ratio if device.type == "cuda" else median(sum(turn[:2]) / turn[2] for turn in turns)
+    return InMesh(shape.name, dtype, prepare, forward, asked, ratio, shared)
+
+
+def _seconds_of(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _prepared(threads: ThreadPoolExecutor, model: ImageModel, pictures: Sequence[bytes]) -> None:
+    list(threads.map(lambda data: model.input.sequence(data, "image"), pictures))
+
+
+async def _asked(client: AsyncClient, pictures: Sequence[bytes]) -> float:
+    """Seconds for all pictures once, of a closed loop that sends them several times: its end, when fewer callers are left, is a
+    small part."""
+    parts = [pictures[first : first + REQUEST] for first in range(0, len(pictures), REQUEST)]
+    times = max(1, -(-4 * CALLERS // len(parts)))
+    waiting = iter(parts * times)
+
+    async def caller() -> None:
+        for part in waiting:
+            await client.encode(NAME, part, timeout=600)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return (time.perf_counter() - began) / times
