@@ -71,11 +71,26 @@ _READERS_RAISE = (
 )
 
 
+class Drawn(bytes):
+    """An image that is no file, such as a page of a document. Its bytes are a digest by which it is known: two with the same bytes
+    have the same pixels."""
+
+    def size(self, field: str) -> tuple[int, int]:
+        """Height and width, without drawing it. `field`: as of `decode`. Raises InvalidInput."""
+        raise NotImplementedError
+
+    def pixels(self, field: str) -> Pixels:
+        """Draws it. Raises InvalidInput."""
+        raise NotImplementedError
+
+
 def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:
     """Height and width of the picture that `decode` makes of a file, from its header: nothing is decoded.
 
     Raises as `decode`. A PNG whose orientation comes after its pixels is measured as it is stored.
     """
+    if isinstance(data, Drawn):
+        return data.size(field)
     with _opened(data, field, limits) as image:
         height, width = image.height, image.width
         return (width, height) if _orientation(image) >= 5 else (height, width)
@@ -86,6 +101,8 @@ def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
 
     Raises InvalidInput for a file that is too large, of no format of FORMATS, truncated or damaged.
     """
+    if isinstance(data, Drawn):
+        return data.pixels(field)
     with _opened(data, field, limits) as image:
         image.load()
         return np.asarray(_rgb(_upright(image)))
