@@ -123,6 +123,6 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
         with grpc.insecure_channel(mesh.address) as channel:
             stub = models_pb2_grpc.ModelServiceStub(channel)
             card = stub.GetModel(models_pb2.GetModelRequest(model=readers[kind])).model.card
-        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
