@@ -24,6 +24,10 @@ MAX_ANSWERED_BYTES: Final = 8 << 20
 """What the answer to a request may repeat of its labels, each with its score, as routers allow."""
 
 
+MAX_REQUEST_ITEMS: Final = 10_000
+"""Items of a request, as routers allow."""
+
+
 class Sink(Protocol[A, B]):
     """Collects the replies to one try of a request, in order: one, or those of a stream."""
 
@@ -58,6 +62,8 @@ class Plan(ABC, Generic[Q, R, T]):
 
     method: Method[Q, R]
     name: str
+    most_items: int = MAX_REQUEST_ITEMS
+    """Less where items have pages of documents."""
     stream: Method[Q, R] | None = None
     """The method for an answer that is expected to be large; a router that does not have it is called by `method`."""
 
@@ -70,7 +76,8 @@ class Plan(ABC, Generic[Q, R, T]):
     @property
     def max_items(self) -> int:
         """The most items of one request that a router admits."""
-        return max(1, min(MAX_REPEATED_BYTES // max(1, self._repeated_bytes), MAX_ANSWERED_BYTES // max(1, self._answered_bytes)))
+        read, answered = max(1, self._repeated_bytes), max(1, self._answered_bytes)
+        return max(1, min(self.most_items, MAX_REPEATED_BYTES // read, MAX_ANSWERED_BYTES // answered))
 
     def places(self) -> Sequence[int]:
         """The indices of the items to send."""
