@@ -58,7 +58,11 @@ class Bounds:
 
 
 class _Lost(Exception):
-    """The process ended or was ended. The message is for the caller."""
+    """The process ended or was ended. The message is for the caller. `from_outside`: by somebody else, whatever it was reading."""
+
+    def __init__(self, message: str, *, from_outside: bool = False) -> None:
+        super().__init__(message)
+        self.from_outside = from_outside
 
 
 class _Process:
@@ -101,7 +105,7 @@ class _Process:
                 raise _Lost("its answer is none")
             return answer, self._read(size, until)
         except (OSError, ValueError) as error:
-            raise _Lost(self._why() or f"it cannot be asked: {error}") from None
+            raise self._lost() from error
 
     def end(self) -> None:
         self._child.kill()
@@ -126,7 +130,7 @@ class _Process:
             self._wait(self._out, select.POLLIN, until)
             count = os.readv(self._out, [view])
             if not count:
-                raise _Lost(self._why())
+                raise self._lost()
             view = view[count:]
         return found
 
@@ -136,14 +140,15 @@ class _Process:
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             raise _Lost(f"it did not answer within {self._seconds} s")
 
-    def _why(self) -> str:
+    def _lost(self) -> _Lost:
         try:
             code = self._child.wait(1.0)
         except subprocess.TimeoutExpired:
-            return "it stopped answering"
+            return _Lost("it stopped answering")
         if code == -signal.SIGXCPU:
-            return f"it took more than {self._seconds // _SLACK} s of processor time"
-        return f"it ended the process that read it ({signal.Signals(-code).name if code < 0 else f'status {code}'})"
+            return _Lost(f"it took more than {self._seconds // _SLACK} s of processor time")
+        name = signal.Signals(-code).name if code < 0 else f"status {code}"
+        return _Lost(f"it ended the process that read it ({name})", from_outside=code == -signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -189,7 +194,7 @@ class DocumentReader:
         self, document: OpenDocument, about: dict[str, object], what: str, *, most: int = 0
     ) -> tuple[dict[str, object], bytearray, float]:
         """The answer, its payload, and the seconds that it took. A process that was asked before may have ended since (it was idle,
-        or its time was used up by earlier pages): then another one is asked, once."""
+        or was killed by somebody): then another one is asked, once."""
         for is_last in (False, True):
             with self._taken(document.key, document.path) as process:
                 started, was_open = time.monotonic(), process.key == document.key
@@ -203,7 +208,7 @@ class DocumentReader:
                     return answer, payload, time.monotonic() - started
                 except _Lost as lost:
                     process.end()
-                    if is_last or not was_open:
+                    if is_last or not (was_open or lost.from_outside):
                         raise InvalidInput(f"the document could not be read: {what}, {lost}", field=document.path) from None
         raise AssertionError
 
