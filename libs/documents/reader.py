@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libs.documents import limits
+from libs.documents.drawn import Pixels
 from libs.errors import InternalError, InvalidInput, NoCapacity
-
-Pixels = NDArray[np.uint8]
 
 PROCESSES: Final = 4
 IDLE_SECONDS: Final = 30

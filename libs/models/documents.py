@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.documents import limits
+from libs.documents.drawn import Drawn, Pixels
 from libs.documents.reader import DocumentReader, OpenDocument
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.images.decoding import Drawn, Pixels
 from libs.models.results import Extraction, ExtractResult, PageText
 from libs.models.work import EntitiesWork, GoOn, Part, Parts, Prepared, RelationsWork, ScoreWork, TextWork, Work, parts_of
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from libs.documents.drawn import Drawn
 from libs.errors import InvalidInput
 
 Pixels = NDArray[np.uint8]
@@ -69,19 +70,6 @@ _READERS_RAISE = (
     struct.error,
     zlib.error,
 )
-
-
-class Drawn(bytes):
-    """An image that is no file, such as a page of a document. Its bytes are a digest by which it is known: two with the same bytes
-    have the same pixels."""
-
-    def size(self, field: str) -> tuple[int, int]:
-        """Height and width, without drawing it. `field`: as of `decode`. Raises InvalidInput."""
-        raise NotImplementedError
-
-    def pixels(self, field: str) -> Pixels:
-        """Draws it. Raises InvalidInput."""
-        raise NotImplementedError
 
 
 def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:

@@ -162,7 +162,7 @@ def _length(item: Item, seen: set[object]) -> int:
     return len(item) if isinstance(item, str) else image_length(item)
 
 
-def item_messages(name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles) -> list[pb.Item]:
+def item_messages(name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles | None = None) -> list[pb.Item]:
     """The items at these indices. Raises InvalidInput.
 
     Paths are relative to the request, as the router's are; `ShoalError.move` makes them absolute.
