@@ -14,7 +14,7 @@ from typing import Final, TypeVar, cast
 
 from shoal.errors import InvalidInput
 from shoal.requests.images import document_bytes, image_bytes, image_length, is_image
-from shoal.requests.plan import MAX_REQUEST_ITEMS
+from shoal.requests.plan import ANY_NUMBER
 from shoal.results import Entity, Skipped
 from shoal.tasks import Document, Given, Item, Items, OnInvalid, Parts, Priority, Truncation
 from shoal.v1 import inference_pb2 as pb
@@ -131,7 +131,7 @@ def most_items(items: Sequence[Item]) -> int:
     for item in items:
         if isinstance(item, (Document, Parts)):
             most = max(most, sum(_asked_pages(document) for document in _documents(item)))
-    return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else MAX_REQUEST_ITEMS
+    return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else ANY_NUMBER
 
 
 def _asked_pages(document: Document) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -24,8 +25,8 @@ MAX_ANSWERED_BYTES: Final = 8 << 20
 """What the answer to a request may repeat of its labels, each with its score, as routers allow."""
 
 
-MAX_REQUEST_ITEMS: Final = 10_000
-"""Items of a request, as routers allow."""
+ANY_NUMBER: Final = sys.maxsize
+"""Of items: what routers allow is the default of the client's own limit."""
 
 
 class Sink(Protocol[A, B]):
@@ -62,8 +63,8 @@ class Plan(ABC, Generic[Q, R, T]):
 
     method: Method[Q, R]
     name: str
-    most_items: int = MAX_REQUEST_ITEMS
-    """Less where items have pages of documents."""
+    most_items: int = ANY_NUMBER
+    """Of a request; fewer where items have pages of documents."""
     stream: Method[Q, R] | None = None
     """The method for an answer that is expected to be large; a router that does not have it is called by `method`."""
 
