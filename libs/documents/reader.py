@@ -38,6 +38,8 @@ IDLE_SECONDS: Final = 30
 """After so long without a question a process ends, and frees its document."""
 _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
+_LEAST_SECONDS: Final = 30
+"""By the clock, for an answer: a machine may be busy with other things."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
 _CHILD: Final = Path(__file__).with_name("child.py")
@@ -68,7 +70,7 @@ class _Process:
 
     def __init__(self, bounds: Bounds) -> None:
         self.key = b""
-        self._seconds = bounds.seconds * _SLACK
+        self._processor_seconds, self._seconds = bounds.seconds, max(bounds.seconds * _SLACK, _LEAST_SECONDS)
         arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # a program of ours
             [sys.executable, "-I", "-S", str(_CHILD), _site(), *map(str, arguments)],
@@ -144,7 +146,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             return _Lost("it stopped answering")
         if code == -signal.SIGXCPU:
-            return _Lost(f"it took more than {self._seconds // _SLACK} s of processor time")
+            return _Lost(f"it took more than {self._processor_seconds} s of processor time")
         name = signal.Signals(-code).name if code < 0 else f"status {code}"
         return _Lost(f"it ended the process that read it ({name})", from_outside=code == -signal.SIGKILL)
 
