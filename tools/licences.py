@@ -29,6 +29,8 @@ OTHER_WORDS: Mapping[str, str] = {
     "apache 2.0": "Apache-2.0",
     "apache software": "Apache-2.0",
     "apache version 2.0": "Apache-2.0",
+    # pypdfium2: its own two; those of what PDFium is made of (all permissive) are files of the wheel.
+    "bsd-3-clause apache-2.0 dependency s": "BSD-3-Clause AND Apache-2.0",
     "bsd": "BSD-3-Clause",
     "bsd 2-clause": "BSD-2-Clause",
     "bsd 3-clause": "BSD-3-Clause",

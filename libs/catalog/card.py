@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Task = Literal["encode", "score", "entities", "classify", "relations", "regions"]
+Task = Literal["encode", "score", "entities", "classify", "relations", "regions", "text"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 Kind = Literal[
     "dense",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from libs.catalog.card import Card
+from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead
 from libs.models.layers.encoder import resident_bytes
@@ -19,7 +20,7 @@ from libs.models.packed import Packed, Rows
 from libs.models.probe import activation_bytes_per_token, image_bytes
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
-from libs.models.results import Result
+from libs.models.results import ExtractResult, Result
 from libs.models.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.trunk import Trunk
 from libs.models.work import (
@@ -29,6 +30,7 @@ from libs.models.work import (
     InputSequence,
     Output,
     Prepared,
+    TextWork,
     Work,
     go_on_anyway,
     nothing_between,
@@ -84,6 +86,8 @@ class PackedModel:
 
         `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
         """
+        if isinstance(work, TextWork) and "text" not in self.card.tasks:
+            return read_text_layers(work, self.card.model, go_on)
         prepared = self._processor.prepare(work, go_on)
         for head, indices in prepared.groups().items():
             self._trunk(head).refuse_outside([prepared.sequences[index] for index in indices])
@@ -118,6 +122,8 @@ class PackedModel:
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""
+        if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
+            return prepared.notes
         return self._processor.finish(prepared, outputs)
 
     def add_adapter(self, name: str, directory: Path) -> int:

@@ -102,13 +102,27 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class PageText:
+    """The text of a document's page. `page` counts from 1. `is_text_layer`: it stood in the file, and no model wrote it."""
+
+    page: int
+    text: str
+    is_text_layer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
-    """The results for one item: entities ordered by start, labels, relations and regions best first."""
+    """The results for one item: entities ordered by start, labels, relations and regions best first.
+
+    `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its documents have, read or not.
+    """
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()
     relations: tuple[Relation, ...] = ()
     regions: tuple[Region, ...] = ()
+    pages: tuple[PageText, ...] = ()
+    document_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

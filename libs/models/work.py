@@ -19,6 +19,8 @@ DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Truncation = Literal["none", "end", "start"]
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+TextKind = Literal["caption", "detailed_caption", "ocr"]
+TextLayer = Literal["prefer", "only", "never"]
 Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
 
@@ -155,7 +157,21 @@ class RegionsWork:
     parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
+@dataclass(frozen=True, slots=True)
+class TextWork:
+    """The text of images and pages. `max_tokens` 0: the model's own. `texts`: one for each item, empty where it has `parts`.
+
+    `text_layer`: "prefer" answers pages that have a text layer with it, "only" never asks the model, "never" asks it for all pages.
+    """
+
+    texts: list[str]
+    text_kind: TextKind = "caption"
+    max_tokens: int = 0
+    text_layer: TextLayer = "prefer"
+    parts: Mapping[int, Parts] = field(default_factory=dict)
+
+
+Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork
 
 
 def parts_of(work: Work) -> list[Part]:
@@ -166,7 +182,7 @@ def parts_of(work: Work) -> list[Part]:
     return [*query, *(part for parts in work.parts.values() for part in parts)]
 
 
-def items_as_parts(work: EncodeWork | ScoreWork | ClassifyWork | RegionsWork) -> list[Parts]:
+def items_as_parts(work: EncodeWork | ScoreWork | ClassifyWork | RegionsWork | TextWork) -> list[Parts]:
     """The parts of each item, documents of a ScoreWork; a text alone is one part."""
     texts, name = (work.documents, "documents") if isinstance(work, ScoreWork) else (work.texts, "items")
     return [work.parts.get(index) or (Part(text, f"{name}[{index}].text"),) for index, text in enumerate(texts)]

@@ -11,7 +11,7 @@ from libs.errors import NoCapacity
 NEEDED: Final = (
     *("redis", "yaml", "jwt", "cryptography", "numpy"),  # router and scheduler
     *("uvicorn", "httptools", "msgspec", "orjson"),  # edge
-    *("torch", "safetensors", "tokenizers", "jinja2", "fsspec", "huggingface_hub", "PIL"),  # worker
+    *("torch", "safetensors", "tokenizers", "jinja2", "fsspec", "huggingface_hub", "PIL", "pypdfium2"),  # worker
 )
 
 

@@ -10,7 +10,16 @@ from tests.fuzz.run import CORPUS
 from tests.fuzz.target import all_targets
 
 TARGETS = all_targets()
-INPUTS = {"models": 15, "templates": 2, "encoders": 60, "directories": 60, "calls": 150, "wire": 25, "amplification": 12}
+INPUTS = {
+    "models": 15,
+    "templates": 2,
+    "encoders": 60,
+    "directories": 60,
+    "calls": 150,
+    "wire": 25,
+    "amplification": 12,
+    "documents": 12,
+}
 """Of those that take long; of all others 200."""
 
 

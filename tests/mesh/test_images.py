@@ -92,7 +92,7 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, references: dic
     with grpc.insecure_channel(mesh.address) as channel:
         stub = models_pb2_grpc.ModelServiceStub(channel)
         card = stub.GetModel(models_pb2.GetModelRequest(model="random/clip-images")).model.card
-    assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+    assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
     # A heartbeat may not have brought the loaded model's card yet, which says the rest.
     if card.HasField("images"):
         assert card.images == models_pb2.ImageInput(height=36, width=36, patch=8, extra_tokens=1, max_tokens=17)

@@ -170,4 +170,4 @@ def test_by_grpc(mesh: Cluster, references: dict[str, transformers.PreTrainedMod
         asked = models_pb2.GetModelRequest(model="random/owlv2-regions")
         card = models_pb2_grpc.ModelServiceStub(channel).GetModel(asked).model.card
     assert list(card.tasks) == [models_pb2.TASK_REGIONS]
-    assert list(card.inputs) == [models_pb2.INPUT_KIND_IMAGE]
+    assert list(card.inputs) == [models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]

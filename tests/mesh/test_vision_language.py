@@ -9,6 +9,7 @@ from typing import Literal
 
 import grpc
 import numpy as np
+import pypdfium2
 import pytest
 import shoal
 from shoal import errors
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tests.mesh.test_families import relative_error
 from tests.parity.vlm_models import QUERIES, Small, opened, pages, small, write_vlm_adapter
+from tests.support import pdfs
 from tests.support.cluster import Cluster
 
 # transformers and its dependencies warn of their own future.
@@ -112,6 +114,16 @@ def test_an_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
             assert "truncated or damaged" in (caught.value.details() or "")
 
 
+def test_pages_of_a_document_stand_in_their_order(client: shoal.Client, readers: dict[str, str]) -> None:
+    """As the same pages would as images, between texts."""
+    data = pdfs.document(["first", "second", "third"], (144, 96))
+    pages = [page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)]
+    for kind in ("colpali", "qwen2_vl"):
+        asked = shoal.Parts(FILES[0], shoal.Document(data, 2, 3, 72), "and then", shoal.Document(data, 1, 1, 72))
+        wanted = client.encode(readers[kind], [shoal.Parts(FILES[0], *pages[1:], "and then", pages[0])]).multi_vector[0]
+        assert relative_error(np.asarray(client.encode(readers[kind], asked).multi_vector[0]), np.asarray(wanted)) <= 1e-5
+
+
 def test_an_instruction_that_the_model_does_not_take(client: shoal.Client, readers: dict[str, str]) -> None:
     with pytest.raises(errors.InvalidInput, match="takes no instruction"):
         client.encode(readers["colpali"], [FILES[0]], instruction="Find it.")
@@ -123,7 +135,7 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
         with grpc.insecure_channel(mesh.address) as channel:
             stub = models_pb2_grpc.ModelServiceStub(channel)
             card = stub.GetModel(models_pb2.GetModelRequest(model=readers[kind])).model.card
-        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
 

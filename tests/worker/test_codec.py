@@ -119,7 +119,7 @@ def test_cards_of_models_of_images() -> None:
     sizes = ImageSize(224, 224, 0, 32, 1, 50)
     card = Card("a/b", "r", "clip", "images", ("encode",), ("dense",), 77, inputs=("text", "image"), images=sizes)
     told = codec.to_card(card)
-    assert list(told.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+    assert list(told.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
     assert told.images == models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)
     plain = codec.to_card(replace(card, inputs=("text",), images=None))
     assert not plain.inputs
@@ -146,7 +146,7 @@ def test_cards_of_models_of_images() -> None:
         ),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
         (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
-        (worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask())), TaskNotSupported, "text"),
+        (worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(text_layer=99))), InvalidInput, "text.text_layer"),  # type: ignore[arg-type]
     ],
 )
 def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from shoal.handle import ModelHandle
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.status import Mesh, Model, Placement
-    from shoal.tasks import Classify, Entities, Parts, ReadText, Regions, Relations
+    from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
     "AsyncClient": "client",
     "Classify": "tasks",
     "Client": "client",
+    "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
     "Entity": "results",
@@ -62,6 +63,7 @@ __all__ = [
     "AsyncClient",
     "Classify",
     "Client",
+    "Document",
     "EncodeResult",
     "Entities",
     "Entity",

@@ -242,14 +242,29 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class PageText:
+    """The text of a document's page, which counts from 1. `is_text_layer`: it stood in the file, with CR LF between lines; else a
+    model wrote it, or there is none."""
+
+    page: int
+    text: str
+    is_text_layer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one item. Only the fields of the requested task are filled."""
+    """What was found in one item. Only the fields of the requested task are filled.
+
+    `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read or not.
+    """
 
     entities: tuple[Entity, ...] = ()
     labels: tuple[LabelScore, ...] = ()
     relations: tuple[Relation, ...] = ()
     regions: tuple[Region, ...] = ()
     text: str = ""
+    pages: tuple[PageText, ...] = ()
+    document_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,40 @@ class PillowImage(Protocol):
 Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Pages of a PDF file, each of which is an image for a model: `Document(Path("report.pdf"), 1, 5)`.
+
+    Pages count from 1. `first_page` 0: the first. `last_page` 0: the last, and then at most 16 pages; one beyond the document's end
+    is its last. `dots_per_inch` 0: 144. Models that read one image an item (CLIP) take one page: `Document(file).each(1, 5)` is a
+    list of five items, and their file is sent once in a request.
+    """
+
+    file: Path | bytes
+    first_page: int = 0
+    last_page: int = 0
+    dots_per_inch: int = 0
+
+    def page(self, number: int) -> Document:
+        """One page of the file."""
+        return Document(self.file, number, number, self.dots_per_inch)
+
+    def each(self, first: int, last: int) -> list[Document]:
+        """An item for each of the pages `first` to `last`."""
+        return [self.page(number) for number in range(first, last + 1)]
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Parts:
     """An item of several pieces, in the order in which the model reads them: `Parts("What is this?", Path("page.png"))`."""
 
-    pieces: tuple[str | Picture, ...]
+    pieces: tuple[str | Picture | Document, ...]
 
-    def __init__(self, *pieces: str | Picture) -> None:
+    def __init__(self, *pieces: str | Picture | Document) -> None:
         object.__setattr__(self, "pieces", pieces)
 
 
-Item: TypeAlias = str | Picture | Parts
+Item: TypeAlias = str | Picture | Document | Parts
 Items: TypeAlias = Item | Iterable[Item]
 Role = Literal["query", "document"]
 Truncation = Literal["none", "end", "start"]
@@ -50,6 +73,8 @@ Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails, or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
+# What to do with the text that a document's pages have already.
+TextLayer = Literal["prefer", "only", "never"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 # An entity that the caller knows: start and end (exclusive) in code points, and its label if it has one; or an Entity of a result.
 Given = Entity | tuple[int, int] | tuple[int, int, str]
@@ -101,10 +126,15 @@ class Regions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText:
-    """Caption an image or read the text in it. `max_tokens` 0: the model's own."""
+    """Caption an image or read the text in it. `max_tokens` 0: the model's own.
+
+    `text_layer`: of documents' pages. "prefer" (default): the text that stands in the file, and the model reads pages that have
+    none; "only": the model reads no page, so that any model that takes documents may be asked; "never": it reads all.
+    """
 
     kind: Literal["caption", "detailed_caption", "ocr"] = "caption"
     max_tokens: int = 0
+    text_layer: TextLayer | None = None
 
 
 Task = Entities | Classify | Relations | Regions | ReadText

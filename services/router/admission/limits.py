@@ -13,6 +13,7 @@ from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
 
+from libs.documents import limits as documents
 from libs.errors import InvalidInput
 from libs.serving.calls import multiplex
 from libs.serving.calls.decode import MAX_REQUEST_BYTES
@@ -20,8 +21,10 @@ from libs.serving.calls.decode import MAX_REQUEST_BYTES
 MIB: Final = 1024 * 1024
 CHARACTERS: Final = "characters"
 BYTES: Final = "bytes"
+SECONDS: Final = "seconds"
 ENTRIES: Final = "entries"
 PIXELS: Final = "pixels"
+PAGES: Final = "pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,25 @@ TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "
 IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
 IMAGE_PIXELS: Final = Limit("a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS)
 """The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here, where the header says it."""
+DOCUMENT: Final = Limit("a document's file", ("Document.data",), documents.BYTES, BYTES)
+FILES: Final = Limit(
+    "files that the items of a request share", tuple(f"{name}.files" for name in _REQUESTS), documents.FILES, ENTRIES
+)
+FILE: Final = Limit("such a file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES)
+DPI: Final = Limit("dots per inch of a document's pages", ("Document.dots_per_inch",), documents.MOST_DPI, "dots per inch")
+UNKNOWN_PAGES: Final = Limit("pages of a document without a last page", ("Document.last_page",), documents.UNKNOWN_PAGES, PAGES)
+"""As for which it is priced. The worker refuses a document that has more."""
+ITEM_PAGES: Final = Limit("pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES)
+REQUEST_PAGES: Final = Limit("pages of all items of a request", _REQUESTS, documents.REQUEST_PAGES, PAGES)
+DOCUMENT_PAGES: Final = Limit("pages of a document, read or not (checked by workers)", ("Document.data",), documents.LENGTH, PAGES)
+PAGE_PIXELS: Final = Limit("a page's pixels, as it is drawn (checked by workers)", ("Document.data",), documents.PIXELS, PIXELS)
+ITEM_PIXELS: Final = Limit("pixels of all pages of an item (checked by workers)", ("Item.parts",), documents.ITEM_PIXELS, PIXELS)
+PAGE_SECONDS: Final = Limit(
+    "processor time of opening a document, or of one page (checked by workers)", ("Document.data",), documents.PAGE_SECONDS, SECONDS
+)
+ITEM_SECONDS: Final = Limit(
+    "time of reading all pages of an item (checked by workers)", ("Item.parts",), int(documents.ITEM_SECONDS), SECONDS
+)
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
@@ -129,6 +151,18 @@ ALL: Final = (
     TEXT,
     IMAGE,
     IMAGE_PIXELS,
+    DOCUMENT,
+    FILES,
+    FILE,
+    DPI,
+    UNKNOWN_PAGES,
+    ITEM_PAGES,
+    REQUEST_PAGES,
+    DOCUMENT_PAGES,
+    PAGE_PIXELS,
+    ITEM_PIXELS,
+    PAGE_SECONDS,
+    ITEM_SECONDS,
     PARTS,
     QUERY,
     INSTRUCTION,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -22,16 +22,24 @@ from services.router.admission import limits, pictures
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
 
+_PDF: Final = b"%PDF-"
+_PDF_WITHIN: Final = 1024
+"""Bytes from a file's beginning in which readers look for the mark of a PDF."""
+TEXT_LAYER_TOKENS: Final = 16
+"""Price of a page of which the text layer alone is read: some milliseconds of a processor, and nothing of the device."""
+
 Card = models_pb2.ModelCard
 Task = models_pb2.Task
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Of one item: the bytes of their files, and the tokens that the model makes of them by their headers."""
+    """Of one item: the bytes of their files, and the tokens that the model makes of them by their headers. `pages`: of documents,
+    whose files' bytes are not counted where items share them."""
 
     bytes: int
     tokens: int
+    pages: int = 0
 
 
 NO_PICTURES: Final = Pictures(0, 0)
@@ -93,8 +101,11 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     if card is not None:
         _check_task(card, models_pb2.TASK_ENCODE, "model")
     _check_forms(request, card)
-    items = _check_items(request.items, "items", card)
-    return _readable(Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures), "items")
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files)
+    shared = files.read("items", items.pictures.values())
+    sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
+    return _readable(sizes, "items")
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
@@ -110,9 +121,12 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
-    size, shown = _check_item(request.query, "query", card)
+    files = _check_files(request.files)
+    size, shown = _check_item(request.query, "query", card, files)
     query = size + _utf8(request.instruction)
-    documents = _check_items(request.documents, "documents", card)
+    documents = _check_items(request.documents, "documents", card, files)
+    shared = files.read("documents", [shown, *documents.pictures.values()])
+    shown = Pictures(shown.bytes + shared.bytes, shown.tokens, shown.pages)
     # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
     reads_pairs = card is None or not card.representations
     sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
@@ -126,7 +140,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     task = request.WhichOneof("task")
     if task is None:
         raise InvalidInput("one task is required: entities, classify, relations, regions or text", field="task")
-    if card is not None:
+    if card is not None and not _gives_text_layers(request, card):
         _check_task(card, Task.Value(f"TASK_{task.upper()}"), task)
     labels: Sequence[str] = ()
     if task == "entities":
@@ -141,14 +155,18 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     else:
         _check_text(request.text)
     given = task == "relations" and (card is None or card.given_entities)
-    items = _check_items(request.items, "items", card, given=given)
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files, given=given)
+    shared = files.read("items", items.pictures.values())
+    if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
+        items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "regions":
         _check_found(len(items.sizes), limits.REGIONS * (limits.REGION_BYTES + max(map(_utf8, repeated))))
     else:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
-    return _readable(replace(sizes, pictures=items.pictures), "items")
+    return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
 
 def _check_answered(items: int, names: int, task: str) -> None:
@@ -230,7 +248,7 @@ def is_text_alone(item: pb.Item) -> bool:
     return False
 
 
-def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, given: bool = False) -> _Items:
+def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False) -> _Items:
     """`given`: items may bring entities."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
@@ -239,8 +257,8 @@ def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, *, giv
     for index, item in enumerate(items):
         size = item.ByteSize()
         if not (is_text_alone(item) and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
-            size, shown = _check_item(item, f"{field}[{index}]", card, given=given)
-            if shown.bytes:
+            size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given)
+            if shown.bytes or shown.pages:
                 found.pictures[index] = shown
         found.sizes.append(size)
     return found
@@ -253,10 +271,10 @@ def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
     if card.inputs:
         return kind in card.inputs
     reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
-    return kind == models_pb2.INPUT_KIND_TEXT or bool(reads_pictures)
+    return kind == models_pb2.INPUT_KIND_TEXT or (kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures))
 
 
-def _check_item(item: pb.Item, path: str, card: Card | None, *, given: bool = False) -> tuple[int, Pictures]:
+def _check_item(item: pb.Item, path: str, card: Card | None, files: Files, *, given: bool = False) -> tuple[int, Pictures]:
     """The bytes of an item's text, as a message, and its pictures."""
     content, known = item.WhichOneof("content"), item.entities
     message = f"{path}.entities are for the task relations, with a model that does not find them itself"
@@ -264,7 +282,7 @@ def _check_item(item: pb.Item, path: str, card: Card | None, *, given: bool = Fa
     if item.parts:
         _refuse(content is not None, f"{path} has both parts and {content}, the short form of one part", f"{path}.parts")
         _refuse(bool(known), f"{path}.entities are for an item with text, not with parts", f"{path}.entities")
-        return _check_parts(item.parts, path, card)
+        return _check_parts(item.parts, path, card, files)
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "image":
@@ -275,21 +293,25 @@ def _check_item(item: pb.Item, path: str, card: Card | None, *, given: bool = Fa
     return pb.Item(text=text).ByteSize() if known else item.ByteSize(), NO_PICTURES
 
 
-def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None) -> tuple[int, Pictures]:
+def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: Files) -> tuple[int, Pictures]:
     limits.PARTS.check(len(parts), f"{path}.parts")
-    size = file_bytes = tokens = 0
+    size = file_bytes = tokens = pages = 0
     for index, part in enumerate(parts):
         own, content = f"{path}.parts[{index}]", part.WhichOneof("content")
         if content is None:
-            raise InvalidInput(f"{own} must have text or an image", field=own)
+            raise InvalidInput(f"{own} must have text, an image or a document", field=own)
         if content == "text":
             _check_text_of(part.text, f"{own}.text", card)
             size += part.ByteSize()
-        else:
+            continue
+        if content == "image":
             shown = _check_picture(part.image, f"{own}.image", card)
-            file_bytes, tokens = file_bytes + shown.bytes, tokens + shown.tokens
+        else:
+            shown = _check_document(part.document, f"{own}.document", card, files)
+        file_bytes, tokens, pages = file_bytes + shown.bytes, tokens + shown.tokens, pages + shown.pages
     limits.TEXT.check(size, f"{path}.parts")
-    return size, Pictures(file_bytes, tokens)
+    limits.ITEM_PAGES.check(pages, f"{path}.parts")
+    return size, Pictures(file_bytes, tokens, pages)
 
 
 def _check_text_of(text: str, path: str, card: Card | None) -> None:
@@ -310,6 +332,68 @@ def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None
     return Pictures(len(data), pictures.tokens_of(size, images))
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files that the items of one request share, and those that an item has named so far, by index."""
+
+    files: Sequence[bytes]
+    named: set[int]
+
+    def read(self, field: str, items: Iterable[Pictures]) -> Pictures:
+        """Once all items were checked: what each job brings beside its items.
+
+        Raises InvalidInput for a file that no item names, and for too many pages.
+        """
+        limits.REQUEST_PAGES.check(sum(item.pages for item in items), field)
+        unused = next((index for index in range(len(self.files)) if index not in self.named), None)
+        if unused is not None:
+            raise InvalidInput(f"files[{unused}] is of no item", field=f"files[{unused}]")
+        return Pictures(sum(map(len, self.files)), 0) if self.files else NO_PICTURES
+
+
+def _check_files(files: Sequence[bytes]) -> Files:
+    limits.FILES.check(len(files), "files")
+    for index, data in enumerate(files):
+        limits.FILE.check(len(data), f"files[{index}]")
+        _refuse(_PDF not in data[:_PDF_WITHIN], f"files[{index}] is no PDF", f"files[{index}]")
+    return Files(files, set())
+
+
+def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
+    """Its price is that of the pages that are asked for, each as the largest picture that the model takes: how many there are, and
+    how large, only a parser knows, and routers have none."""
+    if not _takes(card, models_pb2.INPUT_KIND_DOCUMENT):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no documents", field=path)
+    source = document.WhichOneof("source")
+    if source is None:
+        raise InvalidInput(f"{path} must have data, or the number of a file", field=path)
+    if source == "file":
+        message = f"{path}.file is {document.file}; the request has {len(files.files)} files"
+        _refuse(document.file >= len(files.files), message, f"{path}.file")
+        files.named.add(document.file)
+    else:
+        limits.DOCUMENT.check(len(document.data), f"{path}.data")
+        _refuse(_PDF not in document.data[:_PDF_WITHIN], f"{path}.data is no PDF", f"{path}.data")
+    limits.DPI.check(document.dots_per_inch, f"{path}.dots_per_inch")
+    first, last = document.first_page or 1, document.last_page
+    _refuse(0 < last < first, f"{path}.last_page is {last}, before the first page, {first}", f"{path}.last_page")
+    pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
+    limits.ITEM_PAGES.check(pages, f"{path}.last_page")
+    images = card.images if card is not None and card.HasField("images") else None
+    return Pictures(len(document.data), pages * pictures.tokens_of(None, images), pages)
+
+
+def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
+    """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
+    is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
+    return is_asked and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+
+
+def _layers_alone(item: Pictures) -> Pictures:
+    """The price of an item whose pages no model reads."""
+    return Pictures(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
@@ -402,6 +486,7 @@ def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
 
 def _check_text(task: pb.TextTask) -> None:
     _check_enum(task.kind, pb.TextTask.Kind, "text.kind")
+    _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
     _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
 
 

@@ -17,8 +17,10 @@ from google.protobuf.message import DecodeError
 from shoal.v1 import worker_pb2
 
 from libs.catalog.card import Card
+from libs.documents.reader import shared_reader
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.models import GoOn, Prepared
+from libs.models.documents import with_pages
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans
@@ -61,6 +63,7 @@ class Intake:
         self._finisher = finisher
         self._preparation = Preparation(preparers, self._prepare, clock=time.monotonic)
         self._wake = wake
+        self._documents = shared_reader()
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         # Mutable state, of the event loop.
@@ -153,7 +156,10 @@ class Intake:
             go_on()
             # What an adapter changes is not kept: another may come to have its name.
             work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
+            files = codec.files_of(held.job)
             held.drop_operation()
+            work = with_pages(work, files, self._documents, go_on)
+            del files
             held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))

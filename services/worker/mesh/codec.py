@@ -14,6 +14,7 @@ import numpy as np
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
+from libs.documents import CAN_READ
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import (
     Aggregation,
@@ -40,6 +41,8 @@ from libs.models import (
     Truncation,
     Work,
 )
+from libs.models.documents import DocumentFile
+from libs.models.work import TextKind, TextLayer, TextWork
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -100,8 +103,21 @@ _TASKS: dict[str, models_pb2.Task] = {
     "classify": models_pb2.TASK_CLASSIFY,
     "relations": models_pb2.TASK_RELATIONS,
     "regions": models_pb2.TASK_REGIONS,
+    "text": models_pb2.TASK_TEXT,
 }
 _INPUTS: dict[str, models_pb2.InputKind] = {"text": models_pb2.INPUT_KIND_TEXT, "image": models_pb2.INPUT_KIND_IMAGE}
+_KINDS: dict[int, TextKind] = {
+    inference_pb2.TextTask.KIND_UNSPECIFIED: "caption",
+    inference_pb2.TextTask.KIND_CAPTION: "caption",
+    inference_pb2.TextTask.KIND_DETAILED_CAPTION: "detailed_caption",
+    inference_pb2.TextTask.KIND_OCR: "ocr",
+}
+_TEXT_LAYERS: dict[int, TextLayer] = {
+    inference_pb2.TextTask.TEXT_LAYER_UNSPECIFIED: "prefer",
+    inference_pb2.TextTask.TEXT_LAYER_PREFER: "prefer",
+    inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
+    inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
+}
 _FORMS: dict[str, inference_pb2.Representation] = {
     "dense": inference_pb2.REPRESENTATION_DENSE,
     "sparse": inference_pb2.REPRESENTATION_SPARSE,
@@ -214,9 +230,23 @@ def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_pe
         pools=card.pools,
         open_labels=card.contradiction is not None,
         given_entities=card.given_entities,
-        inputs=() if card.inputs == ("text",) else [_INPUTS[one] for one in card.inputs],
+        inputs=_inputs(card),
         images=None if card.images is None else _image_input(card.images),
     )
+
+
+def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
+    """Of a model of texts none, as before there were other kinds. What reads images reads documents, where this worker does."""
+    if card.inputs == ("text",):
+        return ()
+    documents = [models_pb2.INPUT_KIND_DOCUMENT] if "image" in card.inputs and CAN_READ else []
+    return [*(_INPUTS[one] for one in card.inputs), *documents]
+
+
+def files_of(job: worker_pb2.Job) -> Sequence[bytes]:
+    """The files that documents of the job's items refer to."""
+    operation = job.WhichOneof("operation")
+    return tuple(getattr(job, operation).files) if operation is not None else ()
 
 
 def _image_input(size: ImageSize) -> models_pb2.ImageInput:
@@ -265,7 +295,7 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
 
 def _extract_work(
     request: inference_pb2.ExtractRequest, scope: str | None
-) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork:
+) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
         case "entities":
@@ -308,6 +338,15 @@ def _extract_work(
                 texts=texts,
                 labels=tuple(regions.labels),
                 threshold=regions.threshold if regions.HasField("threshold") else None,
+                parts=parts,
+            )
+        case "text":
+            texts, parts = _contents(request.items, "items", scope)
+            return TextWork(
+                texts=texts,
+                text_kind=_word(_KINDS, request.text.kind, "text.kind"),
+                max_tokens=request.text.max_tokens,
+                text_layer=_word(_TEXT_LAYERS, request.text.text_layer, "text.text_layer"),
                 parts=parts,
             )
         case None:
@@ -360,6 +399,11 @@ def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: s
             return Part(holder.text, f"{field}.text")
         case "image":
             return Part(holder.image.data, f"{field}.image", scope)
+        case "document" if isinstance(holder, inference_pb2.Part):
+            asked = holder.document
+            file = asked.file if asked.WhichOneof("source") == "file" else None
+            pages = asked.first_page, asked.last_page, asked.dots_per_inch
+            return Part(DocumentFile.of(asked.data, file, *pages), f"{field}.document", scope)
     raise InvalidInput("neither a text nor a picture is set", field=field)
 
 
@@ -419,6 +463,8 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
             inference_pb2.Region(left=one.left, top=one.top, right=one.right, bottom=one.bottom, label=one.label, score=one.score)
             for one in item.regions
         ],
+        pages=[inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer) for one in item.pages],
+        document_pages=item.document_pages,
     )
 
 

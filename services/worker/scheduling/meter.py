@@ -7,7 +7,9 @@ from typing import Final
 
 from libs.catalog.card import Card
 from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, Work
+from libs.models.work import EntitiesWork, RegionsWork, TextWork
 
+TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
 MOST_BYTES_A_TOKEN: Final = 16
@@ -20,7 +22,7 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
     sequences do not correspond to its texts is left out too, and so is one with images.
     """
-    if prepared.image_tokens:
+    if prepared.image_tokens or isinstance(work, TextWork):
         return 0, 0
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     sequences, beside = _sequences(work, prepared, card)
@@ -35,7 +37,7 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     return tokens, read
 
 
-def _sequences(work: Work, prepared: Prepared, card: Card) -> tuple[Sequence[InputSequence], int]:
+def _sequences(work: TextsWork, prepared: Prepared, card: Card) -> tuple[Sequence[InputSequence], int]:
     """The sequences of a job's texts, in order, and the bytes of the request that each sequence holds beside its text."""
     found = prepared.sequences
     if isinstance(work, EncodeWork):

@@ -87,9 +87,9 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def bar(description: str, total: int) -> Iterator[Callable[[int, int], None] | None]:
-    """Shows a progress bar and gives its `on_progress`; None for few items or without a terminal."""
-    if total < BAR_ITEMS or not sys.stderr.isatty():
+def bar(description: str, total: int, least: int = BAR_ITEMS) -> Iterator[Callable[[int, int], None] | None]:
+    """Shows a progress bar and gives its `on_progress`; None for fewer than `least` or without a terminal."""
+    if total < least or not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -6,14 +6,17 @@ path.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Final, TypeVar, cast
 
 from shoal.errors import InvalidInput
-from shoal.requests.images import image_bytes, image_length, is_image
+from shoal.requests.images import document_bytes, image_bytes, image_length, is_image
+from shoal.requests.plan import ANY_NUMBER
 from shoal.results import Entity, Skipped
-from shoal.tasks import Given, Item, Items, OnInvalid, Parts, Priority, Truncation
+from shoal.tasks import Document, Given, Item, Items, OnInvalid, Parts, Priority, Truncation
 from shoal.v1 import inference_pb2 as pb
 
 E = TypeVar("E")
@@ -75,37 +78,111 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
     return choices[value]
 
 
+MAX_REQUEST_PAGES: Final = 1024
+"""Pages of documents that routers take in a request."""
+_MAX_FILES: Final = 16
+_UNKNOWN_PAGES: Final = 16
+"""What routers count for a document without a last page."""
+
+
+class SharedFiles:
+    """The files of the documents of one request that several of its parts read: they are sent once, beside the items."""
+
+    def __init__(self, items: Sequence[Item], places: Sequence[int]) -> None:
+        counts = Counter(_file_key(document) for index in places for document in _documents(items[index]))
+        shared = [key for key, count in counts.items() if count > 1][:_MAX_FILES]
+        self._places = {key: place for place, key in enumerate(shared)}
+        self._data: dict[int, bytes] = {}
+
+    def message(self, path: str, document: Document) -> pb.Document:
+        """Raises InvalidInput."""
+        pages = message(
+            pb.Document,
+            first_page=document.first_page,
+            last_page=document.last_page,
+            dots_per_inch=document.dots_per_inch,
+        )
+        place = self._places.get(_file_key(document))
+        if place is None:
+            pages.data = document_bytes(path, document)
+        else:
+            pages.file = place
+            if place not in self._data:
+                self._data[place] = document_bytes(path, document)
+        return pages
+
+    def data(self) -> list[bytes]:
+        """Once all items were made messages."""
+        return [self._data[place] for place in range(len(self._places))]
+
+
+def _documents(item: Item) -> list[Document]:
+    pieces = item.pieces if isinstance(item, Parts) else (item,)
+    return [piece for piece in pieces if isinstance(piece, Document)]
+
+
+def _file_key(document: Document) -> object:
+    return document.file if isinstance(document.file, Path) else id(document.file)
+
+
+def most_items(items: Sequence[Item]) -> int:
+    """How many of these items a request may have, by their pages."""
+    most = 0
+    for item in items:
+        if isinstance(item, (Document, Parts)):
+            most = max(most, sum(_asked_pages(document) for document in _documents(item)))
+    return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else ANY_NUMBER
+
+
+def _asked_pages(document: Document) -> int:
+    return document.last_page - max(1, document.first_page) + 1 if document.last_page > 0 else _UNKNOWN_PAGES
+
+
 def item_list(items: Items) -> list[Item]:
     """The items of an argument; a single text or image is a list of one."""
-    if isinstance(items, (str, Parts)) or is_image(items):
+    if isinstance(items, (str, Parts, Document)) or is_image(items):
         return [cast("Item", items)]
     return list(cast("Iterable[Item]", items))
 
 
 def item_lengths(items: Sequence[Item]) -> list[int]:
-    """Characters of texts, bytes of images; other types count 0 here and fail in `item_message`, with their path."""
-    return [_length(item) for item in items]
+    """Characters of texts, bytes of images; a document's file counts for the first item that has it. Other types count 0 here and
+    fail in `item_message`, with their path."""
+    seen: set[object] = set()
+    return [_length(item, seen) for item in items]
 
 
-def _length(item: Item) -> int:
+def _length(item: Item, seen: set[object]) -> int:
     if isinstance(item, Parts):
-        return sum(map(_length, item.pieces))
+        return sum(_length(piece, seen) for piece in item.pieces)
+    if isinstance(item, Document):
+        key, before = _file_key(item), len(seen)
+        seen.add(key)
+        return image_length(item.file) if len(seen) > before else 1
     return len(item) if isinstance(item, str) else image_length(item)
 
 
-def item_messages(name: str, items: Sequence[Item], places: Sequence[int]) -> list[pb.Item]:
+def item_messages(name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles | None = None) -> list[pb.Item]:
     """The items at these indices. Raises InvalidInput.
 
     Paths are relative to the request, as the router's are; `ShoalError.move` makes them absolute.
     """
-    return [item_message(f"{name}[{number}]", items[index]) for number, index in enumerate(places)]
+    return [item_message(f"{name}[{number}]", items[index], files) for number, index in enumerate(places)]
 
 
-def item_message(path: str, item: Item) -> pb.Item:
-    """A text, an image, or an item of several parts. Raises InvalidInput."""
-    if isinstance(item, Parts):
-        return pb.Item(parts=[_filled(pb.Part(), f"{path}.parts[{number}]", piece) for number, piece in enumerate(item.pieces)])
-    return _filled(pb.Item(), path, item)
+def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.Item:
+    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises InvalidInput."""
+    if not isinstance(item, (Parts, Document)):
+        return _filled(pb.Item(), path, item)
+    files = SharedFiles((), ()) if files is None else files
+    pieces = item.pieces if isinstance(item, Parts) else (item,)
+    return pb.Item(parts=[_part(f"{path}.parts[{number}]", piece, files) for number, piece in enumerate(pieces)])
+
+
+def _part(path: str, piece: Item, files: SharedFiles) -> pb.Part:
+    if isinstance(piece, Document):
+        return pb.Part(document=files.message(path, piece))
+    return _filled(pb.Part(), path, piece)
 
 
 def _filled(holder: H, path: str, piece: Item) -> H:

@@ -26,6 +26,7 @@ from shoal.results import (
     Integers,
     LabelScore,
     Numbers,
+    PageText,
     Ragged,
     Region,
     Relation,
@@ -199,6 +200,8 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         ),
         tuple(_flat(Region, region) for region in message.regions),
         message.text,
+        tuple(_flat(PageText, page) for page in message.pages),
+        message.document_pages,
     )
 
 

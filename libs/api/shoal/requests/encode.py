@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.requests.arguments import Options, enum_value, item_lengths, item_list, item_messages
+from shoal.requests.arguments import Options, SharedFiles, enum_value, item_lengths, item_list, item_messages, most_items
 from shoal.requests.large import EncodeSink, Rows, is_large
 from shoal.requests.merging import merge_encode
 from shoal.requests.plan import Plan
@@ -68,6 +68,7 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             pooling_factor=encoding.pooling_factor,
         )
         self._items = item_list(items)
+        self.most_items = most_items(self._items)
         self._rows = Rows(len(self._items))
         invalid = options.invalid("items", self._items)
         super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize())
@@ -78,7 +79,9 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     def build(self, places: Sequence[int]) -> pb.EncodeRequest:
         request = pb.EncodeRequest()
         request.CopyFrom(self._frame)
-        request.items.extend(item_messages("items", self._items, places))
+        files = SharedFiles(self._items, places)
+        request.items.extend(item_messages("items", self._items, places, files))
+        request.files.extend(files.data())
         return request
 
     def sink(self, places: Sequence[int]) -> EncodeSink:

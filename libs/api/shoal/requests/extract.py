@@ -8,7 +8,17 @@ from google.protobuf.message import Message
 
 from shoal.errors import InvalidInput
 from shoal.requests import codec
-from shoal.requests.arguments import Options, entity_messages, enum_value, item_lengths, item_list, item_messages, message
+from shoal.requests.arguments import (
+    Options,
+    SharedFiles,
+    entity_messages,
+    enum_value,
+    item_lengths,
+    item_list,
+    item_messages,
+    message,
+    most_items,
+)
 from shoal.requests.merging import merge_extract
 from shoal.requests.plan import Plan, SingleReply
 from shoal.requests.skipping import with_skipped_extractions
@@ -35,6 +45,13 @@ _KINDS = {
 }
 
 
+_TEXT_LAYERS = {
+    "prefer": pb.TextTask.TEXT_LAYER_PREFER,
+    "only": pb.TextTask.TEXT_LAYER_ONLY,
+    "never": pb.TextTask.TEXT_LAYER_NEVER,
+}
+
+
 class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
     """Raises InvalidInput for arguments that no request can hold."""
 
@@ -44,6 +61,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
         field, task_message = _task(task)
         self._frame = options.message(pb.ExtractRequest, **{field: task_message})
         self._items = item_list(items)
+        self.most_items = most_items(self._items)
         self._entities = _given_entities(task, len(self._items))
         classify = self._frame.classify
         frame_bytes = self._frame.ByteSize()
@@ -57,7 +75,9 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
     def build(self, places: Sequence[int]) -> pb.ExtractRequest:
         request = pb.ExtractRequest()
         request.CopyFrom(self._frame)
-        request.items.extend(item_messages("items", self._items, places))
+        files = SharedFiles(self._items, places)
+        request.items.extend(item_messages("items", self._items, places, files))
+        request.files.extend(files.data())
         if self._entities:
             for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
                 item.entities.extend(entity_messages(f"items[{number}].entities", self._entities[index]))
@@ -130,4 +150,5 @@ def _task(task: Task) -> tuple[str, Message]:
             return "regions", message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)
         case ReadText():
             kind = enum_value("text.kind", task.kind, _KINDS)
-            return "text", message(pb.TextTask, kind=kind, max_tokens=task.max_tokens)
+            layer = enum_value("text.text_layer", task.text_layer, _TEXT_LAYERS)
+            return "text", message(pb.TextTask, kind=kind, max_tokens=task.max_tokens, text_layer=layer)

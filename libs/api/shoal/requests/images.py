@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvalidInput
-from shoal.tasks import Item, PillowImage
+from shoal.tasks import Document, Item, PillowImage
 
 MAX_BYTES: Final = 64 << 20
 """A larger picture fits into no request; routers take less still, and say so."""
@@ -58,6 +58,17 @@ def image_bytes(path: str, item: Item) -> bytes | None:
     return data
 
 
+def document_bytes(path: str, document: Document) -> bytes:
+    """The file's bytes. `path`: the item's place in the arguments. Raises InvalidInput."""
+    file = document.file
+    data = _read(path, file, "document") if isinstance(file, Path) else file
+    if not isinstance(data, bytes):
+        raise InvalidInput(f"{path} is a document of a {type(file).__name__}; it must be a Path or bytes", field=path)
+    if len(data) > MAX_BYTES:
+        raise InvalidInput(f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}", field=f"{path}.document.data")
+    return data
+
+
 def image_length(item: Item) -> int:
     """About how many bytes the picture will have; 0 for an item that is none, or a file that is not there."""
     if isinstance(item, bytes):
@@ -72,12 +83,12 @@ def image_length(item: Item) -> int:
         return 0
 
 
-def _read(path: str, file: Path) -> bytes:
+def _read(path: str, file: Path, what: str = "image") -> bytes:
     try:
         if file.stat().st_size > MAX_BYTES:
             size = file.stat().st_size
             raise InvalidInput(
-                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_BYTES:,}", field=f"{path}.image.data"
+                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_BYTES:,}", field=f"{path}.{what}.data"
             )
         return file.read_bytes()
     except FileNotFoundError:

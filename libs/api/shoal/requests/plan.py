@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -22,6 +23,10 @@ MAX_REPEATED_BYTES: Final = 192 << 20
 """What all items of a request may repeat: routers let a request make a worker read 256 MiB, of which items are 64 MiB at most."""
 MAX_ANSWERED_BYTES: Final = 8 << 20
 """What the answer to a request may repeat of its labels, each with its score, as routers allow."""
+
+
+ANY_NUMBER: Final = sys.maxsize
+"""Of items: what routers allow is the default of the client's own limit."""
 
 
 class Sink(Protocol[A, B]):
@@ -58,6 +63,8 @@ class Plan(ABC, Generic[Q, R, T]):
 
     method: Method[Q, R]
     name: str
+    most_items: int = ANY_NUMBER
+    """Of a request; fewer where items have pages of documents."""
     stream: Method[Q, R] | None = None
     """The method for an answer that is expected to be large; a router that does not have it is called by `method`."""
 
@@ -70,7 +77,8 @@ class Plan(ABC, Generic[Q, R, T]):
     @property
     def max_items(self) -> int:
         """The most items of one request that a router admits."""
-        return max(1, min(MAX_REPEATED_BYTES // max(1, self._repeated_bytes), MAX_ANSWERED_BYTES // max(1, self._answered_bytes)))
+        read, answered = max(1, self._repeated_bytes), max(1, self._answered_bytes)
+        return max(1, min(self.most_items, MAX_REPEATED_BYTES // read, MAX_ANSWERED_BYTES // answered))
 
     def places(self) -> Sequence[int]:
         """The indices of the items to send."""

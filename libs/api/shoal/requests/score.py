@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.requests import codec
-from shoal.requests.arguments import Options, enum_value, item_lengths, item_list, item_message, item_messages
+from shoal.requests.arguments import (
+    Options,
+    SharedFiles,
+    enum_value,
+    item_lengths,
+    item_list,
+    item_message,
+    item_messages,
+    most_items,
+)
 from shoal.requests.merging import merge_score
 from shoal.requests.plan import Plan, SingleReply
 from shoal.requests.skipping import with_skipped_scores
@@ -43,13 +52,16 @@ class ScorePlan(Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
             top_n=scoring.top_n,
         )
         self._documents = item_list(documents)
+        self.most_items = most_items(self._documents)
         invalid = options.invalid("documents", self._documents)
         super().__init__(item_lengths(self._documents), invalid, repeated_bytes=self._frame.ByteSize())
 
     def build(self, places: Sequence[int]) -> pb.ScoreRequest:
         request = pb.ScoreRequest()
         request.CopyFrom(self._frame)
-        request.documents.extend(item_messages("documents", self._documents, places))
+        files = SharedFiles(self._documents, places)
+        request.documents.extend(item_messages("documents", self._documents, places, files))
+        request.files.extend(files.data())
         return request
 
     def sink(self, places: Sequence[int]) -> SingleReply[pb.ScoreResponse, ScoreResult]:

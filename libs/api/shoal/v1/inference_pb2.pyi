@@ -78,13 +78,29 @@ class Image(_message.Message):
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
+class Document(_message.Message):
+    __slots__ = ("data", "file", "first_page", "last_page", "dots_per_inch")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    DOTS_PER_INCH_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    file: int
+    first_page: int
+    last_page: int
+    dots_per_inch: int
+    def __init__(self, data: _Optional[bytes] = ..., file: _Optional[int] = ..., first_page: _Optional[int] = ..., last_page: _Optional[int] = ..., dots_per_inch: _Optional[int] = ...) -> None: ...
+
 class Part(_message.Message):
-    __slots__ = ("text", "image")
+    __slots__ = ("text", "image", "document")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     text: str
     image: Image
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+    document: Document
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., document: _Optional[_Union[Document, _Mapping]] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("text", "image", "entities", "parts")
@@ -123,7 +139,7 @@ class Timings(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., prepare_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., forward_seconds: _Optional[float] = ..., finish_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor")
+    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +153,7 @@ class EncodeRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     POOLING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[Item]
     role: Role
@@ -150,7 +167,8 @@ class EncodeRequest(_message.Message):
     priority: Priority
     pool: str
     pooling_factor: int
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ...) -> None: ...
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings")
@@ -169,7 +187,7 @@ class EncodeResponse(_message.Message):
     def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool")
+    __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +198,7 @@ class ScoreRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     model: str
     query: Item
     documents: _containers.RepeatedCompositeFieldContainer[Item]
@@ -190,7 +209,8 @@ class ScoreRequest(_message.Message):
     adapter: str
     priority: Priority
     pool: str
-    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "ranking", "model_revision", "usage", "timings")
@@ -251,7 +271,7 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens")
+    __slots__ = ("kind", "max_tokens", "text_layer")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
@@ -262,14 +282,26 @@ class TextTask(_message.Message):
     KIND_CAPTION: TextTask.Kind
     KIND_DETAILED_CAPTION: TextTask.Kind
     KIND_OCR: TextTask.Kind
+    class TextLayer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TEXT_LAYER_UNSPECIFIED: _ClassVar[TextTask.TextLayer]
+        TEXT_LAYER_PREFER: _ClassVar[TextTask.TextLayer]
+        TEXT_LAYER_ONLY: _ClassVar[TextTask.TextLayer]
+        TEXT_LAYER_NEVER: _ClassVar[TextTask.TextLayer]
+    TEXT_LAYER_UNSPECIFIED: TextTask.TextLayer
+    TEXT_LAYER_PREFER: TextTask.TextLayer
+    TEXT_LAYER_ONLY: TextTask.TextLayer
+    TEXT_LAYER_NEVER: TextTask.TextLayer
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    text_layer: TextTask.TextLayer
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ...) -> None: ...
 
 class ExtractRequest(_message.Message):
-    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "truncation", "adapter", "priority", "pool")
+    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "truncation", "adapter", "priority", "pool", "files")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +313,7 @@ class ExtractRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[Item]
     entities: EntitiesTask
@@ -292,7 +325,8 @@ class ExtractRequest(_message.Message):
     adapter: str
     priority: Priority
     pool: str
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Entity(_message.Message):
     __slots__ = ("start", "end", "label", "score", "text")
@@ -344,19 +378,33 @@ class Region(_message.Message):
     score: float
     def __init__(self, left: _Optional[float] = ..., top: _Optional[float] = ..., right: _Optional[float] = ..., bottom: _Optional[float] = ..., label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
+class PageText(_message.Message):
+    __slots__ = ("page", "text", "is_text_layer")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IS_TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    text: str
+    is_text_layer: bool
+    def __init__(self, page: _Optional[int] = ..., text: _Optional[str] = ..., is_text_layer: bool = ...) -> None: ...
+
 class Extraction(_message.Message):
-    __slots__ = ("entities", "labels", "relations", "regions", "text")
+    __slots__ = ("entities", "labels", "relations", "regions", "text", "pages", "document_pages")
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PAGES_FIELD_NUMBER: _ClassVar[int]
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
     relations: _containers.RepeatedCompositeFieldContainer[Relation]
     regions: _containers.RepeatedCompositeFieldContainer[Region]
     text: str
-    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+    pages: _containers.RepeatedCompositeFieldContainer[PageText]
+    document_pages: int
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ...) -> None: ...
 
 class ExtractResponse(_message.Message):
     __slots__ = ("results", "model_revision", "usage", "timings")

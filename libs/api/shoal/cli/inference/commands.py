@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.inference import drawings
+from shoal.cli.inference import drawings, pages
 from shoal.cli.inference.arguments import (
     FILES,
     FORMS,
@@ -28,7 +28,7 @@ from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
 from shoal.cli.options import OpenClient, connected
 from shoal.results import DataType
-from shoal.tasks import Aggregation, Regions, Role, Scale
+from shoal.tasks import Aggregation, ReadText, Regions, Role, Scale, TextLayer
 
 extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts, or regions in images.")
 
@@ -240,3 +240,34 @@ def regions(
     if draw is not None:
         drawings.write(draw, Path(run.records[0].text), result[0].regions)
     report_extractions(run, result, "regions")
+
+
+@extract.command()
+@connected
+def text(
+    open_client: OpenClient,
+    model: ModelId,
+    document: Annotated[Path, typer.Argument(metavar="PDF", help="A PDF file.", show_default=False)],
+    *,
+    asked: Annotated[str, typer.Option("--pages", help="Pages to read, such as 3 or 1-5; default all.")] = "",
+    layer: Annotated[
+        TextLayer | None,
+        typer.Option(
+            "--text-layer",
+            help="The text that the file has: prefer it to the model (default), give it only, or never use it.",
+            show_default=False,
+        ),
+    ] = None,
+    dots_per_inch: Annotated[int, typer.Option("--dpi", min=0, help="Dots per inch of pages for the model; 0: 144.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help=".md, .txt or .jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES),
+    ] = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Read the text of a PDF, page by page, as Markdown."""
+    run = pages.Reading(document, asked, dots_per_inch, output)
+    client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
+    run.read(lambda part: client.extract(model, part, task, **serving.arguments()))
+    run.report(model, as_json=as_json)

@@ -1,0 +1,97 @@
+"""`shoal extract text`: asks for the text of a document's pages, some at a time, and writes it as Markdown."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from shoal.cli.console import bar, emit, note
+from shoal.cli.failures import InputError
+from shoal.cli.inference import outputs
+from shoal.cli.text import printable
+from shoal.results import ExtractResult, PageText
+from shoal.tasks import Document
+
+PAGES: Final = 8
+"""Pages of one request: the bar moves, and a large file is not sent too often."""
+
+
+class Reading:
+    """One run of the command. Raises BadParameter for options that cannot be, InputError for a file that cannot be read."""
+
+    def __init__(self, file: Path, asked: str, dots_per_inch: int, output: Path | None) -> None:
+        outputs.check(output, ".md", ".txt", ".jsonl")
+        self._first, self._last = _range(asked)
+        try:
+            self._data = file.read_bytes()
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror}") from None
+        self._file, self._dpi, self._output = file, dots_per_inch, output
+        self._found: list[PageText] = []
+        self._tokens, self._seconds = 0, 0.0
+
+    def read(self, ask: Callable[[Document], ExtractResult]) -> None:
+        """Asks for the pages. How many there are, the first answer says."""
+        started, first = time.monotonic(), self._first
+        answered = self._ask(ask, first, min(first + PAGES - 1, self._last or first + PAGES - 1))
+        last = min(self._last or answered, answered)
+        if self._last > answered:
+            note(f"{self._file} has {answered:,} pages")
+        with bar("reading", last - first + 1, least=PAGES + 1) as on_progress:
+            for begin in range(first + PAGES, last + 1, PAGES):
+                self._ask(ask, begin, min(begin + PAGES - 1, last))
+                if on_progress is not None:
+                    on_progress(len(self._found), last - first + 1)
+        self._seconds = time.monotonic() - started
+
+    def report(self, model: str, *, as_json: bool) -> None:
+        without = [str(page.page) for page in self._found if not page.text.strip()]
+        if without:
+            note(f"no text on {len(without):,} of {len(self._found):,} pages: {', '.join(without[:20])}")
+        if self._output is not None and str(self._output) != "-":
+            lines = "".join(self._lines(self._output.suffix)).encode()
+            outputs.replace_file(self._output, lambda file: file.write(lines))
+            by = f" and {self._tokens:,} tokens" if self._tokens else ""
+            note(f"{len(self._found):,} pages{by} in {self._seconds:.2f} s by {model} -> {self._output}")
+        elif as_json:
+            emit({"model": model, "pages": [asdict(page) for page in self._found]})
+        else:
+            sys.stdout.writelines("\n".join(map(printable, part.split("\n"))) for part in self._lines(".md"))
+
+    def _ask(self, ask: Callable[[Document], ExtractResult], first: int, last: int) -> int:
+        """Adds the texts of some pages, and returns how many the document has."""
+        result = ask(Document(self._data, first, last, self._dpi))
+        self._found += result[0].pages
+        self._tokens += result.usage.input_tokens
+        return result[0].document_pages
+
+    def _lines(self, suffix: str) -> Iterator[str]:
+        for page in self._found:
+            text = page.text.replace("\r\n", "\n").replace("\r", "\n").strip()
+            if suffix == ".jsonl":
+                yield outputs.document(asdict(page)) + "\n"
+            elif suffix == ".txt":
+                yield f"{text}\n\f"
+            else:
+                yield f"## Page {page.page}\n\n{text}\n\n" if text else f"## Page {page.page}\n\n"
+
+
+def _range(asked: str) -> tuple[int, int]:
+    """The first and the last page; 0: to the end."""
+    match = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", asked.replace(" ", "")) if asked else None
+    if not asked:
+        return 1, 0
+    if match is None:
+        raise typer.BadParameter(f"--pages {asked} must be a page or a range, such as 3 or 1-5")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[3] or 0)
+    if first < 1 or 0 < last < first:
+        raise typer.BadParameter(f"--pages {asked}: pages count from 1, and the last is not before the first")
+    return first, last

@@ -1,0 +1,188 @@
+"""The program of a process that reads one document: answers requests on its standard input until that ends, or nobody asks.
+
+It is run by path, in Python's isolated mode, and imports nothing of ours: `python -I -S child.py SITE MEMORY SECONDS IDLE`. `SITE`:
+the directory of pypdfium2. Before it reads a byte of a document it gives up what it does not need: no files can be opened and no
+sockets (there are no descriptors for them), no processes started, address space is limited, and processor seconds of each request.
+What PDFium is made to do by a hostile file ends here; whoever asked reads the answers as untrusted bytes.
+
+A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the length of the payload (4 bytes),
+the object, the payload. Requests: `open` (payload: the file), `pages`, `sizes`, `draw`, `text`. Answers have `error`, or what was
+asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+Answer = tuple[dict[str, Any], bytes]
+
+_HEAD: Final = struct.Struct("<II")
+_POINTS: Final = 72  # an inch
+
+
+class Refused(Exception):
+    """The document cannot be read as asked. The message is for the caller."""
+
+
+def main() -> None:
+    site, memory, seconds, idle = sys.argv[1], *map(int, sys.argv[2:5])
+    sys.path.insert(0, site)
+    import pypdfium2
+
+    out = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)  # PDFium's own messages
+    os.close(null)
+    document = Document(pypdfium2)
+    document.warm()
+    _confine(memory, highest=out)
+    while select.select([0], [], [], idle if document.is_open else None)[0]:
+        frame = _read_frame()
+        if frame is None:
+            return
+        _allow_seconds(seconds)
+        try:
+            answer, payload = document.answer(*frame)
+        except Refused as error:
+            answer, payload = {"error": str(error)}, b""
+        except Exception as error:
+            answer, payload = {"error": f"the document is damaged: {type(error).__name__} {str(error)[:200]}"}, b""
+        _write_frame(out, answer, payload)
+
+
+def _confine(memory: int, highest: int) -> None:
+    """Only lowers limits; what a system does not have is left out."""
+    for name, most in (
+        ("RLIMIT_AS", memory),
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_NOFILE", highest + 1),
+        ("RLIMIT_NPROC", 0),
+    ):
+        try:
+            resource.setrlimit(getattr(resource, name), (most, most))
+        except (AttributeError, OSError, ValueError):
+            continue
+
+
+def _allow_seconds(seconds: int) -> None:
+    """The process is ended (SIGXCPU) when it has computed for so much longer."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+class Document:
+    """The one document that this process reads. `pdfium`: the module."""
+
+    def __init__(self, pdfium: Any) -> None:
+        self._pdfium = pdfium
+        self._pdf: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._pdf is not None
+
+    def warm(self) -> None:
+        """Loads what is loaded when it is first used, while files can still be opened: codecs, and PDFium's fonts."""
+        pdf = self._pdfium.PdfDocument.new()
+        page = pdf.new_page(10, 10)
+        page.render()
+        page.get_textpage().get_text_bounded()
+        "".encode("utf-16-le").decode("utf-16-le", "ignore")
+        json.loads(json.dumps({"a": 1.5}))
+
+    def answer(self, asked: dict[str, Any], payload: bytes) -> Answer:
+        does: dict[str, Callable[[], Answer]] = {
+            "open": lambda: self._open(payload),
+            "pages": lambda: ({"pages": len(self._pdf)}, b""),
+            "sizes": lambda: self._sizes(asked["first"], asked["last"]),
+            "draw": lambda: self._draw(asked["page"], asked["dpi"], asked["pixels"]),
+            "text": lambda: self._text(asked["page"], asked["bytes"]),
+        }
+        return does[asked["do"]]()
+
+    def _open(self, data: bytes) -> Answer:
+        try:
+            self._pdf = self._pdfium.PdfDocument(data)
+            if self._pdf.get_formtype():
+                self._pdf.init_forms()
+        except self._pdfium.PdfiumError as error:
+            if "assword" in str(error):
+                raise Refused("the document is encrypted with a password: send a copy without one") from None
+            raise Refused(f"the bytes are no PDF that can be read: {str(error)[:200]}") from None
+        return {"pages": len(self._pdf)}, b""
+
+    def _sizes(self, first: int, last: int) -> Answer:
+        """Width and height of pages in points; pages count from 1."""
+        return {"sizes": [self._pdf.get_page_size(number - 1) for number in range(first, last + 1)]}, b""
+
+    def _page(self, number: int) -> Any:
+        try:
+            return self._pdf[number - 1]
+        except self._pdfium.PdfiumError as error:
+            raise Refused(f"page {number} cannot be read: {str(error)[:200]}") from None
+
+    def _draw(self, number: int, dpi: int, most: int) -> Answer:
+        page = self._page(number)
+        try:
+            width, height = (math.ceil(side * (dpi / _POINTS)) for side in page.get_size())
+            if not 0 < width * height <= most:
+                raise Refused(f"page {number} has another size than the document says")
+            bitmap = page.render(scale=dpi / _POINTS, rev_byteorder=True)
+            row, view = bitmap.width * 3, memoryview(bitmap.buffer).cast("B")
+            lines = (view[start : start + row] for start in range(0, bitmap.height * bitmap.stride, bitmap.stride))
+            pixels = bytes(view[: row * bitmap.height]) if bitmap.stride == row else b"".join(lines)
+            return {"width": bitmap.width, "height": bitmap.height}, pixels
+        finally:
+            page.close()
+
+    def _text(self, number: int, most: int) -> Answer:
+        page = self._page(number)
+        try:
+            text = page.get_textpage().get_text_bounded().encode("utf-8", "replace")
+        finally:
+            page.close()
+        if len(text) > most:
+            raise Refused(f"page {number} has {len(text):,} bytes of text; at most {most:,} are read")
+        return {}, text
+
+
+def _read_frame() -> tuple[dict[str, Any], bytes] | None:
+    head = _read(_HEAD.size)
+    if head is None:
+        return None
+    about, payload = (_read(size) for size in _HEAD.unpack(head))
+    return None if about is None or payload is None else (json.loads(about), payload)
+
+
+def _read(size: int) -> bytes | None:
+    """None at the end of the input."""
+    parts = []
+    while size:
+        part = os.read(0, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write_frame(out: int, about: dict[str, Any], payload: bytes) -> None:
+    told = json.dumps(about).encode()
+    for part in (_HEAD.pack(len(told), len(payload)) + told, payload):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(out, view) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""How much of a document is read. Constants only: routers check some of them, workers all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BYTES: Final = 32 << 20
+"""Of a file."""
+LENGTH: Final = 10_000
+"""Pages of a document, read or not: finding a page takes longer the more there are."""
+PAGES: Final = 64
+"""Pages of one item, as many as it may have parts."""
+UNKNOWN_PAGES: Final = 16
+"""Pages of a document part that names no last page, for which it is priced: nobody knows how many there are before it is parsed."""
+DPI: Final = 144
+"""Dots per inch of a page, where a request names none: 1,191 x 1,684 pixels of A4."""
+MOST_DPI: Final = 600
+PIXELS: Final = 16_000_000
+"""Of one page, at the dots per inch asked for: A4 at 400."""
+ITEM_PIXELS: Final = 256_000_000
+"""Of all pages of one item. They are drawn one after another, so this bounds time, not memory."""
+REQUEST_PAGES: Final = 1024
+"""Pages of all items of a request."""
+FILES: Final = 16
+"""Files that the items of a request share."""
+TEXT_BYTES: Final = 256 << 10
+"""Of one page's text, as UTF-8. A page that is full of small print has 10 KB."""
+JOB_TEXT_BYTES: Final = 32 << 20
+"""Of the texts of all pages of a job."""
+PAGE_SECONDS: Final = 10
+"""Of processor time for one step: opening the document, drawing a page, or reading its text."""
+ITEM_SECONDS: Final = 60.0
+"""By the clock, for all steps of one item, without waiting for a process."""
+MEMORY_BYTES: Final = 1 << 30
+"""Address space of a process that reads documents."""

@@ -1,0 +1,345 @@
+"""Reads documents in processes of their own: one process for each document, at most a few at a time, ended when nobody asks.
+
+PDFium is not thread-safe and parses files of strangers. A process that crashes, hangs or grows takes one document with it: the call
+raises InvalidInput, and the next one gets another process. No process reads two documents, so that one tenant's file cannot reach
+another's. One process is started ahead, since a start takes 80 ms. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from libs.documents import limits
+from libs.documents.drawn import Pixels
+from libs.errors import InternalError, InvalidInput, NoCapacity
+
+PROCESSES: Final = 4
+IDLE_SECONDS: Final = 30
+"""After so long without a question a process ends, and frees its document."""
+_SLACK: Final = 6
+"""Seconds of the clock for a second of processor time, on a busy machine."""
+_LEAST_SECONDS: Final = 30
+"""By the clock, for an answer: a machine may be busy with other things."""
+_WAIT_SECONDS: Final = 60.0
+"""For a process to become free."""
+_CHILD: Final = Path(__file__).with_name("child.py")
+_HEAD: Final = struct.Struct("<II")
+_MOST_TOLD: Final = 64 << 10
+_POINTS: Final = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one process. The defaults are those of `limits.py`; tests have smaller ones."""
+
+    memory: int = limits.MEMORY_BYTES
+    seconds: int = limits.PAGE_SECONDS
+    pixels: int = limits.PIXELS
+
+
+class _Lost(Exception):
+    """The process ended or was ended. The message is for the caller. `from_outside`: by somebody else, whatever it was reading."""
+
+    def __init__(self, message: str, *, from_outside: bool = False) -> None:
+        super().__init__(message)
+        self.from_outside = from_outside
+
+
+class _Process:
+    """One child. Used by one thread at a time."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.key = b""
+        self._processor_seconds, self._seconds = bounds.seconds, max(bounds.seconds * _SLACK, _LEAST_SECONDS)
+        arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
+        self._child = subprocess.Popen(  # noqa: S603 # a program of ours
+            [sys.executable, "-I", "-S", str(_CHILD), _site(), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            close_fds=True,
+        )
+        if self._child.stdin is None or self._child.stdout is None:
+            raise RuntimeError("a process was started without pipes")
+        self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
+        for end in (self._in, self._out):
+            os.set_blocking(end, False)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
+    def ask(self, about: dict[str, object], payload: bytes = b"", *, most: int = 0) -> tuple[dict[str, object], bytearray]:
+        """`most`: bytes of the answer's payload. Raises _Lost."""
+        until = time.monotonic() + self._seconds
+        asked = json.dumps(about).encode()
+        try:
+            for part in (_HEAD.pack(len(asked), len(payload)) + asked, payload):
+                self._write(part, until)
+            told, size = _HEAD.unpack(self._read(_HEAD.size, until))
+            if told > _MOST_TOLD or size > most:
+                raise _Lost("its answer is none")
+            answer = json.loads(self._read(told, until))
+            if not isinstance(answer, dict):
+                raise _Lost("its answer is none")
+            return answer, self._read(size, until)
+        except (OSError, ValueError) as error:
+            raise self._lost() from error
+
+    def end(self) -> None:
+        self._child.kill()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # what was not written is of no use any more
+        self._child.wait()
+
+    def _write(self, data: bytes, until: float) -> None:
+        view = memoryview(data)
+        while view:
+            self._wait(self._in, select.POLLOUT, until)
+            view = view[os.write(self._in, view[: 1 << 16]) :]
+
+    def _read(self, size: int, until: float) -> bytearray:
+        found = bytearray(size)
+        view = memoryview(found)
+        while view:
+            self._wait(self._out, select.POLLIN, until)
+            count = os.readv(self._out, [view])
+            if not count:
+                raise self._lost()
+            view = view[count:]
+        return found
+
+    def _wait(self, end: int, event: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(end, event)
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise _Lost(f"it did not answer within {self._seconds} s")
+
+    def _lost(self) -> _Lost:
+        try:
+            code = self._child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return _Lost("it stopped answering")
+        if code == -signal.SIGXCPU:
+            return _Lost(f"it took more than {self._processor_seconds} s of processor time")
+        name = signal.Signals(-code).name if code < 0 else f"status {code}"
+        return _Lost(f"it ended the process that read it ({name})", from_outside=code == -signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Guarded by `changed`. `idle`: least recently used first; those with an empty key were started ahead."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    idle: list[_Process] = field(default_factory=list)
+    busy: int = 0
+    closed: bool = False
+
+
+class DocumentReader:
+    """Opens documents. `close` ends all processes; they are started again when they are needed."""
+
+    def __init__(self, processes: int = PROCESSES, bounds: Bounds | None = None) -> None:
+        self._most = max(1, processes)
+        self.bounds = Bounds() if bounds is None else bounds
+        self._pool = _Pool()
+
+    def open(self, data: bytes, path: str) -> OpenDocument:
+        """`path`: of the document in the request, for errors. Raises InvalidInput for what is no document that is read, and
+        NoCapacity where no process became free."""
+        if len(data) > limits.BYTES:
+            raise InvalidInput(f"the document has {len(data):,} bytes; at most {limits.BYTES:,} are read", field=path)
+        if not data:
+            raise InvalidInput("the document is empty", field=path)
+        document = OpenDocument(self, data, path)
+        if document.length > limits.LENGTH:
+            message = f"the document has {document.length:,} pages; at most {limits.LENGTH:,} may be in one"
+            raise InvalidInput(message, field=path)
+        if document.length < 1:
+            raise InvalidInput("the document has no pages", field=path)
+        return document
+
+    def close(self) -> None:
+        with self._pool.changed:
+            idle, self._pool.idle = self._pool.idle, []
+        for process in idle:
+            process.end()
+
+    def ask(
+        self, document: OpenDocument, about: dict[str, object], what: str, *, most: int = 0
+    ) -> tuple[dict[str, object], bytearray, float]:
+        """The answer, its payload, and the seconds that it took. A process that was asked before may have ended since (it was idle,
+        or was killed by somebody): then another one is asked, once."""
+        for is_last in (False, True):
+            with self._taken(document.key, document.path) as process:
+                started, was_open = time.monotonic(), process.key == document.key
+                try:
+                    if not was_open:
+                        answer, _ = process.ask({"do": "open"}, document.data)
+                        _refuse(answer, document.path)
+                        process.key = document.key
+                    answer, payload = process.ask(about, most=most)
+                    _refuse(answer, document.path)
+                    return answer, payload, time.monotonic() - started
+                except _Lost as lost:
+                    process.end()
+                    if is_last or not (was_open or lost.from_outside):
+                        raise InvalidInput(f"the document could not be read: {what}, {lost}", field=document.path) from None
+        raise AssertionError
+
+    @contextmanager
+    def _taken(self, key: bytes, path: str) -> Iterator[_Process]:
+        process = self._take(key, path)
+        try:
+            yield process
+        except BaseException:
+            if process.key != key:  # it has seen a file that it did not open
+                process.end()
+            raise
+        finally:
+            with self._pool.changed:
+                self._pool.busy -= 1
+                if process.is_alive:
+                    self._pool.idle.append(process)
+                if not any(not one.key for one in self._pool.idle) and self._pool.busy + len(self._pool.idle) < self._most:
+                    self._pool.idle.insert(0, _Process(self.bounds))
+                self._pool.changed.notify()
+
+    def _take(self, key: bytes, path: str) -> _Process:
+        """The process that has the document, else one started ahead, else a new one in place of the least recently used."""
+        pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
+        ended: _Process | None = None
+        with pool.changed:
+            while pool.busy >= self._most:
+                if not pool.changed.wait(until - time.monotonic()):
+                    raise NoCapacity("all processes that read documents are busy", field=path, retry_after=1.0)
+            for process in [one for one in pool.idle if not one.is_alive]:
+                pool.idle.remove(process)
+                process.end()
+            wanted = [process for process in pool.idle if process.key == key] or [one for one in pool.idle if not one.key]
+            if wanted:
+                pool.idle.remove(wanted[0])
+            elif pool.busy + len(pool.idle) >= self._most:
+                ended = pool.idle.pop(0)
+            pool.busy += 1
+        if ended is not None:
+            ended.end()
+        try:
+            return wanted[0] if wanted else _Process(self.bounds)
+        except BaseException:
+            with pool.changed:
+                pool.busy -= 1
+            raise
+
+
+class OpenDocument:
+    """A document that PDFium has opened. `length`: its pages. Pages count from 1. `seconds`: what reading it took so far."""
+
+    def __init__(self, reader: DocumentReader, data: bytes, path: str) -> None:
+        self.data, self.path = data, path
+        self.key = blake2b(data, digest_size=16).digest()
+        self._reader = reader
+        self.seconds = 0.0
+        self.length = _whole(self._ask({"do": "pages"}, "when it was opened")[0], "pages")
+
+    def at(self, path: str) -> OpenDocument:
+        """The same document at another place of the request."""
+        other = copy(self)
+        other.path, other.seconds = path, 0.0
+        return other
+
+    def sizes(self, first: int, last: int, dpi: int) -> list[tuple[int, int]]:
+        """Height and width in pixels of pages `first` to `last`, at least one. Raises InvalidInput for a page that is too large."""
+        answer, _ = self._ask({"do": "sizes", "first": first, "last": last}, f"when pages {first} to {last} were measured")
+        told = answer.get("sizes")
+        if not isinstance(told, list) or len(told) != last - first + 1:
+            raise InternalError("the process that reads documents gave other sizes than were asked for")
+        return [self._pixels(number, size, dpi) for number, size in enumerate(told, start=first)]
+
+    def draw(self, page: int, dpi: int, size: tuple[int, int]) -> Pixels:
+        """uint8 [height, width, 3]: red, green and blue, on white, with annotations and filled forms. `size`: as `sizes` has it."""
+        height, width = size
+        most = self._reader.bounds.pixels
+        asked = {"do": "draw", "page": page, "dpi": dpi, "pixels": most}
+        answer, payload = self._ask(asked, f"when page {page} was drawn", most=3 * height * width)
+        if (_whole(answer, "height"), _whole(answer, "width")) != size or len(payload) != 3 * height * width:
+            raise InvalidInput(f"the document says two sizes of page {page}", field=self.path)
+        return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
+
+    def text(self, page: int) -> str:
+        """The text layer of a page as PDFium has it, lines ended by CR LF; empty where there is none, as of a scan."""
+        asked = {"do": "text", "page": page, "bytes": limits.TEXT_BYTES}
+        return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[1].decode("utf-8", "replace")
+
+    def _ask(self, about: dict[str, object], what: str, *, most: int = 0) -> tuple[dict[str, object], bytearray]:
+        answer, payload, seconds = self._reader.ask(self, about, what, most=most)
+        self.seconds += seconds
+        return answer, payload
+
+    def _pixels(self, number: int, size: object, dpi: int) -> tuple[int, int]:
+        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, float | int) for side in size):
+            raise InternalError("the process that reads documents gave no sizes")
+        most, (width, height) = self._reader.bounds.pixels, size
+        if not (0 < width < 1e9 and 0 < height < 1e9):
+            raise InvalidInput(f"page {number} has the size {width:g} x {height:g} points, which is none", field=self.path)
+        # Rounded up, as pypdfium2 does.
+        pixels = tuple(int(-(-side * (dpi / _POINTS) // 1)) for side in (height, width))
+        if pixels[0] * pixels[1] > most:
+            fit = int(dpi * (most / (pixels[0] * pixels[1])) ** 0.5)
+            advice = f"ask for at most {fit} dots per inch" if fit else "draw it smaller"
+            message = f"page {number} has {pixels[1]:,} x {pixels[0]:,} pixels at {dpi} dots per inch; at most {most:,} are drawn"
+            raise InvalidInput(f"{message}: {advice}", field=self.path)
+        return pixels[0], pixels[1]
+
+
+def _refuse(answer: dict[str, object], path: str) -> None:
+    if "error" in answer:
+        raise InvalidInput(str(answer["error"])[:500], field=path)
+
+
+def _whole(answer: dict[str, object], name: str) -> int:
+    value = answer.get(name)
+    if not isinstance(value, int):
+        raise InternalError("the process that reads documents gave no number")
+    return value
+
+
+def _site() -> str:
+    """The directory that pypdfium2 is installed in."""
+    spec = find_spec("pypdfium2")
+    if spec is None or spec.origin is None:
+        raise NoCapacity("documents are not read here: the Python module pypdfium2 is missing. Install shoal-mesh[worker]")
+    return str(Path(spec.origin).parents[1])
+
+
+@cache
+def shared_reader() -> DocumentReader:
+    """The reader of this process, which starts nothing before the first document."""
+    reader = DocumentReader()
+    atexit.register(reader.close)
+    return reader
