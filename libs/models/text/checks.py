@@ -7,13 +7,23 @@ from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, Work, parts_of
+from libs.models.work import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    RegionsWork,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    Work,
+    parts_of,
+)
 
 # Names that checkpoints give to a document's prompt, in sentence-transformers' order.
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
-    RegionsWork: "regions",
+    RegionsWork: "regions", StructureWork: "structure",
 }  # fmt: skip
 PLACE: Final = "{}"
 """The placeholder for the label in a hypothesis."""
@@ -25,6 +35,7 @@ _VERBS: dict[Task, str] = {
     "classify": "classify",
     "relations": "find relations",
     "regions": "find regions",
+    "structure": "find what a schema describes",
 }
 
 
