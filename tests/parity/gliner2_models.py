@@ -42,7 +42,7 @@ SCHEMA: Final = Asked(
         SchemaStructure("place", (SchemaField("city"), SchemaField("kind", single=True, choices=("old", "new")))),
     ),
 )
-"""Each of the schema's possibilities; a choice that two fields share; one that is a field's name would be."""
+"""All that a schema can ask, and choices that fields share. The package ignores a threshold of a relation with a description."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,7 @@ class Reference:
         """One text at a time, as the package formats them, with scores and places."""
         asked = package_schema(schema)
         threshold = 0.5 if schema.threshold is None else schema.threshold
-        return [
-            self.model.extract(text, asked, threshold=threshold, include_confidence=True, include_spans=True) for text in texts
-        ]
+        return [self.model.extract(text, asked, threshold=threshold, include_confidence=True, include_spans=True) for text in texts]
 
 
 def package_schema(schema: Asked) -> Any:
@@ -114,7 +112,7 @@ def make_reference(directory: Path, config: Mapping[str, Any], *, encoder: str =
 
 
 def _spread(reference: Reference) -> None:
-    """Logits of spans with a deviation of 2."""
+    """Logits of spans around 0, most of them within -2..2."""
     model = reference.model
     found: list[torch.Tensor] = []
     scored = model.compute_span_scores_batched
@@ -129,5 +127,6 @@ def _spread(reference: Reference) -> None:
     del model.compute_span_scores_batched
     last = model.span_rep.span_rep_layer.out_project[3]
     with torch.no_grad():
-        last.weight.mul_(2 / float(torch.cat(found).std()))
-        last.bias.mul_(2 / float(torch.cat(found).std()))
+        scale = 2 / float(torch.cat(found).square().mean().sqrt())
+        last.weight.mul_(scale)
+        last.bias.mul_(scale)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.results import Entity
+from shoal.schema import Schema
 
 
 class PillowImage(Protocol):
@@ -107,4 +108,4 @@ class ReadText:
     max_tokens: int = 0
 
 
-Task = Entities | Classify | Relations | Regions | ReadText
+Task = Entities | Classify | Relations | Regions | ReadText | Schema

@@ -11,8 +11,10 @@ from shoal.requests import codec
 from shoal.requests.arguments import Options, entity_messages, enum_value, item_lengths, item_list, item_messages, message
 from shoal.requests.merging import merge_extract
 from shoal.requests.plan import Plan, SingleReply
+from shoal.requests.schemas import schema_bytes, schema_message
 from shoal.requests.skipping import with_skipped_extractions
 from shoal.results import ExtractResult, Skipped
+from shoal.schema import Schema
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
@@ -49,7 +51,11 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
             item_lengths(self._items),
             options.invalid("items", self._items),
             repeated_bytes=frame_bytes + len(classify.hypothesis.encode()) * len(classify.labels),
-            answered_bytes=frame_bytes + _SCORE_BYTES * _label_count(self._frame),
+            answered_bytes=(
+                schema_bytes(self._frame.structure)
+                if self._frame.HasField("structure")
+                else frame_bytes + _SCORE_BYTES * _label_count(self._frame)
+            ),
         )
 
     def build(self, places: Sequence[int]) -> pb.ExtractRequest:
@@ -118,6 +124,8 @@ def _task(task: Task) -> tuple[str, Message]:
             )
         case Regions():
             return "regions", message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)
+        case Schema():
+            return "structure", schema_message(task)
         case ReadText():
             kind = enum_value("text.kind", task.kind, _KINDS)
             return "text", message(pb.TextTask, kind=kind, max_tokens=task.max_tokens)

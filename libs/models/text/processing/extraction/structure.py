@@ -151,9 +151,11 @@ class _Answers:
         starts, ends = self._starts[columns].astype(np.int64), self._ends[columns].astype(np.int64)
         ranked = Candidates(starts, ends, np.zeros_like(starts), scores).take(np.argsort(-scores, kind="stable"))
         for row in disjoint(ranked, len(self._words)):
-            start = int(self._words.starts[ranked.starts[row]])
-            end = min(int(self._words.ends[ranked.ends[row]]), len(self._text))  # without the full stop that the model read
-            if start < end:
+            first, last = int(ranked.starts[row]), int(ranked.ends[row])
+            if self._words.starts[last] >= len(self._text):  # the full stop that `_ended` added
+                last -= 1
+            if first <= last:
+                start, end = int(self._words.starts[first]), min(int(self._words.ends[last]), len(self._text))
                 self._claim(end - start)
                 yield start, end, float(ranked.scores[row])
 
