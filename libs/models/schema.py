@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -56,3 +57,12 @@ class Schema:
     relations: tuple[SchemaLabel, ...] = ()
     structures: tuple[SchemaStructure, ...] = ()
     threshold: float | None = None
+
+    def texts(self) -> Iterator[str]:
+        """All names, labels, choices and descriptions, which the model reads before each text."""
+        labels = (*self.entities, *self.relations, *(label for one in self.classifications for label in one.labels))
+        fields = [field for structure in self.structures for field in structure.fields]
+        yield from (text for label in labels for text in (label.name, label.description))
+        yield from (text for question in self.classifications for text in (question.name, question.description))
+        yield from (text for field in fields for text in (field.name, field.description, *field.choices))
+        yield from (structure.name for structure in self.structures)

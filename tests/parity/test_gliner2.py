@@ -114,7 +114,7 @@ def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
         kept = text[start:end].rstrip() if end > len(text) else text[start:end]
         return kept, start, start + len(kept)
 
-    flat: Found = {}
+    flat: Found = _package_classes(answer, schema)
     for label, spans in answer.get("entities", {}).items():
         flat |= {("entity", label, *span(one)): one["confidence"] for one in spans}
     found_at: list[tuple[tuple[Any, ...], float]] = []
@@ -124,16 +124,21 @@ def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
             found_at.append((place, min(one["head"]["confidence"], one["tail"]["confidence"])))
     for place, score in sorted(found_at, key=lambda one: -one[1]):
         _add(flat, place, score)
-    for question in schema.classifications:
-        found = answer[question.name]
-        for one in found if isinstance(found, list) else [found]:
-            flat["class", question.name, one["label"]] = one["confidence"]
     for asked in schema.structures:
         for number, instance in enumerate(answer.get(asked.name) or []):
             for name, value in instance.items():
                 for one in value if isinstance(value, list) else [value] if value else []:
                     flat["structure", asked.name, number, name, *span(one)] = one["confidence"]
     return {place: score for place, score in flat.items() if not any(part == "" or _empty(part) for part in place)}
+
+
+def _package_classes(answer: Mapping[str, Any], schema: Schema) -> Found:
+    flat: Found = {}
+    for question in schema.classifications:
+        found = answer[question.name]
+        for one in found if isinstance(found, list) else [found]:
+            flat["class", question.name, one["label"]] = one["confidence"]
+    return flat
 
 
 def _empty(part: object) -> bool:

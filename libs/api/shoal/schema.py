@@ -107,9 +107,11 @@ class Schema:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A schema from the gliner2 package's own form, `Schema.to_dict()`: {"entities": [...] or {label: description}, "relations":
-        the same, "classifications": [{"task", "labels", "multi_label", "cls_threshold", "prompt"}], "structures": {name:
-        {"fields": [{"name", "dtype", "choices", "description", "threshold"}]}}, "threshold"}. Raises InvalidInput for other keys."""
+        """A schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises InvalidInput for unknown keys.
+
+        `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`: [{"task", "labels", "multi_label",
+        "cls_threshold", "prompt"}]; `structures`: {name: {"fields": [...]}} with fields as for `with_structure`; `threshold`.
+        """
         made = cls()
         for key, value in _map(values, "schema").items():
             match key:
@@ -161,7 +163,7 @@ def _labels(labels: Any, path: str, threshold: float | None) -> tuple[SchemaLabe
     for name, value in labels.items():
         own = {"description": value or ""} if value is None or isinstance(value, str) else _map(value, f"{path}.{name}")
         _known(own, {"description", "threshold"}, f"{path}.{name}")
-        found.append(SchemaLabel(**{"label": name, "threshold": threshold} | own))
+        found.append(SchemaLabel(**{"label": name, "threshold": threshold, **own}))
     return tuple(found)
 
 
