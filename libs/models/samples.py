@@ -33,7 +33,7 @@ TEXTS: Final = (
 
 _LABELS = ("person", "place")
 
-_SCHEMA = Schema(
+_SCHEMA: Final = Schema(
     entities=(SchemaLabel("person"), SchemaLabel("place", "a town or a country")),
     classifications=(SchemaClassification("topic", (SchemaLabel("computing"), SchemaLabel("fish"))),),
     relations=(SchemaLabel("wrote"),),

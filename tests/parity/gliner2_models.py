@@ -61,7 +61,7 @@ class Reference:
 
 def package_schema(schema: Asked) -> Any:
     """The package's own schema for ours."""
-    made = GLiNER2.create_schema(None)  # type: ignore[arg-type]
+    made = GLiNER2.create_schema(None)
     for structure in schema.structures:
         builder = made.structure(structure.name)
         for one in structure.fields:

@@ -112,6 +112,13 @@ class Schema:
         `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`: [{"task", "labels", "multi_label",
         "cls_threshold", "prompt"}]; `structures`: {name: {"fields": [...]}} with fields as for `with_structure`; `threshold`.
         """
+        try:
+            return cls._from_dict(values)
+        except (TypeError, AttributeError) as error:
+            raise InvalidInput(f"the schema cannot be read: {error}", field="schema") from None
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
         made = cls()
         for key, value in _map(values, "schema").items():
             match key:
@@ -174,8 +181,10 @@ def _field(value: Any) -> SchemaField:
         return SchemaField(name=value)
     if isinstance(value, Mapping):
         own = _known(value, _FIELD_KEYS, f"fields.{value.get('name', '')}")
-        own = {key: entry for key, entry in own.items() if entry is not None}
-        return SchemaField(**own | {"choices": tuple(own.get("choices", ()))})
+        given = {key: entry for key, entry in own.items() if entry is not None}
+        if "name" not in given:
+            raise InvalidInput("a field has no name", field="fields")
+        return SchemaField(**given | {"choices": tuple(given.get("choices", ()))})
     try:
         name, dtype = value
     except (TypeError, ValueError):

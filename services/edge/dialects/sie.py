@@ -324,13 +324,15 @@ def _set_task(message: pb.ExtractRequest, params: Params, options: Options, task
 def _schema(params: Params) -> pb.StructureTask | None:
     """Raises Problem for what is no schema."""
     asked = params.output_schema
+    if asked is not None and not asked:
+        raise invalid("params.output_schema asks for nothing", "params.output_schema")
     if asked is None:
         if params.options is not None and params.options.task == "structure":
             raise invalid("params.output_schema is required for the task structure", "params.output_schema")
         return None
     try:
         return schema_message(Schema.from_dict(asked))
-    except (InvalidInput, TypeError, AttributeError) as error:
+    except InvalidInput as error:
         raise invalid(f"params.output_schema is no schema: {error}", "params.output_schema") from None
 
 

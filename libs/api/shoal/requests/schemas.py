@@ -64,7 +64,7 @@ def _field(field: SchemaField, path: str) -> Any:
     return message(
         pb.SchemaField,
         name=field.name,
-        kind=enum_value(f"{path}.dtype", field.dtype, _KINDS),
+        kind=enum_value(f"{path}.dtype", str(field.dtype), _KINDS),
         choices=field.choices,
         description=field.description,
         threshold=field.threshold,
