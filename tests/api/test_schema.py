@@ -122,6 +122,11 @@ def test_answers() -> None:
     )
     [found] = codec.extract_result(pb.ExtractResponse(results=[message]))
     assert found.classifications[0].labels == (LabelScore("calm", 0.5),)
-    wanted = {"name": Value("ship", 0.5, 0, 4), "colour": (Value("red", 0.25),), "size": None, "flags": ()}
+    wanted: dict[str, tuple[Value, ...] | Value | None] = {
+        "name": Value("ship", 0.5, 0, 4),
+        "colour": (Value("red", 0.25),),
+        "size": None,
+        "flags": (),
+    }
     assert found.structures == (Structure("product", wanted),)
     assert found.json == {"product": [{"name": "ship", "colour": ["red"], "size": None, "flags": []}]}

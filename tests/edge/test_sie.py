@@ -171,7 +171,10 @@ def test_schemas(packed: bool) -> None:
     schema = {"entities": ["person"], "structures": {"ship": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew"}]}}}
     body: Any = {"items": [{"text": "Ada"}], "params": {"output_schema": schema, "options": {"threshold": 0.25}}}
     question = extracted(body, models_pb2.TASK_STRUCTURE, packed=packed)
-    fields = [pb.SchemaField(name="name", kind=pb.SchemaField.KIND_STRING), pb.SchemaField(name="crew", kind=1)]
+    fields = [
+        pb.SchemaField(name="name", kind=pb.SchemaField.KIND_STRING),
+        pb.SchemaField(name="crew", kind=pb.SchemaField.KIND_LIST),
+    ]
     assert question.message.structure == pb.StructureTask(  # type: ignore[attr-defined]
         entities=[pb.SchemaLabel(label="person")], structures=[pb.SchemaStructure(name="ship", fields=fields)], threshold=0.25
     )
