@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Task = Literal["encode", "score", "entities", "classify", "relations", "regions", "text"]
+Task = Literal["encode", "score", "entities", "classify", "relations", "regions", "text", "structure"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 Kind = Literal[
     "dense",
@@ -16,6 +16,7 @@ Kind = Literal[
     "sequence_labels",
     "token_labels",
     "gliner",
+    "gliner2",
     "glirel",
     "gliclass",
     "yes_no",

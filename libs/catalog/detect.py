@@ -20,6 +20,7 @@ from libs.catalog.checkpoint.modules import read_modules, sentence_settings
 from libs.catalog.kinds.dense import dense
 from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
 from libs.catalog.kinds.gliner import gliner_card, is_gliner
+from libs.catalog.kinds.gliner2 import gliner2_card, is_gliner2
 from libs.catalog.kinds.glirel import glirel_card, is_glirel
 from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.kinds.images import images_card, images_folder
@@ -60,6 +61,8 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(gliner_card(directory, model), overrides)
     if is_glirel(directory):
         return apply(glirel_card(directory, model), overrides)
+    if is_gliner2(directory):
+        return apply(gliner2_card(directory, model), overrides)
     if is_gliclass(directory):
         return apply(gliclass_card(directory, model), overrides)
     folder = images_folder(directory)

@@ -23,6 +23,7 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
+from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from libs.models.work import (
     Aggregation,
     Between,
@@ -46,6 +47,7 @@ from libs.models.work import (
     Scale,
     ScoreWork,
     SparseRow,
+    StructureWork,
     Truncation,
     Work,
     is_finite,
@@ -85,11 +87,17 @@ __all__ = [
     "Result",
     "Role",
     "Scale",
+    "Schema",
+    "SchemaClassification",
+    "SchemaField",
+    "SchemaLabel",
+    "SchemaStructure",
     "ScoreResult",
     "ScoreWork",
     "SparseRow",
     "SparseRows",
     "Stored",
+    "StructureWork",
     "Truncation",
     "Work",
     "is_finite",

@@ -111,6 +111,41 @@ class PageText:
 
 
 @dataclass(frozen=True, slots=True)
+class Classification:
+    """The answer to a schema's question: labels best first."""
+
+    name: str
+    labels: tuple[LabelScore, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a field: words of the text, from `start` to `end` (exclusive) in code points, or a choice; score 0..1."""
+
+    text: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a structure. `many`: it is a list; else it has at most one value."""
+
+    name: str
+    values: tuple[Value, ...]
+    many: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One thing of the schema's structure `name`, with all of its fields in their order."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
     """The results for one item: entities ordered by start, labels, relations and regions best first.
 
@@ -123,6 +158,8 @@ class Extraction:
     regions: tuple[Region, ...] = ()
     pages: tuple[PageText, ...] = ()
     document_pages: int = 0
+    classifications: tuple[Classification, ...] = ()
+    structures: tuple[Structure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

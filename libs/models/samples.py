@@ -8,7 +8,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, Given, Part, Parts, RegionsWork, RelationsWork, ScoreWork, Work
+from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from libs.models.work import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    Given,
+    Part,
+    Parts,
+    RegionsWork,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    Work,
+)
 
 TEXTS: Final = (
     "Ada Lovelace wrote the first program in London.",
@@ -19,6 +32,17 @@ TEXTS: Final = (
 """Short and long ones; one twice."""
 
 _LABELS = ("person", "place")
+
+_SCHEMA: Final = Schema(
+    entities=(SchemaLabel("person"), SchemaLabel("place", "a town or a country")),
+    classifications=(SchemaClassification("topic", (SchemaLabel("computing"), SchemaLabel("fish"))),),
+    relations=(SchemaLabel("wrote"),),
+    structures=(
+        SchemaStructure(
+            "work", (SchemaField("author", single=True), SchemaField("place"), SchemaField("kind", choices=("program", "book")))
+        ),
+    ),
+)
 
 _SIZES: Final = ((64, 96), (300, 40), (64, 96))
 """Heights and widths of the built-in images; the last is the first again."""
@@ -43,6 +67,8 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
                 given = tuple(map(_ends, texts)) if card.given_entities else ()
                 named = () if card.labels or card.given_entities else _LABELS
                 yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
+            case "structure":
+                yield StructureWork(texts, _SCHEMA)
 
 
 def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:

@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.models.schema import Schema
+
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
@@ -171,12 +173,21 @@ class TextWork:
     parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork
+@dataclass(frozen=True, slots=True)
+class StructureWork:
+    """All that a schema asks for, in texts."""
+
+    texts: list[str]
+    schema: Schema
+    truncation: Truncation = "end"
+
+
+Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
 
 
 def parts_of(work: Work) -> list[Part]:
     """The parts of every item that is no text alone, the query's first."""
-    if isinstance(work, EntitiesWork | RelationsWork):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork):
         return []
     query = work.query_parts if isinstance(work, ScoreWork) else ()
     return [*query, *(part for parts in work.parts.values() for part in parts)]
@@ -194,7 +205,7 @@ def query_as_parts(work: ScoreWork) -> Parts:
 
 def without_images(work: Work) -> Work:
     """The work without the bytes of its images, which are no longer needed once it is prepared."""
-    if isinstance(work, EntitiesWork | RelationsWork) or not work.parts:
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not work.parts:
         return replace(work, query_parts=()) if isinstance(work, ScoreWork) and work.query_parts else work
     return replace(work, parts={}, query_parts=()) if isinstance(work, ScoreWork) else replace(work, parts={})
 

@@ -287,7 +287,25 @@ def _boxes(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Ex
     )
 
 
-_FINDERS = {"entities": _capitals, "relations": _neighbours, "regions": _boxes}
+def _things(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
+    """One instance of each structure, whose fields all have the first word of the text; the first label of each question."""
+    word = text.split(" ", 1)[0]
+    value = inference_pb2.StructureValue(text=word, score=0.75, start=0, end=len(word))
+    return inference_pb2.Extraction(
+        classifications=[
+            inference_pb2.Classification(name=one.name, labels=[inference_pb2.LabelScore(label=one.labels[0].label, score=0.5)])
+            for one in request.structure.classifications
+        ],
+        structures=[
+            inference_pb2.Structure(
+                name=one.name, fields=[inference_pb2.StructureField(name=field.name, values=[value]) for field in one.fields]
+            )
+            for one in request.structure.structures
+        ],
+    )
+
+
+_FINDERS = {"entities": _capitals, "relations": _neighbours, "regions": _boxes, "structure": _things}
 
 
 def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> models_pb2.Model:

@@ -207,6 +207,35 @@ def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     assert "no regions" in run("extract", "regions", MODEL, photo, "-l", "nothing").out
 
 
+def test_extract_structure(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    form = {"classifications": [{"task": "tone", "labels": ["calm", "angry"]}], "structures": {"ship": [["name", "str"]]}}
+    schema.write_text(json.dumps(form))
+    arguments = ("extract", "structure", MODEL, "Ada sails", "--schema", schema)
+    [found] = run(*arguments, "--threshold", "0.25", "--json").json()["results"]
+    sent = router.calls[-1].request.structure  # type: ignore[attr-defined]
+    assert (sent.threshold, [one.name for one in sent.structures]) == (0.25, ["ship"])
+    value = {"text": "Ada", "score": 0.75, "start": 0, "end": 3}
+    assert found == {
+        "text": "Ada sails",
+        "entities": [],
+        "relations": [],
+        "classifications": [{"name": "tone", "labels": [{"label": "calm", "score": 0.5}]}],
+        "structures": [{"name": "ship", "fields": {"name": value}}],
+    }
+    table = run(*arguments).out
+    assert all(word in table for word in ("tone: calm", "ship.name", "0.7500", "Ada  (0-3)"))
+    schema.write_text('{"classifications": []}')
+    assert "no structure" in run(*arguments).out
+    for content, reason in (("{", "not valid JSON"), ('{"other": 1}', "'other'")):
+        schema.write_text(content)
+        refused = run(*arguments)
+        assert refused.code != 0
+        assert reason in refused.err
+    schema.unlink()
+    assert "cannot be read" in run(*arguments).err
+
+
 def test_a_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     photo, broken = tmp_path / "photo.png", tmp_path / "broken.png"
     Image.new("RGB", (20, 10)).save(photo)

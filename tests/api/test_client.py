@@ -140,6 +140,7 @@ async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) 
     tasks = {
         "relations": shoal.Relations(labels=["in"]),
         "regions": shoal.Regions(labels=["cat"], threshold=0.25),
+        "structure": shoal.Schema().with_entities(["person"]),
         "text": shoal.ReadText(kind="ocr", max_tokens=9),
     }
     for name, task in tasks.items():

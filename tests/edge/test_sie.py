@@ -166,6 +166,38 @@ def test_regions() -> None:
     assert unknown.message.regions == wanted  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_schemas(packed: bool) -> None:
+    schema = {"entities": ["person"], "structures": {"ship": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew"}]}}}
+    body: Any = {"items": [{"text": "Ada"}], "params": {"output_schema": schema, "options": {"threshold": 0.25}}}
+    question = extracted(body, models_pb2.TASK_STRUCTURE, packed=packed)
+    fields = [
+        pb.SchemaField(name="name", kind=pb.SchemaField.KIND_STRING),
+        pb.SchemaField(name="crew", kind=pb.SchemaField.KIND_LIST),
+    ]
+    assert question.message.structure == pb.StructureTask(  # type: ignore[attr-defined]
+        entities=[pb.SchemaLabel(label="person")], structures=[pb.SchemaStructure(name="ship", fields=fields)], threshold=0.25
+    )
+    assert question.renamed("structure.entities[0].label is empty") == "params.output_schema.entities[0].label is empty"
+    value = pb.StructureValue(text="Ada", score=0.5, start=0, end=3)
+    found = [pb.StructureField(name="name"), pb.StructureField(name="crew", values=[value], list=True)]
+    reply = pb.ExtractResponse(
+        results=[
+            pb.Extraction(
+                classifications=[pb.Classification(name="tone", labels=[pb.LabelScore(label="calm", score=0.5)])],
+                structures=[pb.Structure(name="ship", fields=found)],
+            )
+        ]
+    )
+    [item] = told(extracted(body, models_pb2.TASK_STRUCTURE).answer(reply))["items"]
+    assert item["classifications"] == [{"task": "tone", "label": "calm", "score": 0.5}]
+    assert item["data"] == {"ship": [{"name": None, "crew": [{"text": "Ada", "score": 0.5, "start": 0, "end": 3}]}]}
+    for wrong in ({"output_schema": {"other": 1}}, {"options": {"task": "structure"}}):
+        with pytest.raises(Problem) as caught:
+            ask(sie.extract, {"items": [{"text": "a"}], "params": wrong}, packed=packed)
+        assert caught.value.field == "params.output_schema"
+
+
 def test_stages_are_told_as_browsers_read_them() -> None:
     timings = pb.Timings(
         queue_seconds=0.002, prepare_seconds=0.0004, wait_seconds=0.001, forward_seconds=0.0625, total_seconds=0.07

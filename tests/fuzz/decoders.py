@@ -51,6 +51,7 @@ WORDS: Final[Mapping[str, Sequence[Any]]] = {
     "model": MODELS, "pool": POOLS, "adapter": ("", "", "org/adapter"), "worker_id": ("w1", "w2"), "labels": ("PER", "ORG", "O"),
     "text": ("a text", "zwei Wörter", "x" * 200), "top_n": (0, 1, 2), "wait_seconds": (0.0, 0.01), "budget_jobs": (1, 8, 256),
     "batch_tokens": (0, 2048), "pools": POOLS, "hypothesis": ("", "about {}"), "load_model": MODELS, "epoch": ("e1",),
+    "label": ("person", "city", "a"), "name": ("tone", "kind", "a"), "choices": ("old", "new"), "description": ("", "what"),
 }  # fmt: skip
 
 CARDS: Final = (
@@ -63,6 +64,7 @@ CARDS: Final = (
         max_tokens=16,
         tokens_per_byte=0.25,
     ),
+    models_pb2.ModelCard(model="org/name", tasks=[models_pb2.TASK_STRUCTURE], max_tokens=64, tokens_per_byte=0.25),
     models_pb2.ModelCard(
         model="org/name", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS], labels=["PER", "ORG"], given_entities=True
     ),

@@ -14,8 +14,10 @@ import torch
 from sentence_transformers import CrossEncoder
 from shoal import errors
 
+from libs import models
+from libs.models import results
 from tests.mesh.test_families import relative_error
-from tests.parity import glirel_models, test_decoders
+from tests.parity import gliner2_models, glirel_models, test_decoders, test_gliner2
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
 
 # The packages warn of much.
@@ -114,3 +116,76 @@ def test_models_that_find_entities_take_none(client: shoal.Client, checkpoints: 
         with pytest.raises(errors.InvalidInput) as caught:
             client.relations("random/relex-none", TEXTS[:2], RELATIONS, entity_labels=LABELS, entities=[[], [(0, 1)]])
         assert caught.value.field == "items[1].entities"
+
+
+SCHEMA = (
+    shoal.Schema(threshold=0.3)
+    .with_entities({"person": None, "licence name": "what it is called"})
+    .with_classification("tone", {"calm": "with no haste", "angry": ""}, multi_label=True, threshold=0.5)
+    .with_relations(["runs"])
+    .with_structure("licence", [("name", "str"), {"name": "kind", "dtype": "str", "choices": ["free", "not free"]}, "rights"])
+)
+
+
+def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+    """By the library from the same directory, which tests/parity holds against the package."""
+    made = gliner2_models.make_reference(tmp_path, {"counting_layer": "count_lstm_v2"})
+    made.directory.rename(checkpoints / "random" / "gliner2")
+    asked = models.Schema(
+        (models.SchemaLabel("person"), models.SchemaLabel("licence name", "what it is called")),
+        (
+            models.SchemaClassification(
+                "tone", (models.SchemaLabel("calm", "with no haste"), models.SchemaLabel("angry")), True, 0.5
+            ),
+        ),
+        (models.SchemaLabel("runs"),),
+        (
+            models.SchemaStructure(
+                "licence",
+                (
+                    models.SchemaField("name", single=True),
+                    models.SchemaField("kind", single=True, choices=("free", "not free")),
+                    models.SchemaField("rights"),
+                ),
+            ),
+        ),
+        0.3,
+    )
+    model = test_gliner2.load(checkpoints / "random" / "gliner2")
+    wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, asked))[0]
+    answer = client.extract("random/gliner2", gliner2_models.TEXTS, SCHEMA)
+    kinds = set()
+    for one, other in zip(answer, wanted, strict=True):
+        ours, theirs = of_schema(one), test_gliner2.ours(other)
+        test_gliner2.same(ours, theirs)
+        kinds |= {place[0] for place in ours}
+        assert all(set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ()))
+    assert kinds == {"entity", "relation", "class", "structure"}
+    assert client.models.get("random/gliner2").card.tasks == ("entities", "structure")  # type: ignore[union-attr]
+    assert client.entities("random/gliner2", gliner2_models.TEXTS, ["person"], threshold=0.2)[0].entities
+    with pytest.raises(errors.InvalidInput) as caught:
+        client.extract("random/gliner2", ["a"], shoal.Schema().with_relations(["x [R] y"]))
+    assert caught.value.field == "structure.relations[0].label"
+    with pytest.raises(errors.TaskNotSupported):
+        client.classify("random/gliner2", ["a"], ["b"])
+
+
+def of_schema(found: shoal.Extraction) -> test_gliner2.Found:
+    structures = tuple(
+        results.Structure(
+            one.name,
+            tuple(
+                results.Field(
+                    name,
+                    tuple(
+                        results.Value(each.text, each.score, each.start, each.end)
+                        for each in (value if isinstance(value, tuple) else [] if value is None else [value])
+                    ),
+                    isinstance(value, tuple),
+                )
+                for name, value in one.fields.items()
+            ),
+        )
+        for one in found.structures
+    )
+    return test_gliner2.ours(results.Extraction(found.entities, (), found.relations, (), found.classifications, structures))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 import grpc
 import pytest
@@ -51,6 +52,13 @@ ENCODE = {
     "too much to read": (changed(encode_request(*["a"] * 10_000), instruction="東" * 16_384), "items"),
     "sparse bits": (changed(encode_request("a"), representations=[2], data_type=BINARY, model="t/cold"), "data_type"),
 }  # fmt: skip
+
+LABEL, FIELD = pb.SchemaLabel(label="a"), pb.SchemaField(name="a")
+
+
+def schema(**parts: Any) -> pb.ExtractRequest:
+    return pb.ExtractRequest(structure=pb.StructureTask(**parts))
+
 
 EXTRACT = {
     "no task": (pb.ExtractRequest(), "task"),
@@ -111,6 +119,72 @@ EXTRACT = {
         "items[0].image.data",
     ),
     "unknown kind of text": (pb.ExtractRequest(text=changed(pb.TextTask(), kind=9)), "text.kind"),
+    "a schema that asks for nothing": (pb.ExtractRequest(structure=pb.StructureTask()), "structure"),
+    "label twice": (schema(entities=[LABEL, LABEL]), "structure.entities[1].label"),
+    "empty relation": (schema(relations=[pb.SchemaLabel()]), "structure.relations[0].label"),
+    "long name of a schema": (schema(relations=[pb.SchemaLabel(label="a" * 257)]), "structure.relations[0].label"),
+    "long description": (
+        schema(entities=[pb.SchemaLabel(label="a", description="a" * 1025)]),
+        "structure.entities[0].description",
+    ),
+    "threshold of a schema": (schema(entities=[LABEL], threshold=1.5), "structure.threshold"),
+    "threshold of a label": (
+        schema(entities=[pb.SchemaLabel(label="a", threshold=float("nan"))]),
+        "structure.entities[0].threshold",
+    ),
+    "257 labels of a schema": (
+        schema(entities=[pb.SchemaLabel(label=str(number)) for number in range(257)]),
+        "structure.entities",
+    ),
+    "65 relations": (schema(relations=[pb.SchemaLabel(label=str(number)) for number in range(65)]), "structure.relations"),
+    "33 questions": (
+        schema(classifications=[pb.SchemaClassification(name=str(number), labels=[LABEL]) for number in range(33)]),
+        "structure.classifications",
+    ),
+    "question without labels": (
+        schema(classifications=[pb.SchemaClassification(name="a")]),
+        "structure.classifications[0].labels",
+    ),
+    "threshold of a question's label": (
+        schema(classifications=[pb.SchemaClassification(name="a", labels=[pb.SchemaLabel(label="b", threshold=0.5)])]),
+        "structure.classifications[0].labels[0].threshold",
+    ),
+    "17 structures": (
+        schema(structures=[pb.SchemaStructure(name=str(number), fields=[FIELD]) for number in range(17)]),
+        "structure.structures",
+    ),
+    "structure without fields": (schema(structures=[pb.SchemaStructure(name="a")]), "structure.structures[0].fields"),
+    "33 fields": (
+        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name=str(number)) for number in range(33)])]),
+        "structure.structures[0].fields",
+    ),
+    "field twice": (
+        schema(structures=[pb.SchemaStructure(name="a", fields=[FIELD, FIELD])]),
+        "structure.structures[0].fields[1].name",
+    ),
+    "unknown kind of field": (
+        schema(structures=[pb.SchemaStructure(name="a", fields=[changed(pb.SchemaField(name="b"), kind=9)])]),
+        "structure.structures[0].fields[0].kind",
+    ),
+    "choice twice": (
+        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b", choices=["c", "c"])])]),
+        "structure.structures[0].fields[0].choices[1]",
+    ),
+    "65 choices": (
+        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b", choices=map(str, range(65)))])]),
+        "structure.structures[0].fields[0].choices",
+    ),
+    "a schema of more than 64 KiB": (
+        schema(entities=[pb.SchemaLabel(label=str(number), description="a" * 1024) for number in range(65)]),
+        "structure",
+    ),
+    "answers that would be too large": (
+        pb.ExtractRequest(
+            items=[pb.Item(text="a")] * 3000,
+            structure=pb.StructureTask(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b" * 250)])]),
+        ),
+        "items",
+    ),
     "too much text": (pb.ExtractRequest(text=pb.TextTask(max_tokens=5000)), "text.max_tokens"),
 }
 

@@ -27,10 +27,17 @@ from libs.models import (
     RegionsWork,
     RelationsWork,
     Result,
+    Schema,
+    SchemaClassification,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
     ScoreResult,
     ScoreWork,
     Stored,
+    StructureWork,
 )
+from libs.models.results import Classification, Field, Structure, Value
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -257,3 +264,41 @@ def test_cards() -> None:
     assert list(message.prompts) == ["document", "query"]
     assert (message.bytes, message.data_type, message.tokens_per_byte) == (9, "bfloat16", 0.25)
     assert message.max_tokens == 256
+
+
+def test_schemas() -> None:
+    field = pb.SchemaField(name="f", kind=pb.SchemaField.KIND_STRING, choices=["c"], description="d", threshold=0.25)
+    task = pb.StructureTask(
+        entities=[pb.SchemaLabel(label="a", description="b", threshold=0.5)],
+        classifications=[
+            pb.SchemaClassification(name="q", labels=[pb.SchemaLabel(label="l")], multi_label=True, threshold=0, description="e")
+        ],
+        relations=[pb.SchemaLabel(label="r")],
+        structures=[pb.SchemaStructure(name="s", fields=[field, pb.SchemaField(name="g")])],
+        threshold=0.75,
+    )
+    request = pb.ExtractRequest(items=[item("a text")], structure=task, truncation=pb.TRUNCATION_START)
+    asked = Schema(
+        (SchemaLabel("a", "b", 0.5),),
+        (SchemaClassification("q", (SchemaLabel("l"),), True, 0.0, "e"),),
+        (SchemaLabel("r"),),
+        (SchemaStructure("s", (SchemaField("f", True, ("c",), "d", 0.25), SchemaField("g"))),),
+        0.75,
+    )
+    assert codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(["a text"], asked, "start")
+    assert sorted(filter(None, asked.texts())) == sorted("abqelrsfcdg")
+    [told] = sent(
+        ExtractResult(
+            [
+                Extraction(
+                    classifications=(Classification("q", (LabelScore("l", 0.5),)),),
+                    structures=(Structure("s", (Field("f", (Value("x", 0.5, 0, 1), Value("c", 0.25)), many=True),)),),
+                )
+            ]
+        )
+    ).extract.results
+    values = [pb.StructureValue(text="x", score=0.5, start=0, end=1), pb.StructureValue(text="c", score=0.25)]
+    assert told == pb.Extraction(
+        classifications=[pb.Classification(name="q", labels=[pb.LabelScore(label="l", score=0.5)])],
+        structures=[pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])],
+    )

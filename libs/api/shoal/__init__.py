@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.handle import ModelHandle
     from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
+    from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
     from shoal.transport.trust import Tls, TokenFile
@@ -52,6 +53,7 @@ _MODULES = {
     "Regions": "tasks",
     "Relations": "tasks",
     "RetryPolicy": "calls.retry",
+    "Schema": "schema",
     "ScoreResult": "results",
     "ShoalError": "errors",
     "Sparse": "results",
@@ -80,6 +82,7 @@ __all__ = [
     "Regions",
     "Relations",
     "RetryPolicy",
+    "Schema",
     "ScoreResult",
     "ShoalError",
     "Sparse",

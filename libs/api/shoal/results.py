@@ -6,7 +6,7 @@ change them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
@@ -252,8 +252,34 @@ class PageText:
 
 
 @dataclass(frozen=True, slots=True)
+class Classification:
+    """The answer to a schema's question: labels, best first."""
+
+    name: str
+    labels: tuple[LabelScore, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a structure's field. `start` and `end` (exclusive) count code points of the text; None for a choice."""
+
+    text: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One thing of the schema's structure `name`. `fields`: for a list its values, else the best value or None."""
+
+    name: str
+    fields: Mapping[str, tuple[Value, ...] | Value | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one item. Only the fields of the requested task are filled.
+    """What was found in one item. Only the fields of the requested task are filled, for a schema what it asks for.
 
     `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read or not.
     """
@@ -265,6 +291,16 @@ class Extraction:
     text: str = ""
     pages: tuple[PageText, ...] = ()
     document_pages: int = 0
+    classifications: tuple[Classification, ...] = ()
+    structures: tuple[Structure, ...] = ()
+
+    @property
+    def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:
+        """The structures as plain texts: by name a list of maps from field to text, to a list of texts, or to None."""
+        found: dict[str, list[dict[str, str | list[str] | None]]] = {}
+        for one in self.structures:
+            found.setdefault(one.name, []).append({name: _plain(value) for name, value in one.fields.items()})
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +321,12 @@ class ExtractResult:
 
     def __iter__(self) -> Iterator[Extraction]:
         return iter(self.results)
+
+
+def _plain(value: tuple[Value, ...] | Value | None) -> str | list[str] | None:
+    if isinstance(value, tuple):
+        return [one.text for one in value]
+    return None if value is None else value.text
 
 
 def writable(result: R) -> R:

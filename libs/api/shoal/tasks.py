@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.results import Entity
+from shoal.schema import Schema
 
 
 class PillowImage(Protocol):
@@ -137,4 +138,4 @@ class ReadText:
     text_layer: TextLayer | None = None
 
 
-Task = Entities | Classify | Relations | Regions | ReadText
+Task = Entities | Classify | Relations | Regions | ReadText | Schema

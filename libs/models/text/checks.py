@@ -7,13 +7,24 @@ from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.work import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, TextWork, Work, parts_of
+from libs.models.work import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    RegionsWork,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    TextWork,
+    Work,
+    parts_of,
+)
 
 # Names that checkpoints give to a document's prompt, in sentence-transformers' order.
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
-    RegionsWork: "regions", TextWork: "text",
+    RegionsWork: "regions", StructureWork: "structure", TextWork: "text",
 }  # fmt: skip
 PLACE: Final = "{}"
 """The placeholder for the label in a hypothesis."""
@@ -26,6 +37,7 @@ _VERBS: dict[Task, str] = {
     "relations": "find relations",
     "regions": "find regions",
     "text": "write text",
+    "structure": "find what a schema describes",
 }
 
 

@@ -11,7 +11,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
+from shoal.errors import InvalidInput
 from shoal.requests import codec
+from shoal.requests.schemas import schema_message
+from shoal.schema import Schema
 from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
@@ -92,7 +95,7 @@ class Options(msgspec.Struct, kw_only=True):
     threshold: float | None = None
     relation_labels: list[str] | None = None
     classification_type: str | None = None
-    task: Literal["entities", "classify", "relations", "regions"] | None = None
+    task: Literal["entities", "classify", "relations", "regions", "structure"] | None = None
     """Ours: what is meant where a model can do several things."""
     profile: str | None = None
     overflow_policy: str | None = None
@@ -114,7 +117,8 @@ class Params(msgspec.Struct, kw_only=True):
     output_dtype: str | None = None
     instruction: str | None = None
     labels: list[str] | None = None
-    output_schema: msgspec.Raw | None = None
+    output_schema: dict[str, Any] | None = None
+    """What to find, in the gliner2 package's form; SIE leaves the form open."""
     options: Options | None = None
 
 
@@ -184,6 +188,7 @@ _TASKS: Final = {
     "classify": models_pb2.TASK_CLASSIFY,
     "relations": models_pb2.TASK_RELATIONS,
     "regions": models_pb2.TASK_REGIONS,
+    "structure": models_pb2.TASK_STRUCTURE,
 }
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
@@ -258,8 +263,7 @@ def extract(received: Received) -> Question:
     named = _named(received)
     params = request.params or Params()
     _options(params.options, "params.options")
-    if params.output_schema is not None:
-        raise invalid("params.output_schema is not supported", "params.output_schema")
+    _schema(params)
     _items(request.items)
 
     def answer(reply: models_pb2.GetModelResponse) -> Question:
@@ -289,12 +293,22 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
         items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
         return _whole(received, {"model": received.model, "items": items}, reply)
 
-    fields = (*_renamed("items"), (r"^(?:entities|classify|relations|regions)\.(?:entity_)?labels", "params.labels"))
+    fields = (
+        *_renamed("items"),
+        (r"^(?:entities|classify|relations|regions)\.(?:entity_)?labels", "params.labels"),
+        (r"^structure\b", "params.output_schema"),
+    )
     return Question(EXTRACT, message, answer, fields=fields)
 
 
 def _set_task(message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]) -> None:
     labels = params.labels or []
+    schema = _schema(params)
+    if schema is not None:
+        message.structure.CopyFrom(schema)
+        if options.threshold is not None:
+            message.structure.threshold = options.threshold
+        return
     if options.task is not None:
         tasks = [_TASKS[options.task]]
     if options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
@@ -310,6 +324,21 @@ def _set_task(message: pb.ExtractRequest, params: Params, options: Options, task
         message.entities.CopyFrom(pb.EntitiesTask(labels=labels, threshold=options.threshold))
 
 
+def _schema(params: Params) -> pb.StructureTask | None:
+    """Raises Problem for what is no schema."""
+    asked = params.output_schema
+    if asked is not None and not asked:
+        raise invalid("params.output_schema asks for nothing", "params.output_schema")
+    if asked is None:
+        if params.options is not None and params.options.task == "structure":
+            raise invalid("params.output_schema is required for the task structure", "params.output_schema")
+        return None
+    try:
+        return schema_message(Schema.from_dict(asked))
+    except InvalidInput as error:
+        raise invalid(f"params.output_schema is no schema: {error}", "params.output_schema") from None
+
+
 def _extraction(result: pb.Extraction) -> dict[str, Any]:
     entities = [
         {"text": one.text, "label": one.label, "score": one.score, "start": one.start, "end": one.end} for one in result.entities
@@ -318,10 +347,30 @@ def _extraction(result: pb.Extraction) -> dict[str, Any]:
         {"head": one.head.text, "tail": one.tail.text, "relation": one.label, "score": one.score} for one in result.relations
     ]
     classifications = [{"label": one.label, "score": one.score} for one in result.labels]
+    classifications += [
+        {"task": one.name, "label": label.label, "score": label.score} for one in result.classifications for label in one.labels
+    ]
     objects = [
         {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]} for one in result.regions
     ]
-    return {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
+    found = {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
+    return found | ({"data": _data(result)} if result.structures else {})
+
+
+def _data(result: pb.Extraction) -> dict[str, Any]:
+    """The structures of a schema: a list of instances by name."""
+    data: dict[str, Any] = {}
+    for one in result.structures:
+        fields = {field.name: [_value(value) for value in field.values] for field in one.fields}
+        single = {field.name for field in one.fields if not field.list}
+        instance = {name: (values[0] if values else None) if name in single else values for name, values in fields.items()}
+        data.setdefault(one.name, []).append(instance)
+    return data
+
+
+def _value(value: pb.StructureValue) -> dict[str, Any]:
+    place = {"start": value.start, "end": value.end} if value.HasField("start") else {}
+    return {"text": value.text, "score": value.score, **place}
 
 
 def _named(received: Received) -> Target:

@@ -10,10 +10,10 @@ from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Final
 
-from shoal import Client, Regions
+from shoal import Client, Regions, Schema
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
-from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, Work
+from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, StructureWork, Work
 from libs.models.work import TextWork, parts_of
 from services.local.mesh import running
 from services.local.settings import Settings
@@ -102,6 +102,11 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
         case RelationsWork():
             given = [[(one.start, one.end) for one in entities] for entities in work.entities]
             return client.relations(model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given)
+        case StructureWork(schema=asked):
+            schema = Schema().with_entities([one.name for one in asked.entities])
+            for one in asked.structures:
+                schema = schema.with_structure(one.name, [field.name for field in one.fields])
+            return client.extract(model, work.texts, schema)
         case RegionsWork():
             images = [part.content for part in parts_of(work)]
             return client.extract(model, images, Regions(labels=work.labels, threshold=work.threshold))

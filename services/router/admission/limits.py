@@ -18,6 +18,7 @@ from libs.errors import InvalidInput
 from libs.serving.calls import multiplex
 from libs.serving.calls.decode import MAX_REQUEST_BYTES
 
+KIB: Final = 1024
 MIB: Final = 1024 * 1024
 CHARACTERS: Final = "characters"
 BYTES: Final = "bytes"
@@ -39,7 +40,9 @@ class Limit:
     @property
     def number(self) -> str:
         """As the table and the protos' comments write it: `4 MiB`, `16,384`."""
-        return f"{self.most // MIB} MiB" if self.unit == BYTES else f"{self.most:,}"
+        if self.unit != BYTES:
+            return f"{self.most:,}"
+        return f"{self.most // KIB} KiB" if self.most < MIB else f"{self.most // MIB} MiB"
 
     def check(self, count: int, path: str) -> None:
         """Raises InvalidInput for a field that holds too much."""
@@ -115,6 +118,30 @@ PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hyp
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
 LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
 """Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
+SCHEMA_NAMES: Final = (
+    "SchemaLabel.label",
+    "SchemaClassification.name",
+    "SchemaStructure.name",
+    "SchemaField.name",
+    "SchemaField.choices",
+)
+SCHEMA: Final = Limit("all texts of a schema", ("StructureTask",), 64 * KIB, BYTES)
+"""A model reads them before each text, and takes some thousand tokens."""
+SCHEMA_LABELS: Final = Limit(
+    "labels of entities or of a classification", ("StructureTask.entities", "SchemaClassification.labels"), 256, ENTRIES
+)
+SCHEMA_NAME: Final = Limit("a name or a choice in a schema", SCHEMA_NAMES, 256, CHARACTERS)
+DESCRIPTION: Final = Limit(
+    "a description in a schema",
+    ("SchemaLabel.description", "SchemaClassification.description", "SchemaField.description"),
+    1024,
+    CHARACTERS,
+)
+CLASSIFICATIONS: Final = Limit("classifications of a schema", ("StructureTask.classifications",), 32, ENTRIES)
+RELATIONS: Final = Limit("relations of a schema", ("StructureTask.relations",), 64, ENTRIES)
+STRUCTURES: Final = Limit("structures of a schema", ("StructureTask.structures",), 16, ENTRIES)
+FIELDS: Final = Limit("fields of a structure", ("SchemaStructure.fields",), 32, ENTRIES)
+CHOICES: Final = Limit("choices of a field", ("SchemaField.choices",), 64, ENTRIES)
 ENTITIES: Final = Limit("entities of an item", ("Item.entities",), 128, ENTRIES)
 """A model scores all pairs of them."""
 ENTITY: Final = Limit("an entity's text", ("Entity.text",), 1000, CHARACTERS)
@@ -171,6 +198,15 @@ ALL: Final = (
     PLACES,
     LABELS,
     LABEL,
+    SCHEMA,
+    SCHEMA_LABELS,
+    SCHEMA_NAME,
+    DESCRIPTION,
+    CLASSIFICATIONS,
+    RELATIONS,
+    STRUCTURES,
+    FIELDS,
+    CHOICES,
     ENTITIES,
     ENTITY,
     ENTITY_LABEL,

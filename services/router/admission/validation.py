@@ -17,7 +17,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.names import is_model_id
-from services.router.admission import limits, pictures
+from services.router.admission import limits, pictures, schemas
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -139,9 +139,11 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     _check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
     if task is None:
-        raise InvalidInput("one task is required: entities, classify, relations, regions or text", field="task")
+        raise InvalidInput("one task is required: entities, classify, relations, regions, text or structure", field="task")
     if card is not None and not _gives_text_layers(request, card):
         _check_task(card, Task.Value(f"TASK_{task.upper()}"), task)
+    if task == "structure":
+        return _check_structure(request, card)
     labels: Sequence[str] = ()
     if task == "entities":
         labels = _check_entities(request.entities, card)
@@ -167,6 +169,14 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
+
+
+def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
+    """A schema stands before each text, and an answer repeats its names, those of relations and fields for each instance."""
+    size, answered = schemas.check(request.structure)
+    items = _check_items(request.items, "items", card)
+    _check_answered(len(items.sizes), answered, "structure")
+    return _readable(Sizes(items.sizes, each=size, pictures=items.pictures), "items")
 
 
 def _check_answered(items: int, names: int, task: str) -> None:

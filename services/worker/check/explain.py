@@ -100,6 +100,7 @@ _EVIDENCE = (
             "gliner_config.json:span_mode",
             "gliner_config.json:relations_layer",
             "gliner_config.json:labels_encoder",
+            "config.json:counting_layer",
             "glirel_config.json:scorer",
             "glirel_config.json:label_embed_strategy",
         ),

@@ -35,13 +35,20 @@ from libs.models import (
     Result,
     Role,
     Scale,
+    Schema,
+    SchemaClassification,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
     ScoreResult,
     ScoreWork,
     Stored,
+    StructureWork,
     Truncation,
     Work,
 )
 from libs.models.documents import DocumentFile
+from libs.models.results import Field
 from libs.models.work import TextKind, TextLayer, TextWork
 from libs.versions import WIRE_VERSION
 
@@ -104,6 +111,7 @@ _TASKS: dict[str, models_pb2.Task] = {
     "relations": models_pb2.TASK_RELATIONS,
     "regions": models_pb2.TASK_REGIONS,
     "text": models_pb2.TASK_TEXT,
+    "structure": models_pb2.TASK_STRUCTURE,
 }
 _INPUTS: dict[str, models_pb2.InputKind] = {"text": models_pb2.INPUT_KIND_TEXT, "image": models_pb2.INPUT_KIND_IMAGE}
 _KINDS: dict[int, TextKind] = {
@@ -295,7 +303,7 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
 
 def _extract_work(
     request: inference_pb2.ExtractRequest, scope: str | None
-) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork:
+) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
         case "entities":
@@ -349,10 +357,43 @@ def _extract_work(
                 text_layer=_word(_TEXT_LAYERS, request.text.text_layer, "text.text_layer"),
                 parts=parts,
             )
+        case "structure":
+            return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)
         case None:
             raise InvalidInput("no task is set", field="task")
         case task:
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
+
+
+def _schema(task: inference_pb2.StructureTask) -> Schema:
+    return Schema(
+        entities=tuple(map(_label, task.entities)),
+        classifications=tuple(
+            SchemaClassification(one.name, tuple(map(_label, one.labels)), one.multi_label, _threshold(one), one.description)
+            for one in task.classifications
+        ),
+        relations=tuple(map(_label, task.relations)),
+        structures=tuple(SchemaStructure(one.name, tuple(_schema_field(each) for each in one.fields)) for one in task.structures),
+        threshold=_threshold(task),
+    )
+
+
+def _label(label: inference_pb2.SchemaLabel) -> SchemaLabel:
+    return SchemaLabel(label.label, label.description, _threshold(label))
+
+
+def _schema_field(field: inference_pb2.SchemaField) -> SchemaField:
+    single = field.kind == inference_pb2.SchemaField.KIND_STRING
+    return SchemaField(field.name, single, tuple(field.choices), field.description, _threshold(field))
+
+
+def _threshold(
+    holder: inference_pb2.StructureTask
+    | inference_pb2.SchemaClassification
+    | inference_pb2.SchemaLabel
+    | inference_pb2.SchemaField,
+) -> float | None:
+    return holder.threshold if holder.HasField("threshold") else None
 
 
 def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = False) -> list[str]:
@@ -465,7 +506,21 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
         ],
         pages=[inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer) for one in item.pages],
         document_pages=item.document_pages,
+        classifications=[
+            inference_pb2.Classification(
+                name=one.name, labels=[inference_pb2.LabelScore(label=each.label, score=each.score) for each in one.labels]
+            )
+            for one in item.classifications
+        ],
+        structures=[
+            inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields]) for one in item.structures
+        ],
     )
+
+
+def _field(field: Field) -> inference_pb2.StructureField:
+    values = [inference_pb2.StructureValue(text=one.text, score=one.score, start=one.start, end=one.end) for one in field.values]
+    return inference_pb2.StructureField(name=field.name, values=values, list=field.many)
 
 
 def _entity(found: Entity) -> inference_pb2.Entity:

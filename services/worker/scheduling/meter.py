@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, Work
+from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, StructureWork, Work
 from libs.models.work import EntitiesWork, RegionsWork, TextWork
 
 TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
@@ -46,6 +46,8 @@ def _sequences(work: TextsWork, prepared: Prepared, card: Card) -> tuple[Sequenc
         if prepared.looked_up or len(found) > len(work.documents):  # a model with vectors of its own: the query stands alone
             return found[len(found) - len(work.documents) :], 0
         return found, _utf8(work.query) + _utf8(work.instruction)
+    if isinstance(work, StructureWork):
+        return found, sum(map(_utf8, work.schema.texts()))
     count, labels = len(work.texts), len(work.labels)
     names = sum(map(_utf8, (*work.labels, *(work.entity_labels if isinstance(work, RelationsWork) else ()))))
     if isinstance(work, ClassifyWork):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shoal.errors import InternalError
 from shoal.results import (
+    Classification,
     DataType,
     EncodeResult,
     Entity,
@@ -32,8 +33,10 @@ from shoal.results import (
     Relation,
     ScoreResult,
     Sparse,
+    Structure,
     Timings,
     Usage,
+    Value,
     Vectors,
 )
 from shoal.status import (
@@ -202,7 +205,19 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         message.text,
         tuple(_flat(PageText, page) for page in message.pages),
         message.document_pages,
+        tuple(Classification(one.name, tuple(_flat(LabelScore, label) for label in one.labels)) for one in message.classifications),
+        tuple(Structure(one.name, {field.name: _values(field) for field in one.fields}) for one in message.structures),
     )
+
+
+def _values(field: inference_pb2.StructureField) -> tuple[Value, ...] | Value | None:
+    found = tuple(
+        Value(one.text, one.score, one.start if one.HasField("start") else None, one.end if one.HasField("end") else None)
+        for one in field.values
+    )
+    if field.list:
+        return found
+    return found[0] if found else None
 
 
 @_decoder

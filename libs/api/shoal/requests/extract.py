@@ -21,8 +21,10 @@ from shoal.requests.arguments import (
 )
 from shoal.requests.merging import merge_extract
 from shoal.requests.plan import Plan, SingleReply
+from shoal.requests.schemas import schema_bytes, schema_message
 from shoal.requests.skipping import with_skipped_extractions
 from shoal.results import ExtractResult, Skipped
+from shoal.schema import Schema
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
@@ -106,6 +108,8 @@ def _answered_bytes(frame: pb.ExtractRequest) -> int:
     if frame.HasField("regions"):
         longest = max((len(label.encode()) for label in frame.regions.labels), default=0)
         return _REGIONS * (_REGION_BYTES + longest) // 8
+    if frame.HasField("structure"):
+        return schema_bytes(frame.structure)
     return frame.ByteSize() + _SCORE_BYTES * _label_count(frame)
 
 
@@ -148,6 +152,8 @@ def _task(task: Task) -> tuple[str, Message]:
             )
         case Regions():
             return "regions", message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)
+        case Schema():
+            return "structure", schema_message(task)
         case ReadText():
             kind = enum_value("text.kind", task.kind, _KINDS)
             layer = enum_value("text.text_layer", task.text_layer, _TEXT_LAYERS)

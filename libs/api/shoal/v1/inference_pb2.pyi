@@ -300,8 +300,76 @@ class TextTask(_message.Message):
     text_layer: TextTask.TextLayer
     def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ...) -> None: ...
 
+class SchemaLabel(_message.Message):
+    __slots__ = ("label", "description", "threshold")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    description: str
+    threshold: float
+    def __init__(self, label: _Optional[str] = ..., description: _Optional[str] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class SchemaClassification(_message.Message):
+    __slots__ = ("name", "labels", "multi_label", "threshold", "description")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MULTI_LABEL_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.RepeatedCompositeFieldContainer[SchemaLabel]
+    multi_label: bool
+    threshold: float
+    description: str
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Iterable[_Union[SchemaLabel, _Mapping]]] = ..., multi_label: bool = ..., threshold: _Optional[float] = ..., description: _Optional[str] = ...) -> None: ...
+
+class SchemaField(_message.Message):
+    __slots__ = ("name", "kind", "choices", "description", "threshold")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[SchemaField.Kind]
+        KIND_LIST: _ClassVar[SchemaField.Kind]
+        KIND_STRING: _ClassVar[SchemaField.Kind]
+    KIND_UNSPECIFIED: SchemaField.Kind
+    KIND_LIST: SchemaField.Kind
+    KIND_STRING: SchemaField.Kind
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: SchemaField.Kind
+    choices: _containers.RepeatedScalarFieldContainer[str]
+    description: str
+    threshold: float
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[SchemaField.Kind, str]] = ..., choices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class SchemaStructure(_message.Message):
+    __slots__ = ("name", "fields")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fields: _containers.RepeatedCompositeFieldContainer[SchemaField]
+    def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[SchemaField, _Mapping]]] = ...) -> None: ...
+
+class StructureTask(_message.Message):
+    __slots__ = ("entities", "classifications", "relations", "structures", "threshold")
+    ENTITIES_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    RELATIONS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURES_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    entities: _containers.RepeatedCompositeFieldContainer[SchemaLabel]
+    classifications: _containers.RepeatedCompositeFieldContainer[SchemaClassification]
+    relations: _containers.RepeatedCompositeFieldContainer[SchemaLabel]
+    structures: _containers.RepeatedCompositeFieldContainer[SchemaStructure]
+    threshold: float
+    def __init__(self, entities: _Optional[_Iterable[_Union[SchemaLabel, _Mapping]]] = ..., classifications: _Optional[_Iterable[_Union[SchemaClassification, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[SchemaLabel, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[SchemaStructure, _Mapping]]] = ..., threshold: _Optional[float] = ...) -> None: ...
+
 class ExtractRequest(_message.Message):
-    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "truncation", "adapter", "priority", "pool", "files")
+    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "structure", "truncation", "adapter", "priority", "pool", "files")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +377,7 @@ class ExtractRequest(_message.Message):
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -321,12 +390,13 @@ class ExtractRequest(_message.Message):
     relations: RelationsTask
     regions: RegionsTask
     text: TextTask
+    structure: StructureTask
     truncation: Truncation
     adapter: str
     priority: Priority
     pool: str
     files: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., structure: _Optional[_Union[StructureTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Entity(_message.Message):
     __slots__ = ("start", "end", "label", "score", "text")
@@ -388,8 +458,46 @@ class PageText(_message.Message):
     is_text_layer: bool
     def __init__(self, page: _Optional[int] = ..., text: _Optional[str] = ..., is_text_layer: bool = ...) -> None: ...
 
+class Classification(_message.Message):
+    __slots__ = ("name", "labels")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ...) -> None: ...
+
+class StructureValue(_message.Message):
+    __slots__ = ("text", "score", "start", "end")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    score: float
+    start: int
+    end: int
+    def __init__(self, text: _Optional[str] = ..., score: _Optional[float] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class StructureField(_message.Message):
+    __slots__ = ("name", "values", "list")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedCompositeFieldContainer[StructureValue]
+    list: bool
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[_Union[StructureValue, _Mapping]]] = ..., list: bool = ...) -> None: ...
+
+class Structure(_message.Message):
+    __slots__ = ("name", "fields")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fields: _containers.RepeatedCompositeFieldContainer[StructureField]
+    def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[StructureField, _Mapping]]] = ...) -> None: ...
+
 class Extraction(_message.Message):
-    __slots__ = ("entities", "labels", "relations", "regions", "text", "pages", "document_pages")
+    __slots__ = ("entities", "labels", "relations", "regions", "text", "pages", "document_pages", "classifications", "structures")
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +505,8 @@ class Extraction(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURES_FIELD_NUMBER: _ClassVar[int]
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
     relations: _containers.RepeatedCompositeFieldContainer[Relation]
@@ -404,7 +514,9 @@ class Extraction(_message.Message):
     text: str
     pages: _containers.RepeatedCompositeFieldContainer[PageText]
     document_pages: int
-    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ...) -> None: ...
+    classifications: _containers.RepeatedCompositeFieldContainer[Classification]
+    structures: _containers.RepeatedCompositeFieldContainer[Structure]
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ...) -> None: ...
 
 class ExtractResponse(_message.Message):
     __slots__ = ("results", "model_revision", "usage", "timings")

@@ -28,6 +28,7 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_RELATIONS: _ClassVar[Task]
     TASK_REGIONS: _ClassVar[Task]
     TASK_TEXT: _ClassVar[Task]
+    TASK_STRUCTURE: _ClassVar[Task]
 
 class InputKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ TASK_CLASSIFY: Task
 TASK_RELATIONS: Task
 TASK_REGIONS: Task
 TASK_TEXT: Task
+TASK_STRUCTURE: Task
 INPUT_KIND_UNSPECIFIED: InputKind
 INPUT_KIND_TEXT: InputKind
 INPUT_KIND_IMAGE: InputKind

@@ -110,7 +110,7 @@ async def extract(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions` or `ReadText`) on each item. Raises ShoalError."""
+    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on each item. Raises ShoalError."""
     plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card, Kind
-from libs.models.text.kinds import embedding, gliclass, gliner, glirel, hybrid, sequence_labels, sparse, token_labels, yes_no
+from libs.models.text.kinds import (
+    embedding,
+    gliclass,
+    gliner,
+    gliner2,
+    glirel,
+    hybrid,
+    sequence_labels,
+    sparse,
+    token_labels,
+    yes_no,
+)
 from libs.models.text.kinds.kind import ModelKind
 
 _KINDS: dict[Kind, ModelKind] = {
@@ -15,6 +26,7 @@ _KINDS: dict[Kind, ModelKind] = {
     "token_labels": token_labels,
     "yes_no": yes_no,
     "gliner": gliner,
+    "gliner2": gliner2,
     "glirel": glirel,
     "gliclass": gliclass,
 }

@@ -18,6 +18,7 @@ from shoal.cli.text import document
 from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skipped
 
 Row = dict[str, object]
+_OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
 
 
 def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
@@ -90,10 +91,12 @@ def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]
 
 
 def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
-    """One object an item, with the field `kind` of its extraction, and the reason if it was skipped."""
+    """One object an item, with the field `kind` of its extraction (of a schema all that it finds), and the reason if skipped."""
     skipped = _reasons(result.skipped)
     for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
-        yield _source_fields(record) | {kind: asdict(extraction)[kind]} | skipped.get(index, {})
+        found = asdict(extraction)
+        named = {name: found[name] for name in (_OF_SCHEMAS if kind == "structure" else (kind,))}
+        yield _source_fields(record) | named | skipped.get(index, {})
 
 
 def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shoal.cli.console import emit, preview, show, table
 from shoal.cli.inference import outputs
 from shoal.cli.inference.invocation import Invocation
-from shoal.results import EncodeResult, ExtractResult, ScoreResult
+from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, Value
 
 
 def report_vectors(run: Invocation, result: EncodeResult) -> None:
@@ -92,6 +92,17 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
         for region in extraction.regions:
             box = f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, {region.bottom:.0f}"
             made.add_row(text, region.label, f"{region.score:.4f}", box)
-        if not (extraction.entities or extraction.labels or extraction.relations or extraction.regions):
+        for question in extraction.classifications:
+            for label in question.labels:
+                made.add_row(text, f"{question.name}: {label.label}", f"{label.score:.4f}", "")
+        for one in extraction.structures:
+            for name, value in one.fields.items():
+                for each in value if isinstance(value, tuple) else () if value is None else (value,):
+                    made.add_row(text, f"{one.name}.{name}", f"{each.score:.4f}", _placed(each))
+        if extraction == Extraction():
             made.add_row(text, f"no {kind}", "", "")
     show(made)
+
+
+def _placed(value: Value) -> str:
+    return value.text if value.start is None else f"{value.text}  ({value.start}-{value.end})"

@@ -78,11 +78,12 @@ def _tables(scores: Array) -> Iterator[Array]:
 def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
     """Greedy selection of the best compatible candidates, ordered by start: `flat`: none overlap; else they may only nest."""
     ranked = found.take(np.argsort(-found.scores, kind="stable"))
-    chosen = ranked.take(_disjoint(ranked, words) if flat else _nested(ranked))
+    chosen = ranked.take(disjoint(ranked, words) if flat else _nested(ranked))
     return chosen.take(np.argsort(chosen.starts, kind="stable"))
 
 
-def _disjoint(ranked: Candidates, words: int) -> Ids:
+def disjoint(ranked: Candidates, words: int) -> Ids:
+    """The rows of candidates, best first, that overlap none before them."""
     taken = np.zeros(words, dtype=bool)
     kept = []
     for row, (start, end) in enumerate(zip(ranked.starts, ranked.ends, strict=True)):

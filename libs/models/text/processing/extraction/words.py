@@ -69,17 +69,31 @@ class _Front:
 
 
 class WordFrame:
-    """`limit`: the longest sequence in tokens; `max_words` of a text."""
+    """`limit`: the longest sequence in tokens; `max_words` of a text. `word`: what a word is, which spans no space.
 
-    def __init__(self, tokenizer: Tokenizer, *, limit: int, max_words: int, pooling: Pooling) -> None:
+    `lowercase`: the model reads words in lower case. `framed`: it reads the tokenizer's special tokens around a text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        limit: int,
+        max_words: int,
+        pooling: Pooling,
+        word: re.Pattern[str] = _WORD,
+        lowercase: bool = False,
+        framed: bool = True,
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
+        self._word, self._lowercase = word, lowercase
         # Special tokens before and after a text.
-        framed = tokenizer.encode(["a"], is_pretokenized=True)
-        before, after = run_of_ones(framed.special_tokens_mask), run_of_ones(reversed(framed.special_tokens_mask))
-        ids = np.array(framed.ids, dtype=np.int32)
-        self._head, self._tail = ids[:before], ids[len(ids) - after :]
+        around = tokenizer.encode(["a"], is_pretokenized=True)
+        before, after = run_of_ones(around.special_tokens_mask), run_of_ones(reversed(around.special_tokens_mask))
+        ids = np.array(around.ids, dtype=np.int32)
+        self._head, self._tail = (ids[:before], ids[len(ids) - after :]) if framed else (ids[:0], ids[:0])
 
     def encode(
         self, texts: Sequence[str], prompt: Sequence[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
@@ -109,9 +123,9 @@ class WordFrame:
 
     def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
         if truncation == "start":
-            kept = list(deque(_WORD.finditer(text, self._last_words(text)), maxlen=self._max_words))
+            kept = list(deque(self._word.finditer(text, self._last_words(text)), maxlen=self._max_words))
         else:
-            kept = list(islice(_WORD.finditer(text), self._max_words + 1))
+            kept = list(islice(self._word.finditer(text), self._max_words + 1))
             if len(kept) > self._max_words and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, which is what the model takes. Shorten it, or have it cut: "
@@ -125,9 +139,9 @@ class WordFrame:
     def _shortened(self, word: str, truncation: Truncation) -> str:
         """The part of a word that can matter: a longer one has more tokens than the model takes, and is dropped."""
         most = _CHARACTERS_A_TOKEN * self._limit
-        if len(word) <= most:
-            return word
-        return word[-most:] if truncation == "start" else word[:most]
+        if len(word) > most:
+            word = word[-most:] if truncation == "start" else word[:most]
+        return word.lower() if self._lowercase else word
 
     def _last_words(self, text: str) -> int:
         """A position that as many words follow as are kept, or 0. It is at a space, which no word spans."""
@@ -135,7 +149,7 @@ class WordFrame:
         while size < len(text):
             space = _SPACE.search(text, len(text) - size)
             if space is not None:
-                words = islice(_WORD.finditer(text, space.start()), self._max_words)
+                words = islice(self._word.finditer(text, space.start()), self._max_words)
                 if sum(1 for _ in words) == self._max_words:
                     return space.start()
             size *= 2

@@ -1,0 +1,33 @@
+"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward."""
+
+from __future__ import annotations
+
+from libs.catalog.card import Card
+from libs.catalog.kinds.gliner2 import ADVICE, read_gliner2
+from libs.errors import ModelBroken
+from libs.models.text.heads.extraction.structure import StructureHead
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.state import HeadState
+from libs.models.text.processing.extraction.schemas import MARKERS, word_pattern
+from libs.models.text.processing.extraction.structure import StructureProcessor
+from libs.models.text.processing.extraction.words import WordFrame
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import HeadRule
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {}
+
+
+def build(parts: Parts) -> Built:
+    settings = read_gliner2(parts.directory)
+    tokenizer = load_tokenizer(parts.root, lowercase=False)
+    for token in MARKERS:
+        if tokenizer.token_to_id(token) is None:
+            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}")
+    limit = parts.card.max_tokens
+    frame = WordFrame(tokenizer, limit=limit, max_words=limit, pooling="first", word=word_pattern(), lowercase=True, framed=False)
+    state = HeadState(parts.rest, parts.device, "config.json")
+    head = StructureHead(state, settings.counting, size=parts.encoder.hidden_size, width=settings.max_width, file=parts.file)
+    state.check_all_used()
+    return Built({"structure": head}, StructureProcessor(parts.card, frame, settings.max_width))

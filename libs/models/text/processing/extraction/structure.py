@@ -1,0 +1,234 @@
+"""Answers to a schema, or to labels of entities alone, with a GLiNER2 model: what the gliner2 package's `extract` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.catalog.card import Card
+from libs.errors import InvalidInput
+from libs.models.results import (
+    Classification,
+    Entity,
+    Extraction,
+    ExtractResult,
+    Field,
+    LabelScore,
+    Relation,
+    Result,
+    Structure,
+    Value,
+)
+from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel
+from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.heads.extraction.structure import Query, SchemaPlaces, SpanTask, queries_of
+from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.text.processing.entities import softmax
+from libs.models.text.processing.extraction.schemas import SchemaPrompt, prompt_of
+from libs.models.text.processing.extraction.spans import Candidates, choose, disjoint
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, SparseRow, StructureWork, Work, go_on_anyway
+
+Array = NDArray[np.float32]
+Ids = NDArray[np.int32]
+_ENDINGS: Final = (".", "!", "?")
+_ANSWER: Final = (16, 1 << 16)
+"""An answer's texts have at most so many times the text's characters, and so many more: a low threshold finds much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The schema, how it stands in the sequences, and the words of each text."""
+
+    schema: Schema
+    prompt: SchemaPrompt
+    words: list[Words]
+
+
+class StructureProcessor:
+    """The processor of one model. `width`: words of the longest span."""
+
+    def __init__(self, card: Card, frame: WordFrame, width: int) -> None:
+        self._card, self._frame, self._width = card, frame, width
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if not isinstance(work, EntitiesWork | StructureWork):
+            raise unsupported(work, self._card)
+        schema, path = self._schema(work)
+        prompt = prompt_of(schema)
+        framed = self._frame.encode([_ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
+        sequences = [InputSequence(one.ids, input=_places(prompt, one)) for one in framed]
+        return Prepared(work, "structure", sequences, _Notes(schema, prompt, [one.words for one in framed]))
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        work, notes = prepared.work, cast("_Notes", prepared.notes)
+        rows = cast("Sequence[tuple[Array, Array, SparseRow]]", outputs)
+        if not isinstance(work, EntitiesWork | StructureWork):
+            raise unsupported(work, self._card)
+        items = []
+        for number, (text, words, row) in enumerate(zip(work.texts, notes.words, rows, strict=True)):
+            found = _Answers(text, words, self._width, notes, row, item_path(number)).extraction()
+            if isinstance(work, EntitiesWork) and work.flat:
+                found = Extraction(entities=_apart(found.entities))
+            items.append(found)
+        return ExtractResult(items)
+
+    def _schema(self, work: EntitiesWork | StructureWork) -> tuple[Schema, str]:
+        """The work's schema and its path in a request. Raises InvalidInput for one that asks for nothing."""
+        if isinstance(work, EntitiesWork):
+            need_labels(work.labels, self._card, "entities.labels")
+            return Schema(tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold), "entities.labels"
+        schema = work.schema
+        if not (schema.entities or schema.classifications or schema.relations or schema.structures):
+            raise InvalidInput("the schema asks for nothing", field="structure")
+        return schema, "structure"
+
+
+def _ended(text: str) -> str:
+    """The text as the model reads it: it ends as a sentence does."""
+    return text if text.endswith(_ENDINGS) else f"{text}."
+
+
+def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
+    names, fields, classes, choices = (
+        framed.prompt[np.array(numbers, dtype=np.int64)]
+        for numbers in (prompt.names, prompt.fields, prompt.classes, prompt.choices)
+    )
+    if (choices < 0).any():
+        raise InvalidInput("a choice of the schema has nothing that the model's tokenizer knows", field="structure.structures")
+    return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, framed.pieces, choices)
+
+
+class _Answers:
+    """One text's answers, from the head's output for it."""
+
+    def __init__(self, text: str, words: Words, width: int, notes: _Notes, row: tuple[Array, Array, SparseRow], path: str) -> None:
+        self._text, self._words, self._notes, self._path = text, words, notes, path
+        self._counts, self._classes, self._found = row
+        self._starts, self._ends = spans_of(len(words), width)
+        self._left = _ANSWER[0] * len(text) + _ANSWER[1]
+
+    def extraction(self) -> Extraction:
+        schema, tasks = self._notes.schema, self._notes.prompt.tasks
+        structures: list[Structure] = []
+        entities: list[Entity] = []
+        relations: list[Relation] = []
+        first = len(schema.structures) + bool(schema.entities)
+        for (task, _), group in groupby(self._by_query(tasks), key=lambda one: one[0][:2]):
+            fields = list(group)
+            if task < len(schema.structures):
+                structures += self._structure(task, fields)
+            elif task < first:
+                entities = [one for query, found in fields for one in self._entities(schema.entities[query.field].name, found)]
+            else:
+                relations += self._relation(schema.relations[task - first].name, [found for _, found in fields])
+        return Extraction(
+            entities=tuple(sorted(entities, key=lambda one: (one.start, one.end))),
+            relations=tuple(sorted(relations, key=lambda one: -one.score)),
+            classifications=tuple(self._classifications()),
+            structures=tuple(structures),
+        )
+
+    def _by_query(self, tasks: Sequence[SpanTask]) -> Iterator[tuple[Query, tuple[Ids, Array]]]:
+        """For each query its columns, ascending, and their probabilities."""
+        columns = len(self._starts) + len(self._notes.prompt.choices)
+        queries = queries_of(tasks, self._counts)
+        bounds = np.searchsorted(self._found.indices, np.arange(len(queries) + 1, dtype=np.int64) * columns)
+        for number, query in enumerate(queries):
+            own = slice(int(bounds[number]), int(bounds[number + 1]))
+            yield query, (self._found.indices[own] - np.int32(number * columns), self._found.values[own])
+
+    def _spans(self, found: tuple[Ids, Array]) -> Iterator[tuple[int, int, float]]:
+        """Spans that overlap none better, best first: code points within the text as it was sent, and score."""
+        columns, scores = found
+        starts, ends = self._starts[columns].astype(np.int64), self._ends[columns].astype(np.int64)
+        ranked = Candidates(starts, ends, np.zeros_like(starts), scores).take(np.argsort(-scores, kind="stable"))
+        for row in disjoint(ranked, len(self._words)):
+            first, last = int(ranked.starts[row]), int(ranked.ends[row])
+            if self._words.starts[last] >= len(self._text):  # the full stop that `_ended` added
+                last -= 1
+            if first <= last:
+                start, end = int(self._words.starts[first]), min(int(self._words.ends[last]), len(self._text))
+                self._claim(end - start)
+                yield start, end, float(ranked.scores[row])
+
+    def _claim(self, characters: int) -> None:
+        self._left -= characters
+        if self._left < 0:
+            message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+            raise InvalidInput(message, field=self._path)
+
+    def _entity(self, label: str, span: tuple[int, int, float]) -> Entity:
+        start, end, score = span
+        return Entity(start, end, label, score, self._text[start:end])
+
+    def _entities(self, label: str, found: tuple[Ids, Array]) -> list[Entity]:
+        return [self._entity(label, span) for span in self._spans(found)]
+
+    def _relation(self, label: str, found: Sequence[tuple[Ids, Array]]) -> list[Relation]:
+        """One instance: the best head and the best tail, if there are both."""
+        ends = [next(self._spans(one), None) for one in found]
+        head, tail = (None if span is None else self._entity("", span) for span in ends)
+        if head is None or tail is None:
+            return []
+        return [Relation(head, tail, label, min(head.score, tail.score))]
+
+    def _structure(self, number: int, fields: Sequence[tuple[Query, tuple[Ids, Array]]]) -> list[Structure]:
+        """One instance, if a field of it has a value."""
+        schema = self._notes.schema.structures[number]
+        made = [
+            Field(schema.fields[query.field].name, self._values(number, query.field, found), not schema.fields[query.field].single)
+            for query, found in fields
+        ]
+        return [Structure(schema.name, tuple(made))] if any(one.values for one in made) else []
+
+    def _values(self, structure: int, number: int, found: tuple[Ids, Array]) -> tuple[Value, ...]:
+        asked = self._notes.schema.structures[structure].fields[number]
+        if asked.choices:
+            return self._chosen(asked, self._notes.prompt.tasks[structure].fields[number].choices or (), found)
+        spans = self._spans(found)
+        if asked.single:
+            spans = iter([span for span in [next(spans, None)] if span is not None])
+        return tuple(Value(self._text[start:end], score, start, end) for start, end, score in spans)
+
+    def _chosen(self, asked: SchemaField, places: Sequence[int], found: tuple[Ids, Array]) -> tuple[Value, ...]:
+        scores = dict(zip((found[0] - np.int32(len(self._starts))).tolist(), found[1].tolist(), strict=True))
+        values = [Value(choice, scores[place]) for choice, place in zip(asked.choices, places, strict=True) if place in scores]
+        for value in values:
+            self._claim(len(value.text))
+        return tuple(values if not asked.single else [max(values, key=lambda one: one.score)] if values else [])
+
+    def _classifications(self) -> Iterator[Classification]:
+        first = 0
+        for question in self._notes.schema.classifications:
+            logits = self._classes[first : first + len(question.labels)]
+            first += len(question.labels)
+            yield Classification(question.name, _labels(question, logits))
+
+
+def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, ...]:
+    """Those that reach the threshold, and the best one in any case."""
+    scores = sigmoid(logits) if question.multi_label else softmax(logits)
+    ranked = best_first([(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None)
+    if question.threshold is None:
+        return ranked
+    return tuple(one for number, one in enumerate(ranked) if number == 0 or np.float32(one.score) >= np.float32(question.threshold))
+
+
+def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
+    """The best of the entities, none of which overlap, in their order."""
+    if not entities:
+        return ()
+    starts, ends = (
+        np.array(places, dtype=np.int64) for places in zip(*((one.start, one.end - 1) for one in entities), strict=True)
+    )
+    scores = np.array([one.score for one in entities], dtype=np.float32)
+    chosen = choose(Candidates(starts, ends, np.arange(len(entities)), scores), int(ends.max()) + 1, flat=True)
+    return tuple(entities[number] for number in chosen.labels)

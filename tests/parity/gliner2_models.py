@@ -1,0 +1,132 @@
+"""Small random GLiNER2 checkpoints, made and saved by the gliner2 package itself, and what the package finds with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from gliner2 import GLiNER2
+from gliner2.configuration import ExtractorConfig
+
+from libs.models import Schema as Asked
+from libs.models import SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from tests.parity.checkpoints import write_checkpoint
+
+TEXTS: Final = [
+    "Programs such as the GPL, which naïve Überraschung-users in 東京 run 😀, are free_software",
+    "a",
+    "Write to Ada.Lovelace@example.org or see https://example.org/a?b=c, İstanbul. " * 2,
+    "To protect your rights, we need to prevent others!",
+]
+SCHEMA: Final = Asked(
+    entities=(SchemaLabel("person", threshold=0.4), SchemaLabel("licence name", "what it is called"), SchemaLabel("city")),
+    classifications=(
+        SchemaClassification("tone", (SchemaLabel("calm", "with no haste"), SchemaLabel("angry"), SchemaLabel("neither"))),
+        SchemaClassification("topics", tuple(map(SchemaLabel, ("law", "fish", "code"))), True, 0.6, "what it is about"),
+    ),
+    relations=(SchemaLabel("protects", "keeps safe"), SchemaLabel("runs", threshold=0.3)),
+    structures=(
+        SchemaStructure(
+            "licence",
+            (
+                SchemaField("name", single=True),
+                SchemaField("right", description="what it lets one do", threshold=0.45),
+                SchemaField("kind", single=True, choices=("free", "Not free", "unknown"), threshold=0.1),
+                SchemaField("tags", choices=("old", "free", "new"), threshold=0.3),
+            ),
+        ),
+        SchemaStructure("place", (SchemaField("city"), SchemaField("kind", single=True, choices=("old", "new")))),
+    ),
+)
+"""All that a schema can ask, and choices that fields share. The package ignores a threshold of a relation with a description."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model of the package and the directory it was saved to."""
+
+    model: Any
+    directory: Path
+
+    def answers(self, texts: Sequence[str], schema: Asked) -> list[dict[str, Any]]:
+        """One text at a time, as the package formats them, with scores and places."""
+        asked = package_schema(schema)
+        threshold = 0.5 if schema.threshold is None else schema.threshold
+        return [self.model.extract(text, asked, threshold=threshold, include_confidence=True, include_spans=True) for text in texts]
+
+
+def package_schema(schema: Asked) -> Any:
+    """The package's own schema for ours."""
+    made = GLiNER2.create_schema(None)
+    for structure in schema.structures:
+        builder = made.structure(structure.name)
+        for one in structure.fields:
+            builder.field(
+                one.name, "str" if one.single else "list", list(one.choices) or None, one.description or None, one.threshold
+            )
+    if schema.entities:
+        made.entities({one.name: _config(one) for one in schema.entities})
+    for question in schema.classifications:
+        labels = {one.name: one.description for one in question.labels if one.description}
+        made.classification(
+            question.name,
+            [one.name for one in question.labels],
+            question.multi_label,
+            0.5 if question.threshold is None else question.threshold,
+            **({"prompt": question.description} if question.description else {}),
+            **({"label_descriptions": labels} if labels else {}),
+        )
+    if schema.relations:
+        made.relations({one.name: _config(one) for one in schema.relations})
+    return made
+
+
+def _config(label: SchemaLabel) -> dict[str, Any]:
+    found = {"description": label.description, "threshold": label.threshold}
+    return {key: value for key, value in found.items() if value}
+
+
+def make_reference(directory: Path, config: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0) -> Reference:
+    """`config`: keys of config.json. Weights are drawn and scaled so that scores and counts of instances are spread."""
+    base = write_checkpoint(encoder, directory / "base", positions=512, vocabulary=600, seed=seed)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)  # the package's new tokens have random embeddings
+        model: Any = GLiNER2(ExtractorConfig(model_name=str(base), **config))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.startswith("encoder."):
+                spread = 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
+                parameter.normal_(1.0 if "norm" in name and "weight" in name else 0.0, spread, generator=generator)
+        model.classifier[2].weight.mul_(4)
+        model.count_pred[2].bias.copy_(torch.tensor([0.0, 1.0, 1.0, 0.5] + [-9.0] * 16))
+    reference = Reference(model.eval(), directory / "saved")
+    _spread(reference)
+    model.save_pretrained(reference.directory)
+    return reference
+
+
+def _spread(reference: Reference) -> None:
+    """Logits of spans around 0, most of them within -2..2."""
+    model = reference.model
+    found: list[torch.Tensor] = []
+    scored = model.compute_span_scores_batched
+
+    def noted(*arguments: Any, **named: Any) -> list[torch.Tensor]:
+        scores: list[torch.Tensor] = scored(*arguments, **named)
+        found.extend(one[one.isfinite()] for one in scores)
+        return scores
+
+    model.compute_span_scores_batched = noted
+    reference.answers(TEXTS[2:], SCHEMA)
+    del model.compute_span_scores_batched
+    last = model.span_rep.span_rep_layer.out_project[3]
+    with torch.no_grad():
+        scale = 2 / float(torch.cat(found).square().mean().sqrt())
+        last.weight.mul_(scale)
+        last.bias.mul_(scale)
