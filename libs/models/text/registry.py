@@ -17,26 +17,10 @@ from libs.kernels.linear import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families import (
-    bert,
-    deberta,
-    distilbert,
-    eurobert,
-    gemma,
-    gemma3,
-    gte,
-    jina,
-    jina_code,
-    llama,
-    modernbert,
-    mpnet,
-    nomic_bert,
-    nomic_moe,
-    prenorm,
-    qwen,
-    t5,
-    xlmr_flash,
-)
+from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
+from libs.models.text.families.decoders import gemma, gemma3, llama, qwen
+from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe
+from libs.models.text.families.seq2seq import t5
 from libs.models.weights import HeadRule, Rule, TensorFile
 
 
