@@ -124,6 +124,17 @@ def _t5(size: Size) -> Values:
     }  # fmt: skip
 
 
+def _bart(size: Size) -> Values:
+    """More layers on one side than on the other, and another token before a text than that at its end."""
+    return {
+        "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
+        "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
+        "decoder_attention_heads": 1, "encoder_ffn_dim": size.hidden * 2, "decoder_ffn_dim": size.hidden * 3,
+        "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": None,
+        "use_cache": False,
+    }  # fmt: skip
+
+
 def _mt5(size: Size) -> Values:
     return {**_t5(size), "feed_forward_proj": "gated-gelu"}
 
@@ -166,6 +177,7 @@ RECIPES: dict[str, Recipe] = {
     "mistral": Recipe("llama", _mistral),
     "gemma": Recipe("gemma", _gemma),
     "gemma3_text": Recipe("gemma", _gemma3),
+    "bart": Recipe("roberta", _bart),
     "t5": Recipe("t5", _t5, encoder=transformers.T5EncoderModel),
     "mt5": Recipe("t5", _mt5, encoder=transformers.MT5EncoderModel),
 }

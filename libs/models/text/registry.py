@@ -20,7 +20,7 @@ from libs.models.layers.spec import Config
 from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
 from libs.models.text.families.decoders import gemma, gemma3, llama, qwen
 from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe
-from libs.models.text.families.seq2seq import t5
+from libs.models.text.families.seq2seq import bart, t5
 from libs.models.weights import HeadRule, Rule, TensorFile
 
 
@@ -60,6 +60,7 @@ class _Prepares(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    bart,
     bert,
     deberta,
     distilbert,

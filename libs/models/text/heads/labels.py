@@ -50,6 +50,7 @@ _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
 _LANGUAGE_MODEL = Layout("score", pooling="last")
 LAYOUTS: dict[str, Layout] = {
+    "bart": Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last"),
     "bert": _BERT,
     "distilbert": Layout("classifier", dense="pre_classifier", function="relu"),
     "electra": Layout("classifier.out_proj", dense="classifier.dense", function="gelu"),
