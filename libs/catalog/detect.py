@@ -20,6 +20,7 @@ from libs.catalog.kinds.dense import dense
 from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
 from libs.catalog.kinds.gliner import gliner_card, is_gliner
 from libs.catalog.kinds.glirel import glirel_card, is_glirel
+from libs.catalog.kinds.gritlm import is_gritlm
 from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
@@ -118,6 +119,8 @@ def _kind(files: Checkpoint) -> Kind:
         return "hybrid" if layer_files(files) else "dense"
     if files.modules.answers is not None:
         return "yes_no"
+    if is_gritlm(files.config.values):
+        return "dense"
     if files.architecture.endswith("ForTokenClassification"):
         return "token_labels"
     refuse_bare(files)

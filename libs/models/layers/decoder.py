@@ -1,4 +1,4 @@
-"""The decoder of an encoder-decoder model (arXiv 1706.03762): each layer also attends to the encoder's states of its own sequence."""
+"""The decoder of an encoder-decoder model (arXiv 1706.03762): each layer also attends to the encoder's states of its sequence."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DecoderEmbedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of layers with cross attention. `start`: the token that stands before each sequence's own, of which the last is dropped."""
+    """A stack of layers with cross attention. `start`: the token before those of each sequence, of which the last is dropped."""
 
     def __init__(self, spec: EncoderSpec, embed: DecoderEmbedding, start: int) -> None:
         """`spec.causal` must be true."""

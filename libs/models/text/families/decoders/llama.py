@@ -1,12 +1,14 @@
 """Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless the config says otherwise.
 
-Mistral has sliding-window attention in every layer. `llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron).
+Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows, bidirectional where it embeds.
+`llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from libs.catalog.kinds.gritlm import is_gritlm
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
@@ -44,10 +46,10 @@ _MISTRALS_WINDOW = 4096  # where config.json has no key for it; null: none
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    kind = config.text("model_type")
-    causal = config.flag("is_causal", kind != "llama_bidirec")
+    kind, both_ways = config.text("model_type"), is_gritlm(config.values)
+    causal = config.flag("is_causal", kind != "llama_bidirec" and not both_ways)
     window = None
-    if kind == "mistral" and not config.is_null("sliding_window"):
+    if kind == "mistral" and not both_ways and not config.is_null("sliding_window"):
         window = window_of(config, causal, _MISTRALS_WINDOW)
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = (window,) * config.layers("num_hidden_layers")
