@@ -25,6 +25,7 @@ from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.kinds.sparse import is_sparse, sparse
 from libs.catalog.kinds.vision_language import is_vision_language, vision_language_card
@@ -58,6 +59,8 @@ def _card(directory: Path, model: str, overrides: Overrides | None) -> Card:
         return apply(glirel_card(directory, model), overrides)
     if is_gliclass(directory):
         return apply(gliclass_card(directory, model), overrides)
+    if is_nvembed(directory):
+        return apply(nvembed_card(directory, model), overrides)
     folder = images_folder(directory)
     if folder is not None:
         return apply(images_card(directory, folder, model), overrides)

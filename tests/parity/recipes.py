@@ -174,6 +174,7 @@ RECIPES: dict[str, Recipe] = {
     "qwen3": Recipe("qwen", _qwen),
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
+    "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
     "mistral": Recipe("llama", _mistral),
     "gemma": Recipe("gemma", _gemma),
     "gemma3_text": Recipe("gemma", _gemma3),

@@ -37,7 +37,7 @@ class CrossAttention(nn.Module):
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's states [tokens, hidden] -> [tokens, heads, head_size] twice."""
-        k, v = self.kv.forward(states).view(-1, 2 * self._heads, self._size).split(self._heads, dim=1)
+        k, v = self.kv.forward(states).view(-1, 2 * self._heads, self._size).chunk(2, dim=1)
         return k, v
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:

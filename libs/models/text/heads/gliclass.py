@@ -190,7 +190,7 @@ class CrossScorer(LabelScorer):
         if pairs.layout is None:
             raise ValueError("the scorer needs the states of the texts")
         q, k = self.query.forward(self.query_norm(labels)), self.key.forward(self.key_norm(texts))
-        q, k, v = (x.unflatten(1, (self._heads, -1)) for x in (q, k, self.value.forward(texts)))
+        q, k, v = (x.view(len(x), self._heads, -1) for x in (q, k, self.value.forward(texts)))
         found = varlen_attention(q, k, v, pairs.layout, scale=q.shape[2] ** -0.5).flatten(1)
         return self.tower.forward(torch.cat([self.norm(self.out.forward(found)), labels], dim=-1))
 
