@@ -1,7 +1,7 @@
 """Embedders that their own code turns into such, against transformers' Mistral and Llama without a mask, and what is written out.
 
-GritLM pools without its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428, section 3.2), of which the projections
-are computed here as the checkpoint stores them.
+GritLM pools without its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428, section 3.2), of which the
+projections are computed here as the checkpoint stores them.
 """
 
 from __future__ import annotations
@@ -107,12 +107,14 @@ def write_nvembed(directory: Path) -> Path:
     write_checkpoint("bidir_mistral", directory, positions=256)
     encoder = load_file(directory / "model.safetensors")
     wide, generator = 3 * 7, torch.Generator().manual_seed(1)
-    shapes = {
-        "latents": (5, 64), "cross_attend_blocks.0.fn.to_q.weight": (wide, 64), "cross_attend_blocks.0.fn.to_kv.weight": (2 * wide, 64),
-        "cross_attend_blocks.0.fn.to_out.weight": (64, wide), "cross_attend_blocks.1.fn.net.0.weight": (512, 64),
-        "cross_attend_blocks.1.fn.net.0.bias": (512,), "cross_attend_blocks.1.fn.net.2.weight": (64, 256),
-        "cross_attend_blocks.1.fn.net.2.bias": (64,),
-    } | {f"cross_attend_blocks.{norm}.{end}": (64,) for norm in ("0.norm", "0.norm_context", "1.norm") for end in ("weight", "bias")}  # fmt: skip
+    attend, forward = "cross_attend_blocks.0.fn", "cross_attend_blocks.1.fn.net"
+    shapes: dict[str, tuple[int, ...]] = {
+        "latents": (5, 64), f"{attend}.to_q.weight": (wide, 64), f"{attend}.to_kv.weight": (2 * wide, 64),
+        f"{attend}.to_out.weight": (64, wide), f"{forward}.0.weight": (512, 64), f"{forward}.0.bias": (512,),
+        f"{forward}.2.weight": (64, 256), f"{forward}.2.bias": (64,),
+    }  # fmt: skip
+    for norm in ("0.norm", "0.norm_context", "1.norm"):
+        shapes |= {f"cross_attend_blocks.{norm}.{end}": (64,) for end in ("weight", "bias")}
     layer = {f"latent_attention_model.{name}": torch.randn(*shape, generator=generator) * 0.2 for name, shape in shapes.items()}
     save_file({f"embedding_model.{name}": tensor for name, tensor in encoder.items()} | layer, directory / "model.safetensors")
     texts = json.loads((directory / "config.json").read_text())

@@ -42,10 +42,10 @@ class Gliclass:
 
     `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels come
     before the text. `pooling`: of the text's states; "pass": the scorer reads them all. `text_only`: pooling covers only the states
-    from the text's marker on. `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of its
-    tokens' states, else the first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have different
-    token types. `normalizes`: states are scaled to length 1, and scores by a learnt factor. `heads`: of the scorer's attention; 0: it
-    has none.
+    from the text's marker on. `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of
+    its tokens' states, else the first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have
+    different token types. `normalizes`: states are scaled to length 1, and scores by a learnt factor. `heads`: of the scorer's
+    attention; 0: it has none.
     """
 
     label_index: int

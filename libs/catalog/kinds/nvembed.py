@@ -23,7 +23,7 @@ _MOST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`. `ends`: a text ends with the tokenizer's eos token."""
+    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`. `ends`: the eos token ends a text."""
 
     latents: int
     heads: int

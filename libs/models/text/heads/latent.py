@@ -34,7 +34,7 @@ class LatentHead(nn.Module):
     """Hidden states -> [sequences, hidden] float32."""
 
     def __init__(self, settings: Latent, state: Mapping[str, Tensor], size: int, dtype: torch.dtype, file: str) -> None:
-        """`size`: of hidden states. `dtype`: of the products, the encoder's. Raises ModelBroken for a missing or misshapen tensor."""
+        """`size`: of hidden states. `dtype`: of the products, the encoder's. Raises ModelBroken for a tensor."""
         super().__init__()
         attend, forward, inner = (f"{_STEM}.cross_attend_blocks.{part}" for part in ("0.fn", "1.fn", "0"))
         wide, width = settings.heads * settings.head_size, _WIDER * size
@@ -60,7 +60,7 @@ class LatentHead(nn.Module):
 
     @staticmethod
     def _folded(settings: Latent, state: Mapping[str, Tensor], context: Tensor, stem: str) -> tuple[Tensor, Tensor]:
-        """Keys with the query projection in them [heads * latents, hidden], values with the output projection [hidden, the same]."""
+        """Keys with the query projection [heads * latents, hidden], values with the output projection [hidden, heads * latents]."""
         size, wide = settings.head_size, settings.heads * settings.head_size
         query, both, out = (state[f"{stem}.{name}.weight"] for name in ("to_q", "to_kv", "to_out"))
         keys, values = [], []
