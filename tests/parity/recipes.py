@@ -82,6 +82,17 @@ def _decoder(size: Size) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _privacy_filter(size: Size) -> Values:
+    """A window narrower than the longest sequence, heads of an even size, and as many experts as find too few tokens."""
+    return _decoder(size) | {
+        "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    }  # fmt: skip
+
+
 def _even(number: int) -> int:
     return number + number % 2
 
@@ -176,6 +187,7 @@ RECIPES: dict[str, Recipe] = {
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
     "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
     "mistral": Recipe("llama", _mistral),
+    "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
     "gemma3_text": Recipe("gemma", _gemma3),
     "bart": Recipe("roberta", _bart),

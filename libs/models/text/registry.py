@@ -19,7 +19,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
 from libs.models.text.families.decoders import gemma, gemma3, llama, qwen
-from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe
+from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe, privacy_filter
 from libs.models.text.families.seq2seq import bart, t5
 from libs.models.weights import HeadRule, Rule, TensorFile
 
@@ -76,6 +76,7 @@ _FAMILIES: tuple[Family, ...] = (
     nomic_bert,
     nomic_moe,
     prenorm,
+    privacy_filter,
     qwen,
     t5,
     xlmr_flash,
