@@ -29,6 +29,7 @@ RANKED: tuple[Kind, ...] = (
 )  # fmt: skip
 TAGGED: tuple[Kind, ...] = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
+    "openai_privacy_filter",
 )  # fmt: skip
 
 
