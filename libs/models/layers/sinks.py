@@ -28,6 +28,8 @@ class SinkAttention(Attention):
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
+        # In int8 they would send tokens to other experts, which hold nearly all weights and stay as they are.
+        self.qkv.exact = self.out.exact = True
         self.sinks: Tensor = nn.Parameter(torch.empty(spec.heads), requires_grad=False)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
