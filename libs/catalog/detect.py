@@ -22,10 +22,12 @@ from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
 from libs.catalog.kinds.gliner import gliner_card, is_gliner
 from libs.catalog.kinds.gliner2 import gliner2_card, is_gliner2
 from libs.catalog.kinds.glirel import glirel_card, is_glirel
+from libs.catalog.kinds.gritlm import is_gritlm
 from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.kinds.sparse import is_sparse, sparse
 from libs.catalog.kinds.vision_language import is_vision_language, vision_language_card
@@ -65,6 +67,8 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(gliner2_card(directory, model), overrides)
     if is_gliclass(directory):
         return apply(gliclass_card(directory, model), overrides)
+    if is_nvembed(directory):
+        return apply(nvembed_card(directory, model), overrides)
     folder = images_folder(directory)
     if folder is not None:
         return apply(images_card(directory, folder, model), overrides)
@@ -126,6 +130,8 @@ def _kind(files: Checkpoint) -> Kind:
         return "hybrid" if layer_files(files) else "dense"
     if files.modules.answers is not None:
         return "yes_no"
+    if is_gritlm(files.config.values):
+        return "dense"
     if files.architecture.endswith("ForTokenClassification"):
         return "token_labels"
     refuse_bare(files)

@@ -210,7 +210,7 @@ def load(
 
     `prefixes`: those that the family's names may have; the one on the token embeddings, or else on the last norm, decides. A head's
     rule takes precedence over the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear
-    layers, which will be quantised, are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file
+    layers that will be quantised are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file
     and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
@@ -250,7 +250,9 @@ def _fill(
 ) -> None:
     """Give every parameter its tensors, taking their names out of `left`."""
     state: dict[str, Tensor] = {}
-    slots = {name: module.slots for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    slots = {name: module.slots for name, module in linears.items()}
+    waiting = {f"{name}.weight" for name, module in linears.items() if as_stored and not module.exact}
     for ours, parameter in model.state_dict().items():
         stem, _, ending = ours.rpartition(".")
         pattern, number = _numbered(stem)
@@ -261,7 +263,7 @@ def _fill(
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
         stored = [left.pop(name) for name in wanted]
         _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem), whole_name=ours in sources)
-        own = None if as_stored and stem in slots and ending == "weight" else dtype
+        own = None if ours in waiting else dtype
         parts = [tensors.read(name).to(device=device, dtype=own) for name in stored]
         state[ours] = parts[0].view(parameter.shape) if len(parts) == 1 else torch.cat(parts)
     model.load_state_dict(state, strict=True, assign=True)

@@ -82,6 +82,17 @@ def _decoder(size: Size) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _privacy_filter(size: Size) -> Values:
+    """A window narrower than the longest sequence, heads of an even size, and as many experts as find too few tokens."""
+    return _decoder(size) | {
+        "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    }  # fmt: skip
+
+
 def _even(number: int) -> int:
     return number + number % 2
 
@@ -124,6 +135,17 @@ def _t5(size: Size) -> Values:
     }  # fmt: skip
 
 
+def _bart(size: Size) -> Values:
+    """More layers on one side than on the other, and another token before a text than that at its end."""
+    return {
+        "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
+        "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
+        "decoder_attention_heads": 1, "encoder_ffn_dim": size.hidden * 2, "decoder_ffn_dim": size.hidden * 3,
+        "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": None,
+        "use_cache": False,
+    }  # fmt: skip
+
+
 def _mt5(size: Size) -> Values:
     return {**_t5(size), "feed_forward_proj": "gated-gelu"}
 
@@ -163,9 +185,12 @@ RECIPES: dict[str, Recipe] = {
     "qwen3": Recipe("qwen", _qwen),
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
+    "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
     "mistral": Recipe("llama", _mistral),
+    "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
     "gemma3_text": Recipe("gemma", _gemma3),
+    "bart": Recipe("roberta", _bart),
     "t5": Recipe("t5", _t5, encoder=transformers.T5EncoderModel),
     "mt5": Recipe("t5", _mt5, encoder=transformers.MT5EncoderModel),
 }

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.errors import ModelBroken
 from libs.models.packed import Packed
-from libs.models.text.families import deberta
+from libs.models.text.families.bert import deberta
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 

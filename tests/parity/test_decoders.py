@@ -603,6 +603,15 @@ Relevance:<|im_end|>
 """,
         "<|im_start|>user\ninstruction: Find jokes\nquery: a query\n",
     ),
+    "zeroentropy/zerank-2-reranker": (
+        """<|im_start|>system
+a query<|im_end|>
+<|im_start|>user
+a document<|im_end|>
+<|im_start|>assistant
+""",
+        "",
+    ),
 }
 
 
@@ -615,5 +624,10 @@ def test_templates_of_shipped_cards(name: str, tmp_path: Path) -> None:
     plain, told = SHIPPED[name]
     sequences = model.prepare(ScoreWork("a query", ["a document"])).sequences
     assert tokenizer.decode(sequences[0].ids.tolist(), False) == plain
-    sequences = model.prepare(ScoreWork("a query", ["a document"], instruction="Find jokes")).sequences
+    asked = ScoreWork("a query", ["a document"], instruction="Find jokes")
+    if not told:
+        with pytest.raises(InvalidInput, match="no place for an instruction"):
+            model.prepare(asked)
+        return
+    sequences = model.prepare(asked).sequences
     assert told in tokenizer.decode(sequences[0].ids.tolist(), False)

@@ -44,6 +44,11 @@ VARIANTS: dict[str, Settings] = {
     "first words of labels": {"embed_class_token": False, "pooling_strategy": "abs_max", "extract_text_features": True},
     "largest numbers of the text": {"pooling_strategy": "max", "extract_text_features": True},
     "mean of the text": {"pooling_strategy": "abs_avg", "extract_text_features": True, "hidden_size": 48},
+    "labels that read the whole": {"scorer_type": "cross-attn", "pooling_strategy": "pass"},
+    "labels that read the text": {
+        "scorer_type": "cross-attn", "pooling_strategy": "pass", "extract_text_features": True, "scorer_num_heads": 4,
+        "scorer_mlp_hidden_size": 40, "normalize_features": True,
+    },
     "segments": {"use_segment_embeddings": True, "projector_hidden_act": "relu"},
     "segments and labels after the text": {"use_segment_embeddings": True, "prompt_first": False},
 }  # fmt: skip

@@ -31,8 +31,9 @@ from tests.parity.test_families import CPU, FAMILIES, packed, random_ids, worst
 from tests.parity.test_sparse import write_splade
 
 # T5 multiplies queries by keys without a scale, so that random ones have sharp scores. Gemma 1 was measured at 0.9917 and 0.9943;
-# 0.99 is what a model must reach to be served.
-LEAST = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99}
+# 0.99 is what a model must reach to be served. Of privacy-filter no layer is quantised, but bfloat16 alone sends tokens to other
+# experts, which random ones answer otherwise: 0.976 was measured.
+LEAST = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99, "openai_privacy_filter": 0.96}
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> PackedEncoder:

@@ -53,7 +53,7 @@ def test_labels_equal_the_pipeline(classes: tuple[str, ...], multi_label: bool, 
     check_equal(tmp_path, model, ClassifyWork(TEXTS, LABELS, multi_label=multi_label), multi_label=multi_label)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "bart"])
 def test_other_families_and_hypotheses(kind: Kind, tmp_path: Path) -> None:
     model = nli(tmp_path, kind)
     work = ClassifyWork(TEXTS, LABELS, hypothesis="It speaks of {}!")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from libs.catalog.card import Card, DenseModule
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
+from libs.catalog.kinds.gritlm import gritlm, is_gritlm
 from libs.errors import ModelBroken
 
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
@@ -19,7 +20,7 @@ def dense(files: Checkpoint, card: Card) -> Card:
     if files.modules.listed and not files.modules.pooling:
         raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
     pooling = files.modules.pooling or ("mean",)
-    return replace(
+    card = replace(
         card,
         tasks=("encode", "score", "classify"),
         representations=("dense",),
@@ -31,6 +32,9 @@ def dense(files: Checkpoint, card: Card) -> Card:
         scoring="cosine",
         notes=_ambiguous(files),
     )
+    if not is_gritlm(files.config.values):
+        return card
+    return replace(gritlm(card), dimensions=hidden_size(files.config))
 
 
 def hidden_size(config: Config) -> int:

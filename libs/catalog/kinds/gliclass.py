@@ -18,8 +18,8 @@ LABEL_MARKER: Final = "<<LABEL>>"
 TEXT_MARKER: Final = "<<SEP>>"
 ENCODER_PREFIX: Final = "model.encoder_model."
 
-Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield"]
-Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg"]
+Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
+Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg", "pass"]
 
 _MODEL_TYPE = "GLiClass"
 _TOKENS = 1024  # the package's pipeline truncates there, whatever the tokenizer's limit
@@ -41,10 +41,11 @@ class Gliclass:
     """How the states of labels and text become scores.
 
     `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels come
-    before the text. `pooling`: of the text's states. `text_only`: pooling covers only the states from the text's marker on.
-    `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of its tokens' states, else the
-    first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have different token types.
-    `normalizes`: states are scaled to length 1, and scores by a learnt factor.
+    before the text. `pooling`: of the text's states; "pass": the scorer reads them all. `text_only`: pooling covers only the states
+    from the text's marker on. `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of
+    its tokens' states, else the first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have
+    different token types. `normalizes`: states are scaled to length 1, and scores by a learnt factor. `heads`: of the scorer's
+    attention; 0: it has none.
     """
 
     label_index: int
@@ -58,6 +59,7 @@ class Gliclass:
     hidden: int
     segments: bool
     normalizes: bool
+    heads: int = 0
 
 
 def is_gliclass(directory: Path) -> bool:
@@ -99,6 +101,11 @@ def read_gliclass(directory: Path) -> Gliclass:
     pooling, text_only = _pooling(config), config.flag("extract_text_features")
     if pooling == "last" and text_only:
         raise config.broken("pooling_strategy", "is 'last', which with `extract_text_features` selects a token outside the text")
+    scorer = _scorer(config)
+    if scorer == "cross-attn" and pooling != "pass":
+        raise config.broken("scorer_type", f"is 'cross-attn', which reads all states of a text: `pooling_strategy` is {pooling!r}")
+    if pooling == "pass" and scorer != "cross-attn":
+        raise config.broken("pooling_strategy", f"is 'pass', which is for the scorer cross-attn: `scorer_type` is {scorer!r}")
     vocabulary = config.number("vocab_size") or encoder.number("vocab_size")
     return Gliclass(
         label_index=_index(config, "class_token_index", vocabulary),
@@ -108,10 +115,11 @@ def read_gliclass(directory: Path) -> Gliclass:
         text_only=text_only,
         averages=_averages(config),
         marks=config.flag("embed_class_token", True),
-        scorer=_scorer(config),
+        scorer=scorer,
         hidden=config.number("hidden_size") or encoder.number("hidden_size"),
         segments=config.flag("use_segment_embeddings"),
         normalizes=config.flag("normalize_features"),
+        heads=_heads(config, encoder) if scorer == "cross-attn" else 0,
     )
 
 
@@ -127,6 +135,14 @@ def _problem(config: Config) -> Problem:
     if name not in _PROBLEMS:
         raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
     return _PROBLEMS[name]
+
+
+def _heads(config: Config, encoder: Config) -> int:
+    """Of the scorer's attention, over the states of the encoder."""
+    heads, size = config.number("scorer_num_heads", 16), encoder.number("hidden_size")
+    if heads < 1 or size % heads:
+        raise config.broken("scorer_num_heads", f"is {heads}, which does not divide the hidden size {size}")
+    return heads
 
 
 def _index(config: Config, key: str, default: int) -> int:

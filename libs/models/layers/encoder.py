@@ -25,7 +25,7 @@ from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.embeddings import InputLayer, TokenEmbedding
-from libs.models.layers.experts import Experts
+from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
 from libs.models.packed import Packed, Rows
 from libs.models.work import Between, nothing_between
@@ -151,12 +151,18 @@ class FeedForward(nn.Module):
         return self.down.add(self.forward(x), residual)
 
 
-def add_and_norm(block: PackedLinear | FeedForward | Experts, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+def add_and_norm(
+    block: PackedLinear | FeedForward | Experts | GatedExperts, norm: Norm, x: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
     """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into the block's matrix product."""
     if has_triton(x):
         return norm.add(block.forward(x) if isinstance(block, PackedLinear) else block.whole(x), residual)
     total = block.add(x, residual)
     return total, norm.forward(total)
+
+
+def _experts(spec: EncoderSpec, count: int) -> Experts | GatedExperts:
+    return GatedExperts(spec, count) if spec.gated else Experts(spec, count)
 
 
 AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
@@ -173,7 +179,7 @@ class Layer(nn.Module):
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
         self.attn = attention(spec, layer)
-        self.ffn = Experts(spec, layer.experts) if layer.experts else FeedForward(spec)
+        self.ffn: FeedForward | Experts | GatedExperts = FeedForward(spec) if not layer.experts else _experts(spec, layer.experts)
         self.attn_norm = Norm(spec) if layer.attention_norm else None
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()

@@ -8,6 +8,8 @@ no more launches than a plain feed-forward.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,63 @@ class Experts(nn.Module):
         """
         inner = self._function(x @ self.weights.w1.T).view(len(x), self._experts, -1) * shares[..., None]
         return torch.addmm(self.bias, inner.flatten(1), self.weights.w2)
+
+
+class GatedExperts(nn.Module):
+    """The sum over the chosen experts of share * (((up + 1) * activation(gate)) down), biases everywhere, gate and up clamped.
+
+    Shares are the router's softmax over the chosen experts only (gpt-oss). On devices other than CPUs some tokens at a time are
+    computed, since all experts' inner states would be large.
+    """
+
+    ROWS: Final = 256
+
+    def __init__(self, spec: EncoderSpec, experts: int) -> None:
+        super().__init__()
+        self.router = PackedLinear(spec.hidden, experts, bias=True, exact=True)
+        self.gate_up_proj: Tensor = nn.Parameter(torch.empty(experts, spec.hidden, 2 * spec.ffn), requires_grad=False)
+        self.gate_up_proj_bias: Tensor = nn.Parameter(torch.empty(experts, 2 * spec.ffn), requires_grad=False)
+        self.down_proj: Tensor = nn.Parameter(torch.empty(experts, spec.ffn, spec.hidden), requires_grad=False)
+        self.down_proj_bias: Tensor = nn.Parameter(torch.empty(experts, spec.hidden), requires_grad=False)
+        self._used, self._limit, self._function = spec.experts_used, spec.gate_limit, FUNCTIONS[spec.activation]
+
+    def whole(self, x: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, hidden]"""
+        values, chosen = self.router.forward(x).float().topk(self._used, dim=-1)
+        shares = values.softmax(-1)
+        if x.device.type == "cpu":
+            return self.of_chosen(x, shares, chosen)
+        spread = shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
+        parts = [min(self.ROWS, len(x) - first) for first in range(0, len(x), self.ROWS)]
+        return torch.cat(
+            [self.of_all(*part) for part in zip(x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True)]
+        )
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`whole` plus `residual`."""
+        return self.whole(x) + residual
+
+    def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Computes each expert for the rows routed to it, and adds them up in float32. `shares`, `chosen`: [rows, used]."""
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for number in range(len(self.down_proj)):
+            rows, places = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                inner = self._gated(x.index_select(0, rows) @ self.gate_up_proj[number] + self.gate_up_proj_bias[number])
+                answer = inner @ self.down_proj[number] + self.down_proj_bias[number]
+                out.index_add_(0, rows, answer.float() * shares[rows, places, None])
+        return out.to(x.dtype)
+
+    def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen."""
+        inner = self._gated(torch.matmul(x, self.gate_up_proj) + self.gate_up_proj_bias[:, None])
+        inner = inner.transpose(0, 1) * shares[..., None]
+        return torch.addmm(shares @ self.down_proj_bias, inner.flatten(1), self.down_proj.flatten(0, 1))
+
+    def _gated(self, both: Tensor) -> Tensor:
+        """[..., 2 * ffn], the gate first -> [..., ffn]"""
+        gate, up = both.chunk(2, dim=-1)
+        return (up.clamp(-self._limit, self._limit) + 1) * self._function(gate.clamp(max=self._limit))
 
 
 def _linear(weight: Tensor) -> PackedLinear:

@@ -98,6 +98,7 @@ class EncoderSpec:
     qk_norm: bool = False  # RMSNorm of each head's queries and keys
     gated: bool = False
     gate_last: bool = False
+    gate_limit: float = 0.0  # of gated experts: what clamps gate and up
     experts_used: int = 1  # by each token, in layers with experts
     causal: bool = False
     scale: float | None = None

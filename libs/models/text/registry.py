@@ -17,26 +17,10 @@ from libs.kernels.linear import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families import (
-    bert,
-    deberta,
-    distilbert,
-    eurobert,
-    gemma,
-    gemma3,
-    gte,
-    jina,
-    jina_code,
-    llama,
-    modernbert,
-    mpnet,
-    nomic_bert,
-    nomic_moe,
-    prenorm,
-    qwen,
-    t5,
-    xlmr_flash,
-)
+from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
+from libs.models.text.families.decoders import gemma, gemma3, llama, qwen
+from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe, privacy_filter
+from libs.models.text.families.seq2seq import bart, t5
 from libs.models.weights import HeadRule, Rule, TensorFile
 
 
@@ -76,6 +60,7 @@ class _Prepares(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    bart,
     bert,
     deberta,
     distilbert,
@@ -91,6 +76,7 @@ _FAMILIES: tuple[Family, ...] = (
     nomic_bert,
     nomic_moe,
     prenorm,
+    privacy_filter,
     qwen,
     t5,
     xlmr_flash,

@@ -12,8 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from libs.catalog.card import Activation
 from libs.catalog.kinds.gliclass import Gliclass, Pooling, Scorer
-from libs.kernels.layout import cumulated, to_device
+from libs.kernels.attention import varlen_attention
+from libs.kernels.layout import Layout, cumulated, to_device
+from libs.kernels.norms import layer_norm
 from libs.kernels.pooling import cls, last, maximum, mean
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
@@ -26,15 +29,20 @@ State = dict[str, Tensor]
 
 _BETA = 4.0  # the package's, which no config.json can change
 _EPSILON = 1e-8
+_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most labels], flattened."""
+    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most labels], flattened.
+
+    `layout`: of labels as queries and of their text's states as keys, where a scorer reads these.
+    """
 
     of: Tensor
     places: Tensor
     shape: tuple[int, int]
+    layout: Layout | None = None
 
 
 class GliclassHead(nn.Module):
@@ -46,11 +54,14 @@ class GliclassHead(nn.Module):
         hidden = settings.hidden
         self.text = Projector(state, "text_projector", size, hidden, function, file)
         self.label = Projector(state, "classes_projector", size, hidden, function, file)
-        self.scorer = _SCORERS[settings.scorer](state, size, file)
+        self.scorer = (
+            CrossScorer(state, size, settings.heads, file) if settings.heads else _SCORERS[settings.scorer](state, size, file)
+        )
         check_shape(state, "logit_scale", (), file)
         scale = nn.Parameter(state.pop("logit_scale"), requires_grad=False)
         self.scale = scale if settings.normalizes else None
         self._pool, self._text_only = _POOLINGS[settings.pooling], settings.text_only
+        self._reads_all = settings.pooling == "pass"
 
     @property
     def rows(self) -> Rows | None:
@@ -64,12 +75,14 @@ class GliclassHead(nn.Module):
             for place, (start, _) in zip(places, bounds, strict=True)
             for first, last in zip(place.starts, place.ends, strict=True)
         ]
-        text, cu_seqlens = hidden, batch.cu_seqlens
+        text, cu_seqlens, lengths = hidden, batch.cu_seqlens, batch.lengths
         if self._text_only:
             rows = [np.arange(start + place.text, end) for place, (start, end) in zip(places, bounds, strict=True)]
             text, cu_seqlens = _chosen(hidden, rows)
+            lengths = tuple(len(own) for own in rows)
         texts = self.text.forward(self._pool(text, cu_seqlens, batch.cu_seqlens))
-        pairs = _pairs([len(place.starts) for place in places], hidden.device)
+        counts = [len(place.starts) for place in places]
+        pairs = _pairs(counts, hidden.device, Layout.of(counts, lengths, hidden.device) if self._reads_all else None)
         return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -158,16 +171,54 @@ class HopfieldScorer(LabelScorer):
         return self.out.forward(labels + shares[:, None] * values)
 
 
-class _Tower(nn.Module):
-    """An MLP with ReLU and one output: [rows, size] -> [rows]"""
+class CrossScorer(LabelScorer):
+    """Each label attends to all states of its text; what it finds and itself, concatenated, go through three layers with GELU."""
 
-    def __init__(self, state: State, stems: Sequence[str], size: int, file: str) -> None:
+    def __init__(self, state: State, size: int, heads: int, file: str) -> None:
+        super().__init__(state, size, file)
+        self.query, self.key, self.value, self.out = (
+            _linear(state, f"scorer.{name}", (size, size), file) for name in ("q", "k", "v", "out")
+        )
+        self.query_norm, self.key_norm, self.norm = (
+            _Norm(state, f"scorer.{name}", size, file) for name in ("q_norm", "kv_norm", "norm")
+        )
+        self.tower = _Tower(state, [f"scorer.score_mlp.{number}" for number in (0, 2, 4)], size * 2, file, "gelu")
+        self._heads = heads
+
+    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+        """States of all texts [tokens, size], [labels, size] -> [labels]"""
+        if pairs.layout is None:
+            raise ValueError("the scorer needs the states of the texts")
+        q, k = self.query.forward(self.query_norm(labels)), self.key.forward(self.key_norm(texts))
+        q, k, v = (x.view(len(x), self._heads, -1) for x in (q, k, self.value.forward(texts)))
+        found = varlen_attention(q, k, v, pairs.layout, scale=q.shape[2] ** -0.5).flatten(1)
+        return self.tower.forward(torch.cat([self.norm(self.out.forward(found)), labels], dim=-1))
+
+
+class _Norm(nn.Module):
+    """LayerNorm in float32: [rows, size] -> the same."""
+
+    def __init__(self, state: State, stem: str, size: int, file: str) -> None:
+        super().__init__()
+        for ending in ("weight", "bias"):
+            check_shape(state, f"{stem}.{ending}", (size,), file)
+        self.weight = nn.Parameter(state.pop(f"{stem}.weight"), requires_grad=False)
+        self.bias = nn.Parameter(state.pop(f"{stem}.bias"), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, _NORM_EPSILON)
+
+
+class _Tower(nn.Module):
+    """An MLP with one output: [rows, size] -> [rows]. `function`: after each layer but the last."""
+
+    def __init__(self, state: State, stems: Sequence[str], size: int, file: str, function: Activation = "relu") -> None:
         super().__init__()
         layers = []
         for stem in stems:
             name, final = f"{stem}.weight", stem == stems[-1]
             width = 1 if final or name not in state else state[name].shape[0]
-            layers.append(_linear(state, stem, (width, size), file, relu=not final))
+            layers.append(_linear(state, stem, (width, size), file, function="identity" if final else function))
             size = width
         self.layers = nn.Sequential(*layers)
 
@@ -217,15 +268,19 @@ _POOLINGS: dict[Pooling, _Pool] = {
     "rms": lambda x, cu_seqlens, whole: _average(x.float().square(), cu_seqlens, whole).sqrt(),
     "abs_max": lambda x, cu_seqlens, whole: _maximum(x.abs(), cu_seqlens, whole),
     "abs_avg": lambda x, cu_seqlens, whole: _average(x.abs(), cu_seqlens, whole),
+    "pass": lambda x, cu_seqlens, whole: x.float(),
 }
-"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`: [sequences, size] float32."""
+"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`: [sequences, size] float32; by
+"pass" the states themselves."""
 
 
-def _linear(state: State, stem: str, shape: tuple[int, int], file: str, *, bias: bool = True, relu: bool = False) -> HeadLinear:
+def _linear(
+    state: State, stem: str, shape: tuple[int, int], file: str, *, bias: bool = True, function: Activation = "identity"
+) -> HeadLinear:
     check_shape(state, f"{stem}.weight", shape, file)
     if bias:
         check_shape(state, f"{stem}.bias", shape[:1], file)
-    layer = HeadLinear(state, stem, "relu" if relu else "identity")
+    layer = HeadLinear(state, stem, function)
     for ending in ("weight", "bias") if bias else ("weight",):
         del state[f"{stem}.{ending}"]
     return layer
@@ -237,12 +292,12 @@ def _chosen(hidden: Tensor, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, 
     return chosen, cumulated([len(group) for group in rows], hidden.device)
 
 
-def _pairs(counts: Sequence[int], device: torch.device) -> Pairs:
+def _pairs(counts: Sequence[int], device: torch.device, layout: Layout | None) -> Pairs:
     """`counts`: labels of each sequence."""
     of = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])
     most = max(counts)
-    return Pairs(_index(of, device), _index(of * most + number, device), (len(counts), most))
+    return Pairs(_index(of, device), _index(of * most + number, device), (len(counts), most), layout)
 
 
 def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:

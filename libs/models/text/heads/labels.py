@@ -50,6 +50,7 @@ _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
 _LANGUAGE_MODEL = Layout("score", pooling="last")
 LAYOUTS: dict[str, Layout] = {
+    "bart": Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last"),
     "bert": _BERT,
     "distilbert": Layout("classifier", dense="pre_classifier", function="relu"),
     "electra": Layout("classifier.out_proj", dense="classifier.dense", function="gelu"),
@@ -80,6 +81,7 @@ LAYOUTS: dict[str, Layout] = {
     "qwen3": _LANGUAGE_MODEL,
 }
 _OF_TOKENS = ("modernbert",)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
+_SCORE_OF_TOKENS = ("openai_privacy_filter",)  # their token classifier is one layer of this name
 
 
 class Classifier(nn.Module):
@@ -140,6 +142,8 @@ def text_layout(family: str) -> Layout:
 
 
 def token_layout(family: str) -> Layout:
+    if family in _SCORE_OF_TOKENS:
+        return Layout("score")
     return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
 
 

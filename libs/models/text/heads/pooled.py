@@ -56,7 +56,7 @@ class PooledHead(nn.Module):
         if hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips):
             pooled = hidden.float()
         else:
-            hidden, cu_seqlens = _without_prompts(hidden, batch, skips)
+            hidden, cu_seqlens = without_prompts(hidden, batch, skips)
             pooled = torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
         for layer in self.layers:
             pooled = layer(pooled)
@@ -66,8 +66,8 @@ class PooledHead(nn.Module):
         return row_each(arrays[0])
 
 
-def _without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """`skips`: leading tokens not to pool."""
+def without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The states that are pooled, and the `cu_seqlens` of their sequences. `skips`: leading tokens of each that are not."""
     if not any(skips):
         return hidden, batch.cu_seqlens
     starts = np.cumsum((0, *batch.lengths[:-1]))

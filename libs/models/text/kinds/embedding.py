@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
+from libs.catalog.kinds.nvembed import MODEL_TYPE, read_latent
 from libs.models.head import ModelHead
+from libs.models.text.heads.latent import LatentHead
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.state import HeadState
 from libs.models.text.processing.embedding import EmbeddingProcessor
+from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import HeadRule
@@ -19,6 +23,8 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 
 
 def build(parts: Parts) -> Built:
+    if parts.config.text("model_type") == MODEL_TYPE:
+        return _latent(parts)
     card, text = parts.card, parts.text()
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
     heads: dict[str, ModelHead] = {}
@@ -31,3 +37,12 @@ def build(parts: Parts) -> Built:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)
     return Built(heads, EmbeddingProcessor(card, text, late))
+
+
+def _latent(parts: Parts) -> Built:
+    """NV-Embed: every tensor beside the encoder's is the latent attention layer's."""
+    settings, state = read_latent(parts.directory), HeadState(parts.rest, parts.device, "config.json")
+    head = LatentHead(settings, state, parts.encoder.hidden_size, parts.encoder.dtype, parts.file)
+    state.check_all_used()
+    end = special_token(parts.root, "eos_token") if settings.ends else ""
+    return Built({"dense": head}, LatentProcessor(parts.card, parts.text(), end))

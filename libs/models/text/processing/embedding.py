@@ -53,7 +53,7 @@ _SCORED: dict[Scoring, Representation] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Framed:
+class Framed:
     """Tokenised texts. `masks`: which token vectors of each are returned (None: all)."""
 
     sequences: list[InputSequence]
@@ -113,7 +113,7 @@ class EmbeddingProcessor:
         if self._static is not None and self._is_static(work.role):
             found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self._framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
+        framed = self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
         check_pooled(work, framed.sequences, item_path)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
@@ -130,11 +130,11 @@ class EmbeddingProcessor:
         forms = self._card.representations if self._card.scoring == "hybrid" else (_SCORED[self._card.scoring],)
         if self._static is not None:
             found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
-            query = _Framed([], [])
+            query = Framed([], [])
         else:
             found, tokens = [], 0
-            query = self._framed([work.query], prompt, "query", work.truncation, query_path, go_on)
-        documents = self._framed(work.documents, other, "document", work.truncation, document_path, go_on)
+            query = self.framed([work.query], prompt, "query", work.truncation, query_path, go_on)
+        documents = self.framed(work.documents, other, "document", work.truncation, document_path, go_on)
         notes = _Notes(query.masks + documents.masks, found)
         return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
 
@@ -143,20 +143,21 @@ class EmbeddingProcessor:
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
         default = prompt_of(self._card, "")
-        texts = self._framed(work.texts, default, "", work.truncation, item_path, go_on)
-        labels = self._framed(prompts, default, "", work.truncation, _label_path, go_on)
+        texts = self.framed(work.texts, default, "", work.truncation, item_path, go_on)
+        labels = self.framed(prompts, default, "", work.truncation, _label_path, go_on)
         return Prepared(work, "dense", texts.sequences + labels.sequences, _Notes(texts.masks + labels.masks, []))
 
-    def _framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> _Framed:
+    def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
+        """The sequences of texts in a role. `where`: the path in the job of each."""
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
-            return _Framed(*frame(texts, prompt, truncation, where, go_on))
+            return Framed(*frame(texts, prompt, truncation, where, go_on))
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # At least the last token is pooled: a truncated text could otherwise have no token left.
             sequences = [InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
-        return _Framed(sequences, [None] * len(sequences))
+        return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")

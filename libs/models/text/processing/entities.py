@@ -18,6 +18,7 @@ from libs.models.work import Aggregation
 
 Scores = NDArray[np.float32]
 _OUTSIDE = "O"
+_LAST = ("E-", "S-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,10 @@ class _Piece:
 
 
 def find_entities(text: str, logits: Scores, spans: Spans, classes: Sequence[str], aggregation: Aggregation) -> list[Entity]:
-    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes], special tokens included."""
+    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes], special tokens included.
+
+    Classes of the scheme BIOES, which transformers does not know, are merged by it.
+    """
     scores = softmax(logits[spans.rows])
     if aggregation in ("none", "simple"):
         pieces = [_piece(scores[i], classes, spans, i, i) for i in range(len(scores))]
@@ -39,7 +43,8 @@ def find_entities(text: str, logits: Scores, spans: Spans, classes: Sequence[str
         pieces = [_word(scores, classes, spans, first, last, aggregation) for first, last in _words(spans.continues)]
     if aggregation == "none":
         return [_entity(text, [piece], piece.label) for piece in pieces if piece.label != _OUTSIDE]
-    groups = ((group, entity_kind(group[0].label)) for group in _groups(pieces))
+    split = _split_at_ends if _has_ends(classes) else _groups
+    groups = ((group, entity_kind(group[0].label)) for group in split(pieces))
     return [_entity(text, group, kind) for group, kind in groups if kind != _OUTSIDE]
 
 
@@ -79,6 +84,26 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
     for piece in pieces:
         same = group and _tag(piece.label) == _tag(group[-1].label)
         if group and (not same or piece.label.startswith("B-")):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def _has_ends(classes: Sequence[str]) -> bool:
+    """Whether classes are of the scheme BIOES: E- ends an entity of several tokens, and S- is one of a single token."""
+    return any(name.startswith(_LAST) and f"B-{name[2:]}" in classes for name in classes)
+
+
+def _split_at_ends(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """As `_groups`, by the scheme BIOES: S- begins a new group as B- does, and E- and S- are the last of theirs."""
+    group: list[_Piece] = []
+    for piece in pieces:
+        before = group[-1].label if group else ""
+        if group and (
+            before.startswith(_LAST) or piece.label.startswith(("B-", "S-")) or entity_kind(piece.label) != entity_kind(before)
+        ):
             yield group
             group = []
         group.append(piece)

@@ -157,6 +157,11 @@ class TextProcessor:
         encoding = part.encoding
         return len(encoding) - run_of_ones(reversed(encoding.special_tokens_mask))
 
+    def leading_tokens(self) -> int:
+        """Special tokens before a text."""
+        (part,) = self._cutter.parts(["a"], self.limit, "end", go_on_anyway)
+        return run_of_ones(part.encoding.special_tokens_mask)
+
     def token_id(self, token: str) -> int | None:
         """The id of a token of the vocabulary; None if it is not one."""
         found: int | None = self._tokenizer.token_to_id(token)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families.bert import BLOCKS, EMBEDDINGS, HEADS, bert_embedding, bert_spec
+from libs.models.text.families.bert.bert import BLOCKS, EMBEDDINGS, HEADS, bert_embedding, bert_spec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("roberta-prelayernorm",)

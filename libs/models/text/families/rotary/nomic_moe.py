@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families import nomic_bert
-from libs.models.text.families.nomic_bert import COMMON, nomic_embedding, nomic_spec
+from libs.models.text.families.rotary import nomic_bert
+from libs.models.text.families.rotary.nomic_bert import COMMON, nomic_embedding, nomic_spec
 from libs.models.weights import Rule
 
 MODEL_TYPES = nomic_bert.MODEL_TYPES

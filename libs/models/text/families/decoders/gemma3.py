@@ -14,7 +14,7 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
 from libs.models.layers.spec import Config, EmbeddingSpec, LayerSpec
-from libs.models.text.families.llama import BLOCKS, HEADS, decoder_spec, sliding_layers, window_of
+from libs.models.text.families.decoders.llama import BLOCKS, HEADS, decoder_spec, sliding_layers, window_of
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("gemma3_text",)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec
-from libs.models.text.families import llama
-from libs.models.text.families.gemma3 import GemmaEmbedding
-from libs.models.text.families.llama import decoder_spec
+from libs.models.text.families.decoders import llama
+from libs.models.text.families.decoders.gemma3 import GemmaEmbedding
+from libs.models.text.families.decoders.llama import decoder_spec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("gemma",)

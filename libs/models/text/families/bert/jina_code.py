@@ -6,8 +6,8 @@ from torch import Tensor
 
 from libs.models.layers.encoder import Attention, AttentionType, Norm, PackedEncoder, PostNormLayer, Shared
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.text.families import jina
-from libs.models.text.families.jina import COMMON, alibi, jina_embedding, jina_spec, norms_queries, uses_alibi
+from libs.models.text.families.bert import jina
+from libs.models.text.families.bert.jina import COMMON, alibi, jina_embedding, jina_spec, norms_queries, uses_alibi
 from libs.models.weights import Rule
 
 MODEL_TYPES = jina.MODEL_TYPES

@@ -12,7 +12,7 @@ from libs.errors import ModelBroken
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder, PositionBias
 from libs.models.layers.spec import Activation, Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.text.families.bert import HEADS
+from libs.models.text.families.bert.bert import HEADS
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("bert",)

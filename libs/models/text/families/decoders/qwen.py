@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families import llama
-from libs.models.text.families.llama import decoder_spec, sliding_layers, token_embedding, window_of
+from libs.models.text.families.decoders import llama
+from libs.models.text.families.decoders.llama import decoder_spec, sliding_layers, token_embedding, window_of
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("qwen2", "qwen3")

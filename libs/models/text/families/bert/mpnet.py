@@ -6,7 +6,7 @@ from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec
-from libs.models.text.families.bert import bert_spec
+from libs.models.text.families.bert.bert import bert_spec
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("mpnet",)

@@ -1,19 +1,21 @@
 """Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless the config says otherwise.
 
-Mistral has sliding-window attention in every layer. `llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron).
+Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows, bidirectional where it embeds.
+`llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron), `bidir_mistral` its Mistral of that sort (NV-Embed).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from libs.catalog.kinds.gritlm import is_gritlm
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
-MODEL_TYPES = ("llama", "llama_bidirec", "mistral")
+MODEL_TYPES = ("llama", "llama_bidirec", "mistral", "bidir_mistral")
 PREFIXES = ("", "model.")
 
 # Heads of transformers' own classes, and frequencies that older versions stored. A kind that uses one names it in its head table.
@@ -39,15 +41,23 @@ BLOCKS: dict[str, Rule] = {
 WEIGHTS: dict[str, Rule] = HEADS | BLOCKS | {"layers.{}.post_attention_layernorm": "layers.{}.ffn_norm"}
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_BOTH_WAYS = ("llama_bidirec", "bidir_mistral")
+# What a configuration within another leaves out: transformers' defaults.
+_MISTRAL: dict[str, object] = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+}  # fmt: skip
 _MISTRALS_WINDOW = 4096  # where config.json has no key for it; null: none
 
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    kind = config.text("model_type")
-    causal = config.flag("is_causal", kind != "llama_bidirec")
+    if config.text("model_type") == "bidir_mistral":
+        config = Config({**_MISTRAL, **config.values})
+    kind, both_ways = config.text("model_type"), is_gritlm(config.values)
+    causal = config.flag("is_causal", kind not in _BOTH_WAYS and not both_ways)
     window = None
-    if kind == "mistral" and not config.is_null("sliding_window"):
+    if kind == "mistral" and not both_ways and not config.is_null("sliding_window"):
         window = window_of(config, causal, _MISTRALS_WINDOW)
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = (window,) * config.layers("num_hidden_layers")

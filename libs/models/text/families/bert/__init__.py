@@ -1,0 +1,1 @@
+"""Encoders in BERT's layout: position tables, relative positions or ALiBi."""

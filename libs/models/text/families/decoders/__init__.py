@@ -1,0 +1,1 @@
+"""Language models, causal unless a checkpoint says otherwise."""

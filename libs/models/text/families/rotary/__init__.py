@@ -1,0 +1,1 @@
+"""Bidirectional encoders with rotary positions."""

@@ -1,0 +1,23 @@
+"""Texts as NV-Embed reads them: the end of a sentence after each, and as many leading tokens left out as its instruction has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from libs.catalog.card import Card
+from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
+from libs.models.text.tokenising.text import TextProcessor, Where
+from libs.models.work import GoOn, Role, Truncation
+
+
+class LatentProcessor(EmbeddingProcessor):
+    """The processor of one model. `end`: put after each text."""
+
+    def __init__(self, card: Card, text: TextProcessor, end: str) -> None:
+        super().__init__(card, text)
+        # The reference counts the instruction's own tokens, and leaves out so many from the first special token on.
+        self._end, self._leading = end, text.leading_tokens()
+
+    def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
+        found = super().framed([text + self._end for text in texts], prompt, role, truncation, where, go_on)
+        return replace(found, sequences=[replace(one, skip=max(one.skip - self._leading, 0)) for one in found.sequences])
