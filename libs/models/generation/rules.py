@@ -7,7 +7,7 @@ of all sequences at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -25,17 +25,23 @@ Allows = Callable[[Ids], Ids | None]
 _NONE: Final = np.zeros(0, np.int32)
 
 
+def _none() -> Ids:
+    return _NONE
+
+
 @dataclass(frozen=True, slots=True)
 class Edits:
     """Of one sequence's next token, in the order in which they are made. `penalised`: divided by `penalty`, or multiplied where they are
-    negative. `banned`: never chosen. `only`: the one that is. `suppressed`: as banned. `allowed`: all that may be; None: any."""
+    negative. `banned`: never chosen. `only`: the one that is. `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no
+    id from here on may be; None: all."""
 
     penalty: float = 1.0
-    penalised: Ids = _NONE
-    banned: Ids = _NONE
+    penalised: Ids = field(default_factory=_none)
+    banned: Ids = field(default_factory=_none)
     only: int | None = None
-    suppressed: Ids = _NONE
+    suppressed: Ids = field(default_factory=_none)
     allowed: Ids | None = None
+    vocabulary: int | None = None
 
 
 class Rules:
@@ -53,9 +59,9 @@ class Rules:
         self._suppressed_first = np.array(settings.suppressed_first, np.int32)
         forced = settings.forced_first is not None or settings.forced_last is not None
         least = settings.min_length > prompt or settings.min_new > 0
-        self._is_plain = not (
-            words or forced or least or settings.suppressed or settings.suppressed_first or settings.no_repeat_ngram or allows
-        ) and settings.repetition_penalty == 1.0
+        bounded = settings.vocabulary is not None or allows is not None or bool(settings.no_repeat_ngram)
+        suppresses = bool(words or settings.suppressed or settings.suppressed_first)
+        self._is_plain = not (forced or least or bounded or suppresses) and settings.repetition_penalty == 1.0
 
     def edits(self, ids: Ids) -> Edits | None:
         """For the token after `ids`, prompt and answer so far; None: none."""
@@ -72,6 +78,7 @@ class Rules:
             only=self._only(length),
             suppressed=suppressed,
             allowed=None if self._allows is None else self._allows(ids[self._prompt :]),
+            vocabulary=settings.vocabulary,
         )
 
     def _only(self, length: int) -> int | None:
@@ -103,10 +110,8 @@ def _completing(ids: Ids, size: int) -> Ids:
     return ids[ends]
 
 
-def apply(scores: Tensor, edits: Sequence[Edits | None], vocabulary: int | None = None) -> None:
-    """Changes scores [sequences, vocabulary], float32, in place. `vocabulary`: ids from here on are banned for all."""
-    if vocabulary is not None and vocabulary < scores.shape[1]:
-        scores[:, vocabulary:] = -torch.inf
+def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
+    """Changes scores [sequences, vocabulary], float32, in place."""
     if all(each is None for each in edits):
         return
     some = [(row, each) for row, each in enumerate(edits) if each is not None]
@@ -127,6 +132,8 @@ def apply(scores: Tensor, edits: Sequence[Edits | None], vocabulary: int | None 
             values = scores[row, kept]
             scores[row] = -torch.inf
             scores[row, kept] = values
+        if each.vocabulary is not None:
+            scores[row, each.vocabulary :] = -torch.inf
 
 
 def _ban(scores: Tensor, ids: Sequence[tuple[int, Ids]]) -> None:
