@@ -75,7 +75,12 @@ def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable
     @torch.inference_mode()
     def run() -> float:
         model.generate(  # type: ignore[operator]
-            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=max(texts.answers), pad_token_id=0, eos_token_id=None
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=max(texts.answers),
+            pad_token_id=0,
+            eos_token_id=None,
         )
         return 0.0
 

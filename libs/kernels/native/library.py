@@ -133,7 +133,9 @@ def load(path: Path, instructions: str) -> Native:
     int8 = opened.shoal_int8_linear
     int8.argtypes, int8.restype = (ctypes.c_char_p, _INT, _INT), None
     int8_sets = opened.shoal_int8_set() + 1
-    return Native(instructions, entry("shoal_attention"), entry("shoal_layer"), entry("shoal_paged"), Rows(opened, number), int8, int8_sets)
+    return Native(
+        instructions, entry("shoal_attention"), entry("shoal_layer"), entry("shoal_paged"), Rows(opened, number), int8, int8_sets
+    )
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -21,9 +21,7 @@ class WriterFamily(Protocol):
     @property
     def MODEL_TYPES(self) -> tuple[str, ...]: ...
 
-    def load(
-        self, config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device
-    ) -> Writer: ...
+    def load(self, config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer: ...
 
 
 _FAMILIES: tuple[WriterFamily, ...] = (causal, bart, t5)

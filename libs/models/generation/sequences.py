@@ -20,7 +20,7 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden], for models that have one.
+    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden], if there is one.
 
     `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`: rows that stand
     for no token, at places of the prompt.
@@ -93,7 +93,7 @@ class DecodeSequence:
         return self.rows[0].stored >= self.prompt
 
     def make_room(self, row: Row, count: int) -> list[tuple[int, int]]:
-        """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to: those it shared and will write."""
+        """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to: those that it shared."""
         copied: list[tuple[int, int]] = []
         place = row.stored // PAGE
         if place < len(row.pages) and self.claim.is_shared(row.pages[place]):

@@ -32,9 +32,9 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 class Settings:
     """Token ids and lengths; lengths count the prompt of the decoder, but for those of new tokens.
 
-    `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with. `vocabulary`: ids from here on are never
-    chosen; None: all may be. `bad_words`: token sequences that are never completed. `forced_first`: the token after a prompt of one;
-    `forced_last`: the last token of an answer that reaches its longest.
+    `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with. `vocabulary`: ids from here on are
+    never chosen; None: all may be. `bad_words`: token sequences that are never completed. `forced_first`: the token after a prompt
+    of one; `forced_last`: the last token of an answer that reaches its longest.
     """
 
     stops: tuple[int, ...] = ()
@@ -64,16 +64,14 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """Raises ModelBroken, naming the file and key, for settings that are not served. Sampling is not: answers are greedy."""
+    """From generation_config.json or, where there is none, config.json. Sampling is not served: answers are greedy.
+
+    Raises ModelBroken, naming the file and key, for settings that are not served.
+    """
     own = read_config(directory, FILE)
-    model = need_config(directory, "config.json")
-    name, values = (FILE, own.values) if own is not None else ("config.json", model.values)
-    # A model of two parts has its tokens in the config of the part that writes.
-    return settings_of(Config({**_tokens(model.values), **values}, file=name))
-
-
-def _tokens(values: Mapping[str, object]) -> dict[str, object]:
-    return {key: values[key] for key in ("eos_token_id", "bos_token_id", "decoder_start_token_id") if values.get(key) is not None}
+    if own is not None:
+        return settings_of(Config(own.values, file=FILE))
+    return settings_of(Config(need_config(directory, "config.json").values))
 
 
 def settings_of(config: Config) -> Settings:

@@ -81,10 +81,12 @@ class Places:
 
 
 class Writer:
-    """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for `encode`; None: a model has none, or
-    something else makes its states."""
+    """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for `encode`; None: there is none, or
+    something else makes the states."""
 
-    def __init__(self, decoder: PackedEncoder, head: LanguageHead, settings: Settings, encoder: PackedEncoder | None = None) -> None:
+    def __init__(
+        self, decoder: PackedEncoder, head: LanguageHead, settings: Settings, encoder: PackedEncoder | None = None
+    ) -> None:
         self.decoder, self.head, self.settings, self.encoder = decoder, head, settings, encoder
         attention = decoder.stack[0].attn
         self.kv_heads, self.head_size = attention.parts[1], attention.head_size
