@@ -1,8 +1,8 @@
 """Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv 2309.06180).
 
-A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list of
-pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`); elsewhere the
-rows are gathered, and `varlen_attention` does the rest.
+A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list
+of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`); elsewhere
+the rows are gathered, and `varlen_attention` does the rest.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def attend(
 ) -> Tensor:
     """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q with all keys of each sequence.
 
-    q: [queries, heads, dim] -> the same. Queries are the last ones of their sequence's keys, unless not `causal`: then they see all.
+    q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not `causal`, they see all.
     """
     made = native_paged.attend(
         q, k, v, pages, where.layout, where.cu_rows, where.numbers, scale, causal, window, bias

@@ -82,5 +82,6 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
         q, None, None, memory, PagedLayout.of([40], [[2, 0]], rows=[0], queries=[3]), scale=0.25, causal=False
     )  # fmt: skip
     torch.testing.assert_close(found, varlen_attention(q, k, v, Layout.of([3], [40]), scale=0.25), rtol=1e-5, atol=1e-5)
-    assert not memory[0][[1, 3]].any() and not memory[1][[1, 3]].any()
+    assert not memory[0][[1, 3]].any()
+    assert not memory[1][[1, 3]].any()
     assert not memory[0][0, :, :, 40 - PAGE :].any()

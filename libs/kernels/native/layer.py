@@ -129,8 +129,8 @@ class NativeLayer:
         mode is active on this thread, such as one that counts a forward's memory, which would see nothing of the layer.
 
         `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
-        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`. `pages`: where keys and values are stored, and read if it says so: then
-        `layout` counts all keys of each sequence, and the tokens are the last of them.
+        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`. `pages`: where keys and values
+        are stored, and read if it says so: then `layout` counts all keys of each sequence, and the tokens are the last of them.
         """
         library = native() if library is None else library
         if library is None or x.dtype is not self._dtype or not x.is_contiguous() or torch._C._len_torch_dispatch_stack():

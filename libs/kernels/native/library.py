@@ -60,8 +60,8 @@ class Native:
     """A loaded library and the instruction set to use.
 
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
-    `layer`: the same of `struct LayerCall`; `paged`: of `struct Paged` of `paged.h`. `rows`: None: torch's operators. `int8`: linear layers in int8, which `int8.py` calls;
-    `int8_sets`: how many of its instruction sets this CPU has.
+    `layer`: the same of `struct LayerCall`; `paged`: of `struct Paged` of `paged.h`. `rows`: None: torch's operators.
+    `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
     """
 
     instructions: str

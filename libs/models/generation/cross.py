@@ -34,7 +34,7 @@ class CrossLayer(Layer):
     def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """[tokens, source] -> keys and values, [tokens, heads, head_size] each"""
         cross = self.cross
-        k, v = cross.kv.forward(states).view(-1, 2 * cross.heads, cross.head_size).split(cross.heads, dim=1)
+        k, v = cross.kv.forward(states).view(-1, 2 * cross.heads, cross.head_size).chunk(2, dim=1)
         return k, v
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:

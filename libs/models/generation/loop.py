@@ -87,8 +87,7 @@ class DecodeLoop:
         if not pieces:
             return None
         keys = sum(piece.row.stored + piece.count + piece.sequence.cross_tokens for piece in pieces)
-        kind = "decode" if pieces[0].sequence.is_prefilled else "prefill"
-        return Step(kind, sum(piece.count for piece in pieces), keys)
+        return Step("decode" if pieces[0].sequence.is_prefilled else "prefill", sum(piece.count for piece in pieces), keys)
 
     @torch.inference_mode()
     def step(self) -> list[Written]:

@@ -1,4 +1,4 @@
-"""Who has which page of key/value memory. Pages are claimed for the longest answer before a sequence begins, and taken as it grows."""
+"""Who has which page of key/value memory: pages are claimed for the longest answer at first, and taken as it grows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tokens may follow what was written: transformers' logits processors, as lists of ids for each sequence.
 
-None of them depends on the scores themselves, so the host makes the lists while it knows nothing of these, and `apply` changes the scores
-of all sequences at once.
+None of them depends on the scores themselves, so the host makes the lists while it knows nothing of these, and `apply` changes the
+scores of all sequences at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def _none() -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Of one sequence's next token, in the order in which they are made. `penalised`: divided by `penalty`, or multiplied where they are
-    negative. `banned`: never chosen. `only`: the one that is. `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no
-    id from here on may be; None: all."""
+    """Of one sequence's next token, in the order in which they are made.
+
+    `penalised`: divided by `penalty`, or multiplied where they are negative. `banned`: never chosen. `only`: the one that is.
+    `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on may be; None: all.
+    """
 
     penalty: float = 1.0
     penalised: Ids = field(default_factory=_none)

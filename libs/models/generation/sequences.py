@@ -20,10 +20,10 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden], if there is one.
+    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden].
 
-    `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`: rows that stand
-    for no token, at places of the prompt.
+    `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`:
+    rows that stand for no token, at places of the prompt.
     """
 
     prompt: Ids | None = None

@@ -124,7 +124,7 @@ class Writer:
         if self.encoder is None:
             raise TypeError("this model has no encoder of token ids")
         batch = Packed.of([np.asarray(ids, np.int32) for ids in inputs], device=self.device)
-        return list(self.encoder.forward(batch).split(batch.lengths))
+        return list(self.encoder.forward(batch).split_with_sizes(batch.lengths))
 
     @torch.inference_mode()
     def keep_states(self, states: Sequence[Tensor], pages: Sequence[Pages], numbers: Sequence[Sequence[int]]) -> None:

@@ -89,7 +89,7 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
     )  # fmt: skip
     prepare(encoder)
     made = load_decoder(config, tensors, settings, dtype, device)
-    made.decoder.embed.token = encoder.embed.token  # type: ignore[assignment] # one table in memory
+    made.decoder.embed.token = encoder.embed.token  # one table in memory
     return Writer(made.decoder, made.head, settings, encoder.requires_grad_(False).eval())
 
 

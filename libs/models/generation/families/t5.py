@@ -79,7 +79,7 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
         decoder, tensors, table=_TABLE, prefixes=t5.PREFIXES, head_table=_HEAD, dtype=dtype, device=device
     )  # fmt: skip
     prepare(decoder)
-    decoder.embed.token = encoder.embed.token  # type: ignore[assignment] # one table in memory
+    decoder.embed.token = encoder.embed.token  # one table in memory
     # A head of its own counts whatever the config says. Only the first T5, whose head is the token table, scales the states.
     weight = state["head.weight"].to(dtype) if "head.weight" in state else decoder.token_weight
     scaled = config.text("model_type") == "t5" and config.flag("tie_word_embeddings", True)
