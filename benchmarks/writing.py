@@ -1,9 +1,9 @@
 """How fast does the decode loop write? `python -m benchmarks.writing`, or `make bench-writing`.
 
-The same random weights write by (a) Shoal's decode loop and (b) transformers' `generate(do_sample=False)`: one sequence alone, and 16
-with prompts and answers of different lengths. transformers pads prompts to the longest and writes until the longest answer has ended,
-as its batches do; the tokens that were asked for count, for both. Engines take turns within a round; ratios are of neighbours in time.
-Beside that: the time to the first token, and what a step costs while another sequence joins.
+The same random weights write by (a) Shoal's decode loop and (b) transformers' `generate(do_sample=False)`: one sequence alone, and
+16 with prompts and answers of different lengths. transformers pads prompts to the longest and writes until the longest answer has
+ended, as its batches do; the tokens that were asked for count, for both. Engines take turns within a round; ratios are of
+neighbours in time. Beside that: the time to the first token, and what a step costs while another sequence joins.
 
 Needs torch, transformers, safetensors and tokenizers.
 """

@@ -14,13 +14,13 @@ The seam, in the order of use; but for `load_writer` all of it belongs to the de
         written.sequence, written.ids, written.finish   # finish: None, "stop" or "length"
     loop.cancel(sequence)          # returns its pages at once; its finish is "cancelled"
 
-Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Encoder-decoder models are asked with the encoder's
-hidden states [tokens, hidden]; the request's prompt is then what the decoder begins with (None: its start token).
+Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Encoder-decoder models are asked with the
+encoder's hidden states [tokens, hidden]; the request's prompt is then what the decoder begins with (None: its start token).
 
 `written.ids` are new token ids, the stop token included; under beam search all of them come when it ends. `Settings` are what
-generation_config.json says: greedy, or beams where `num_beams` asks for them. They are changed by `dataclasses.replace` and given in
-`Request.settings`; `vocabulary` bounds the ids that may be chosen. `Request.allows` is a grammar: it is called with what was written
-so far, and returns the ids that may follow (None: any).
+generation_config.json says: greedy, or beams where `num_beams` asks for them. They are changed by `dataclasses.replace` and given
+in `Request.settings`; `vocabulary` bounds the ids that may be chosen. `Request.allows` is a grammar: it is called with what was
+written so far, and returns the ids that may follow (None: any).
 
 A model whose encoder is something else, such as a tower of images, computes `states` itself. `families.bart.load_decoder` loads the
 decoder alone, with a table of names and the width of the states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.
