@@ -67,7 +67,7 @@ def test_equals_attention_over_rows(
     wanted = varlen_attention(
         q.float(), keys.float(), values.float(), Layout.of(ROWS, KEYS), scale=0.2, causal=causal, window=window, bias=bias
     )
-    bound = 1e-5 if dtype is torch.float32 else 0.02
+    bound = 1e-5 if dtype is torch.float32 else 0.05
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
 
 
