@@ -74,7 +74,7 @@ def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable
 
     @torch.inference_mode()
     def run() -> float:
-        model.generate(  # type: ignore[operator]
+        model.generate(
             input_ids=ids,
             attention_mask=mask,
             do_sample=False,
@@ -139,7 +139,11 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     print(f"native kernels: {native_name()}; torch {torch.__version__}; {given.threads} threads")
     size = {"hidden": given.hidden, "layers": given.layers, "heads": given.hidden // 64, "positions": 1024}
-    config = {"vocab_size": VOCABULARY, "intermediate_size": given.hidden * 8 // 3 // 64 * 64, "num_key_value_heads": given.hidden // 192}
+    config = {
+        "vocab_size": VOCABULARY,
+        "intermediate_size": given.hidden * 8 // 3 // 64 * 64,
+        "num_key_value_heads": given.hidden // 192,
+    }
     for name in given.dtypes.split(","):
         dtype = DTYPES[name]
         with tempfile.TemporaryDirectory() as folder:

@@ -82,7 +82,5 @@ def written(model: transformers.PreTrainedModel, inputs: Sequence[Ids], most: in
     for row, own in enumerate(inputs):
         place = slice(longest - len(own), longest) if causal else slice(0, len(own))
         ids[row, place], mask[row, place] = torch.from_numpy(own).long(), 1
-    found = model.generate(  # type: ignore[operator]
-        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **settings
-    )
+    found = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **settings)
     return [row[longest if causal else 1 :].tolist() for row in found]

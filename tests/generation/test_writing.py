@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,12 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
     writer = load(tmp_path)
     seen: list[torch.Tensor] = []
     forward = writer.forward
-    monkeypatch.setattr(writer, "forward", lambda *given: seen.append(made := forward(*given)) or made)
+
+    def watched(*given: Any) -> torch.Tensor:
+        seen.append(forward(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(writer, "forward", watched)
     prompt = prompts(2)[1]
     asked = requests(writer, [prompt], 36)
     (text, _), *_ = finished(DecodeLoop(writer, 8), asked)

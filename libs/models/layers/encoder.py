@@ -246,7 +246,7 @@ class Layer(nn.Module):
             return None
         rope = self.attn.rope
         rotation = None if rope is None else shared.rotations[rope]
-        return self._native.forward(x, layout, rows, rotation, shared.bias, pages=pages)
+        return self._native.forward(x, layout, rows, rotation, shared.bias, None, pages)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""
