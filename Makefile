@@ -26,7 +26,7 @@ STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -144,6 +144,9 @@ bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (Op
 
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
 	$(BIN)/python -m benchmarks.families $(ARGS)
+
+bench-writing: $(VENV)/.dev native ## Measure the decode loop against transformers' generate, alone and with 16 ragged sequences
+	$(BIN)/python -m benchmarks.writing $(ARGS)
 
 bench-attention: $(VENV)/.dev native ## Measure the native kernels against torch's operators, alone and in a model's forward
 	$(BIN)/python -m benchmarks.attention $(ARGS)

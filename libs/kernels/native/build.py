@@ -29,6 +29,7 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _UNITS = {
     "attention.cpp": ("-fopenmp",),
     "layer.cpp": ("-fopenmp",),
+    "paged.cpp": ("-fopenmp",),
     "rows.cpp": ("-fopenmp",),
     "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,

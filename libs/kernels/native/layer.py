@@ -25,7 +25,7 @@ AT_ONCE: Final = frozenset((torch.bfloat16, torch.float32))
 """Types in which layers are computed this way."""
 
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
-_CALL: Final = Struct("3P")
+_CALL: Final = Struct("6P")
 _BATCH: Final = Struct("6P2q6i")
 """`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
 
@@ -77,6 +77,15 @@ class LayerParts:
     activation: str
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """A layer's pages of keys and values (`paged.py`). `table`: address of a `struct PageTable`."""
+
+    keys: Tensor
+    values: Tensor
+    table: int
+
+
 class NativeLayer:
     """A layer as the library takes it. `parts` must stay as they are: their addresses are kept."""
 
@@ -114,19 +123,23 @@ class NativeLayer:
         rotation: tuple[Tensor, Tensor] | None,
         bias: Tensor | None,
         library: Native | None = None,
+        pages: LayerPages | None = None,
     ) -> Tensor | None:
         """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now, or a dispatch
         mode is active on this thread, such as one that counts a forward's memory, which would see nothing of the layer.
 
         `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
-        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
+        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`. `pages`: where keys and values
+        are stored, and read if it says so: then `layout` counts all keys of each sequence, and the tokens are the last of them.
         """
         library = native() if library is None else library
         if library is None or x.dtype is not self._dtype or not x.is_contiguous() or torch._C._len_torch_dispatch_stack():
             return None
-        batch, queries = _batch(layout, chosen, rotation, bias)
+        batch, queries = _batch(layout, chosen, rotation, bias, x.shape[0])
         out = x.new_empty((queries, self._hidden))
-        return out if library.layer(_CALL.pack(self._address, x.data_ptr(), out.data_ptr()) + batch, self._kind) == 0 else None
+        stored = (0, 0, 0) if pages is None else (pages.keys.data_ptr(), pages.values.data_ptr(), pages.table)
+        call = _CALL.pack(self._address, x.data_ptr(), out.data_ptr(), *stored) + batch
+        return out if library.layer(call, self._kind) == 0 else None
 
 
 def _packed(parts: LayerParts) -> bytes:
@@ -161,7 +174,9 @@ def _packed(parts: LayerParts) -> bytes:
     )
 
 
-def _batch(layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None) -> tuple[bytes, int]:
+def _batch(
+    layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None, rows: int
+) -> tuple[bytes, int]:
     """What the layers of a forward share, and the number of queries: packed once per batch, and again for another rotation."""
     key = _batch, id(rotation)
     made = layout.memo.get(key)
@@ -169,7 +184,7 @@ def _batch(layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor
         cos, sin = (None, None) if rotation is None else (t.contiguous() for t in rotation)
         biases, middle = (None, 0) if bias is None else table(bias, layout)
         last = layout.runs[-1]
-        keys, queries = last.key + last.count * last.keys, last.query + last.count * last.queries
+        queries = last.query + last.count * last.queries
         packed = _BATCH.pack(
             layout.cu_queries.data_ptr(),
             layout.cu_keys.data_ptr(),
@@ -179,7 +194,7 @@ def _batch(layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor
             0 if sin is None else sin.data_ptr(),
             0 if biases is None else biases.shape[1],
             middle,
-            keys,
+            rows,
             queries,
             layout.cu_queries.shape[0] - 1,
             0 if cos is None else cos.shape[1],

@@ -60,13 +60,14 @@ class Native:
     """A loaded library and the instruction set to use.
 
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
-    `layer`: the same of `struct LayerCall`. `rows`: None: torch's operators. `int8`: linear layers in int8, which `int8.py` calls;
-    `int8_sets`: how many of its instruction sets this CPU has.
+    `layer`: the same of `struct LayerCall`; `paged`: of `struct Paged` of `paged.h`. `rows`: None: torch's operators.
+    `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
     """
 
     instructions: str
     attention: Callable[[bytes, int], int]
     layer: Callable[[bytes, int], int] = _no_layer
+    paged: Callable[[bytes, int], int] = _no_layer
     rows: Rows | None = None
     int8: Int8Linear | None = None
     int8_sets: int = 0
@@ -132,7 +133,9 @@ def load(path: Path, instructions: str) -> Native:
     int8 = opened.shoal_int8_linear
     int8.argtypes, int8.restype = (ctypes.c_char_p, _INT, _INT), None
     int8_sets = opened.shoal_int8_set() + 1
-    return Native(instructions, entry("shoal_attention"), entry("shoal_layer"), Rows(opened, number), int8, int8_sets)
+    return Native(
+        instructions, entry("shoal_attention"), entry("shoal_layer"), entry("shoal_paged"), Rows(opened, number), int8, int8_sets
+    )
 
 
 def _open(path: Path) -> ctypes.CDLL:

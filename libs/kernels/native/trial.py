@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.layout import Layout, cumulated
-from libs.kernels.native import panels, rows
+from libs.kernels.native import paged, panels, rows
 from libs.kernels.native.attention import attend_with
 from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, Norm
 from libs.kernels.native.library import Native
@@ -27,6 +27,7 @@ def wrong(loaded: Native) -> str:
         "rotations": _rotates,
         "sums": _reduces,
         "embeddings": _embeds,
+        "pages": _pages,
         "layers": _layers,
     }
     for what, trial in trials.items():
@@ -140,6 +141,17 @@ def _embeds(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     numbers, positions = torch.tensor((8, 0, 3), dtype=torch.int32), torch.tensor((0, 3, 1), dtype=torch.int32)
     wanted = table.float()[numbers.long()] + places.float()[positions.long()]
     return _is_near(rows.embed(table, numbers, places, positions, library=loaded), wanted, bound)
+
+
+def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
+    """Grouped heads, a head size that fills no vector, the last queries of sequences across pages, a window."""
+    queries, keys, numbers = (1, 3), (7, 67), torch.tensor(((3, 0, 0), (2, 0, 1)), dtype=torch.int32)
+    k, v = (_random(sum(keys), 2, size).to(dtype)[..., :20] for size in (20, 21))
+    q = _random(sum(queries), 6, 20).to(dtype)
+    memory = torch.zeros(4, 2, 20, 32, dtype=dtype), torch.zeros(4, 2, 32, 20, dtype=dtype)
+    layout = Layout.of(queries, keys)
+    got = paged.attend(q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded)
+    return _is_near(got, _plain(q.float(), k.float(), v.float(), queries, keys, True, 40, None), bound)
 
 
 def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:

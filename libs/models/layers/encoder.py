@@ -224,8 +224,19 @@ class Layer(nn.Module):
             activation=ffn.activation,
         )
 
-    def at_once(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor | None, layout: Layout) -> Tensor | None:
-        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or None."""
+    def at_once(
+        self,
+        x: Tensor,
+        batch: Packed,
+        shared: Shared,
+        rows: Tensor | None,
+        layout: Layout,
+        pages: native_layer.LayerPages | None = None,
+    ) -> Tensor | None:
+        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or None.
+
+        `pages`: where keys and values are stored beside that, and perhaps read (`NativeLayer.forward`).
+        """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
         if x.dtype not in native_layer.AT_ONCE or native() is None:
@@ -240,7 +251,8 @@ class Layer(nn.Module):
         if any(linear.delta is not None for linear in self._linears):
             return None
         rope = self.attn.rope
-        return self._native.forward(x, layout, rows, None if rope is None else shared.rotations[rope], shared.bias)
+        rotation = None if rope is None else shared.rotations[rope]
+        return self._native.forward(x, layout, rows, rotation, shared.bias, None, pages)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]"""

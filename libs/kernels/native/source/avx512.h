@@ -4,6 +4,7 @@
 
 #include "kernel.h"
 #include "layer.h"
+#include "paged.h"
 #include "rows.h"
 
 namespace {

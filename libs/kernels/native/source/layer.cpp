@@ -1,6 +1,8 @@
 // The entry point of a whole layer: scratch, threads and the order of its steps. Compiled for any x86-64 CPU.
 #include "layer.h"
 
+#include "paged.h"
+
 #include "tasks.h"
 
 namespace {
@@ -91,6 +93,21 @@ Attention attention_of(const LayerCall &c, const LayerScratch &s, int element) {
     return a;
 }
 
+Paged pages_of(const LayerCall &c, const LayerScratch &s, int element) {
+    const Layer &l = *c.layer;
+    const int64_t own = int64_t(l.heads) * l.dim, shared = int64_t(l.kv_heads) * l.dim;
+    Paged p = {};
+    if (c.table->attends) p.q = c.chosen ? s.picked : s.qkv, p.q_row = c.chosen ? own : l.qkv.outputs;
+    p.k = s.qkv + own * element, p.v = s.qkv + (own + shared) * element, p.out = s.mixed;
+    p.k_row = p.v_row = l.qkv.outputs, p.q_head = p.k_head = p.v_head = l.dim;
+    p.k_pages = c.k_pages, p.v_pages = c.v_pages, p.table = c.table->pages, p.table_row = c.table->row;
+    p.cu_queries = c.cu_queries, p.cu_keys = c.cu_keys, p.cu_rows = c.table->cu_rows;
+    p.bias = c.bias, p.bias_row = c.bias_row, p.bias_zero = c.bias_zero;
+    p.sequences = c.sequences, p.heads = l.heads, p.kv_heads = l.kv_heads, p.dim = l.dim;
+    p.left = l.left, p.right = l.right, p.threads = c.threads, p.scale = l.scale;
+    return p;
+}
+
 }  // namespace
 
 // 0: done. 1: no memory for scratch, or no kernel for this type; `out` is not complete.
@@ -114,13 +131,18 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
     LayerScratch scratch = divide_shared(shared, call, asked, kernel->element);
     const Attention attention = attention_of(call, scratch, kernel->element);
     const Tasks tasks(attention);
-    std::atomic<int64_t> next[3] = {};
+    const bool stores = call.table != nullptr, is_paged = stores && call.table->attends;
+    const PagedKernel &pages = paged_kernel_of(set, type);
+    const Paged paged = stores ? pages_of(call, scratch, kernel->element) : Paged{};
+    const int64_t paged_tasks = stores ? int64_t(call.sequences) * layer.kv_heads : 0, own_tasks = is_paged ? 0 : tasks.count();
+    const size_t room = most(is_paged ? 0 : attend.room(attention, longest), is_paged ? pages.room(paged, longest) : 0);
+    std::atomic<int64_t> next[4] = {};
     std::atomic<bool> lacks_memory{false};
     const auto work = [&](int thread, const auto &wait) {
         const Division before(call.rows, most_rows, call.threads), after(call.queries, most_rows, call.threads);
         Divided sizes = {nullptr}, own = {nullptr};
         divide_own(sizes, scratch, call, before, after, kernel->element);
-        own.memory = memory.at_least(sizes.used + attend.room(attention, longest));
+        own.memory = memory.at_least(sizes.used + room);
         if (own.memory == nullptr) lacks_memory = true;
         wait();
         if (lacks_memory) return;
@@ -149,8 +171,10 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
             kernel->pick(call, s, {0, call.queries, thread, call.threads});
             wait();
         }
+        for (int64_t number; (number = next[3].fetch_add(1, std::memory_order_relaxed)) < paged_tasks;)
+            pages.attend(paged, int32_t(number / layer.kv_heads), int32_t(number % layer.kv_heads), own.memory + own.used);
         Task task;
-        for (int64_t number; (number = next[1].fetch_add(1, std::memory_order_relaxed)) < tasks.count();)
+        for (int64_t number; (number = next[1].fetch_add(1, std::memory_order_relaxed)) < own_tasks;)
             if (tasks.get(number, task)) attend.attend(attention, task, own.memory + own.used);
         wait();
         tiles_of(after, next[2], [&](const LayerScratch &s, const Tile &tile, const auto &wait) {

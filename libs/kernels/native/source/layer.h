@@ -26,10 +26,20 @@ struct Layer {
     int32_t unused;
 };
 
+// The pages of a forward's sequences. `attends`: queries attend to pages, and cu_keys counts all keys; else only to the call's own rows,
+// which are stored in pages beside that.
+struct PageTable {
+    const int32_t *cu_rows, *pages;  // as in Paged
+    int64_t row;
+    int64_t attends;
+};
+
 struct LayerCall {
     const Layer *layer;
     const void *x;  // [rows, hidden]
     void *out;      // [queries, hidden]
+    void *k_pages, *v_pages;  // of this layer
+    const PageTable *table;   // or null: nothing is stored
     const int32_t *cu_queries, *cu_keys;
     const int32_t *chosen;  // [queries]: the rows that are queries and go on after attention; or null: all
     const float *bias;      // as in Attention

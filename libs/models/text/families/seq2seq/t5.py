@@ -70,11 +70,18 @@ _LONGEST = 1 << 15
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    heads = config.heads("num_heads")
+    spec = spec_of(config)
+    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False))
+    farthest = config.size("relative_attention_max_distance", 128)
+    return PackedEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=_LONGEST - 1, farthest=farthest))
+
+
+def spec_of(config: Config) -> EncoderSpec:
+    """The encoder's layers, whose form the decoder's have too."""
     gated, activation = _feed_forward(config)
-    spec = EncoderSpec(
+    return EncoderSpec(
         hidden=config.size("d_model"),
-        heads=heads,
+        heads=config.heads("num_heads"),
         head_size=config.size("d_kv"),
         ffn=config.size("d_ff"),
         layers=(LayerSpec(),) * config.layers("num_layers"),
@@ -89,9 +96,6 @@ def build(config: Config) -> PackedEncoder:
         up_bias=False,
         down_bias=False,
     )
-    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False))
-    farthest = config.size("relative_attention_max_distance", 128)
-    return PackedEncoder(spec, embed, relative=BucketBias.of(config, heads, reach=_LONGEST - 1, farthest=farthest))
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:

@@ -1,0 +1,152 @@
+"""BART (arXiv 1910.13461) and mBART: an encoder and a decoder with cross attention, learned positions, LayerNorm.
+
+BART has its norms after each residual add, mBART before each block and once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from libs.models import weights
+from libs.models.generation.cross import PostNormCrossLayer, PreNormCrossLayer
+from libs.models.generation.settings import Settings
+from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.layers.embeddings import TokenEmbedding
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
+from libs.models.text.registry import prepare
+from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
+
+MODEL_TYPES: Final = ("bart", "mbart")
+PREFIXES: Final = ("", "model.")
+
+_EPS: Final = 1e-5
+_OFFSET: Final = 2  # rows of the position table before the first position's
+
+
+def _names(stem: str, layers: str, *, cross: bool) -> dict[str, Rule]:
+    """Of one stack, whose names begin with `stem`."""
+    attention: dict[str, Rule] = {
+        f"{stem}.layers.{{}}.self_attn.q_proj": (f"{layers}.attn.qkv", 0),
+        f"{stem}.layers.{{}}.self_attn.k_proj": (f"{layers}.attn.qkv", 1),
+        f"{stem}.layers.{{}}.self_attn.v_proj": (f"{layers}.attn.qkv", 2),
+        f"{stem}.layers.{{}}.self_attn.out_proj": f"{layers}.attn.out",
+        f"{stem}.layers.{{}}.self_attn_layer_norm": f"{layers}.attn_norm",
+        f"{stem}.layers.{{}}.fc1": f"{layers}.ffn.up",
+        f"{stem}.layers.{{}}.fc2": f"{layers}.ffn.down",
+        f"{stem}.layers.{{}}.final_layer_norm": f"{layers}.ffn_norm",
+        f"{stem}.embed_positions": "embed.position",
+        f"{stem}.layernorm_embedding": "embed.norm",
+        f"{stem}.layer_norm": "norm",
+    }
+    if not cross:
+        return attention
+    return attention | {
+        f"{stem}.layers.{{}}.encoder_attn.q_proj": f"{layers}.cross.q",
+        f"{stem}.layers.{{}}.encoder_attn.k_proj": (f"{layers}.cross.kv", 0),
+        f"{stem}.layers.{{}}.encoder_attn.v_proj": (f"{layers}.cross.kv", 1),
+        f"{stem}.layers.{{}}.encoder_attn.out_proj": f"{layers}.cross.out",
+        f"{stem}.layers.{{}}.encoder_attn_layer_norm": f"{layers}.cross_norm",
+    }
+
+
+def _ignored(names: Mapping[str, Rule]) -> dict[str, Rule]:
+    return dict.fromkeys(names)
+
+
+_ENCODER: Final = _names("encoder", "layers.{}", cross=False)
+_DECODER: Final = _names("decoder", "layers.{}", cross=True)
+_COPIES: Final[dict[str, Rule]] = {"encoder.embed_tokens": None, "decoder.embed_tokens": None}
+_HEADS: Final[dict[str, HeadRule]] = {"lm_head": Maybe("head"), "final_logits_bias": Maybe("bias")}
+
+ENCODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | _ENCODER | _ignored(_DECODER)
+DECODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | _DECODER | _ignored(_ENCODER)
+DECODER_ALONE: Final[dict[str, Rule]] = _DECODER | {"decoder.embed_tokens": "embed.token"}
+"""Of a decoder whose encoder is something else (Donut, TrOCR)."""
+
+
+class BartEmbedding(TokenEmbedding):
+    """Token embeddings times a scale, then positions, which are not scaled; then a norm."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.places is not None and self._scale != 1.0:
+            self.places = self.places / self._scale
+
+
+def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer:
+    """A whole model. Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served."""
+    with torch.device("meta"):
+        encoder = PackedEncoder(_spec(config, "encoder", causal=False), _embedding(config))
+    ignored: dict[str, HeadRule] = dict.fromkeys(_HEADS)
+    weights.load(
+        encoder, tensors, table=ENCODER_WEIGHTS, prefixes=PREFIXES, head_table=ignored, dtype=dtype, device=device
+    )  # fmt: skip
+    prepare(encoder)
+    made = load_decoder(config, tensors, settings, dtype, device)
+    made.decoder.embed.token = encoder.embed.token  # one table in memory
+    return Writer(made.decoder, made.head, settings, encoder.requires_grad_(False).eval())
+
+
+def load_decoder(
+    config: Config,
+    tensors: TensorFile,
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    table: Mapping[str, Rule] = DECODER_WEIGHTS,
+    prefixes: tuple[str, ...] = PREFIXES,
+    source: int | None = None,
+) -> Writer:
+    """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the decoder."""
+    with torch.device("meta"):
+        spec = _spec(config, "decoder", causal=True)
+        kind = PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer
+        decoder = PackedEncoder(spec, _embedding(config), layer=partial(kind, source=spec.hidden if source is None else source))
+    state = weights.load(decoder, tensors, table=table, prefixes=prefixes, head_table=_HEADS, dtype=dtype, device=device)
+    prepare(decoder)
+    return Writer(decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings)
+
+
+def _head(config: Config, decoder: PackedEncoder, state: Mapping[str, Tensor], dtype: torch.dtype) -> LanguageHead:
+    tied = config.flag("tie_word_embeddings", True) or "head.weight" not in state
+    weight = decoder.token_weight if tied else state["head.weight"].to(dtype)
+    bias = state.get("bias")
+    return LanguageHead(weight, None if bias is None or not bool(bias.any()) else bias.flatten()).eval()
+
+
+def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
+    hidden = config.size("d_model")
+    heads = config.head_count(f"{stack}_attention_heads", hidden)
+    norm: Literal["pre", "post"] = "pre" if config.text("model_type") == "mbart" else "post"
+    return EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=hidden // heads,
+        ffn=config.size(f"{stack}_ffn_dim"),
+        layers=(LayerSpec(),) * config.layers(f"{stack}_layers"),
+        norm=norm,
+        norm_eps=_EPS,
+        activation=config.activation("activation_function"),
+        causal=causal,
+    )
+
+
+def _embedding(config: Config) -> BartEmbedding:
+    hidden = config.size("d_model")
+    return BartEmbedding(
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings", 1024) + _OFFSET,
+            norm_eps=_EPS,
+            offset=_OFFSET,
+            scale=hidden**0.5 if config.flag("scale_embedding", False) else 1.0,
+        )
+    )

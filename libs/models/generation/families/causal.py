@@ -1,0 +1,35 @@
+"""Causal language models: a packed text encoder of a causal family, and a language head, which may be its token table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from libs.errors import ModelBroken
+from libs.models.generation.settings import Settings
+from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.layers.spec import Config
+from libs.models.text.registry import build_encoder
+from libs.models.weights import HeadRule, Maybe, TensorFile
+
+MODEL_TYPES: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+_TIED: Final = ("gemma", "gemma3_text")  # where config.json does not say
+_HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
+
+
+def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer:
+    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served."""
+    decoder, state = build_encoder(config.values, tensors, dtype=dtype, device=device, head_tables=_HEAD)
+    if not decoder.causal:
+        raise ModelBroken("config.json: the model is not causal, and cannot write")
+    tied = config.flag("tie_word_embeddings", config.text("model_type") in _TIED)
+    if tied or "head.weight" not in state:
+        if not tied:
+            raise ModelBroken(f"{tensors.source}: tensor 'lm_head.weight' is missing")
+        weight = decoder.token_weight
+    else:
+        weight = state["head.weight"].to(dtype)
+    softcap = config.number("final_logit_softcapping") if config.has("final_logit_softcapping") else None
+    return Writer(decoder, LanguageHead(weight, softcap=softcap).eval(), settings)

@@ -1,0 +1,239 @@
+"""The decode loop: sequences of different requests are written together, and join and leave between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from libs.errors import InvalidInput, NoCapacity
+from libs.kernels.layout import to_device
+from libs.kernels.paged import copy_page, pages_for
+from libs.models.generation.pages import PagePool
+from libs.models.generation.rules import Ids, apply
+from libs.models.generation.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
+from libs.models.generation.writer import Places, Writer
+from libs.models.packed import GivenRows, Packed
+
+MOST_ROWS = 2048
+"""Tokens of a prefill step: longer prompts are cut into pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a step added to a sequence: token ids, and whether it has ended."""
+
+    sequence: DecodeSequence
+    ids: tuple[int, ...]
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The next `count` tokens of a row that get keys."""
+
+    sequence: DecodeSequence
+    row: Row
+    count: int
+
+
+class DecodeLoop:
+    """Not thread-safe: all calls come from the device thread, `add` and `cancel` between two steps."""
+
+    def __init__(self, writer: Writer, pages: int, *, most_rows: int = MOST_ROWS) -> None:
+        """`pages`: memory of keys and values, `pages * writer.page_bytes`, which is all that the loop ever takes for them."""
+        self.writer, self.pool = writer, PagePool(pages)
+        self._pages = writer.pages(pages)
+        self._most_rows = most_rows
+        self._sequences: list[DecodeSequence] = []
+        self._prefilled_last = False
+
+    @property
+    def sequences(self) -> tuple[DecodeSequence, ...]:
+        """Those that are being written."""
+        return tuple(self._sequences)
+
+    def needs(self, request: Request) -> int:
+        """Pages that are claimed for it. Raises InvalidInput for a request that the model cannot take."""
+        prompt, longest = self._extent(request)
+        settings = request.settings or self.writer.settings
+        cross = 0 if request.states is None else len(request.states)
+        return pages_needed(len(prompt), longest, settings.beams, cross)
+
+    def has_room(self, request: Request) -> bool:
+        return self.needs(request) <= self.pool.unclaimed
+
+    def add(self, request: Request) -> DecodeSequence:
+        """Claims its pages; its prefill is one of the next steps. Raises InvalidInput, and NoCapacity if `has_room` is false."""
+        claim = self.pool.claim(needed := self.needs(request))
+        if claim is None:
+            raise NoCapacity(f"the request needs {needed} pages of key/value memory, of which {self.pool.unclaimed} are left")
+        prompt, longest = self._extent(request)
+        sequence = DecodeSequence(request, prompt, longest, request.settings or self.writer.settings, claim)
+        self._sequences.append(sequence)
+        return sequence
+
+    def cancel(self, sequence: DecodeSequence) -> None:
+        """Ends a sequence and frees its pages. Nothing happens if it has ended."""
+        if sequence.finish is None:
+            self._end(sequence, "cancelled")
+
+    def next_step(self) -> Step | None:
+        """What the next `step` costs; None: nothing is left to write."""
+        pieces = self._next()
+        if not pieces:
+            return None
+        keys = sum(piece.row.stored + piece.count + piece.sequence.cross_tokens for piece in pieces)
+        return Step("decode" if pieces[0].sequence.is_prefilled else "prefill", sum(piece.count for piece in pieces), keys)
+
+    @torch.inference_mode()
+    def step(self) -> list[Written]:
+        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left to write."""
+        pieces = self._next()
+        if not pieces:
+            return []
+        self._prefilled_last = not pieces[0].sequence.is_prefilled
+        for piece in pieces:
+            for origin, to in piece.sequence.make_room(piece.row, piece.count):
+                copy_page(self._pages, origin, to)
+        self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
+        places = self._places(pieces)
+        scores = self.writer.forward(self._batch(pieces, places), self._pages, places)
+        for piece in pieces:
+            piece.row.stored += piece.count
+        return self._choose(pieces, scores)
+
+    def _extent(self, request: Request) -> tuple[Ids, int]:
+        """The prompt, and how many tokens it has with the longest answer."""
+        writer, settings = self.writer, request.settings or self.writer.settings
+        prompt = request.prompt
+        if prompt is None and settings.start is not None:
+            prompt = np.array([settings.start], np.int32)
+        if prompt is None or not len(prompt):
+            raise InvalidInput("a prompt of at least one token is needed")
+        if writer.has_cross != (request.states is not None) or (request.states is not None and not len(request.states)):
+            raise InvalidInput("encoder states are needed by models that have an encoder, and by no others")
+        if not 0 <= int(prompt.min()) <= int(prompt.max()) < writer.decoder.embed.vocabulary:
+            raise InvalidInput(f"the prompt has a token that is none of the model's {writer.decoder.embed.vocabulary}")
+        new = settings.longest(len(prompt), request.most, writer.max_positions)
+        if new < 1:
+            raise InvalidInput(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
+        return prompt, len(prompt) + new
+
+    def _next(self) -> list[_Piece]:
+        """Prompts that have no keys yet come before the next tokens of the others, but these are not kept waiting for two steps."""
+        waiting = [sequence for sequence in self._sequences if not sequence.is_prefilled]
+        going = [sequence for sequence in self._sequences if sequence.is_prefilled]
+        if not waiting or (going and self._prefilled_last):
+            return [_Piece(sequence, row, 1) for sequence in going for row in sequence.rows]
+        pieces: list[_Piece] = []
+        left = self._most_rows
+        for sequence in waiting:
+            count = min(left, sequence.rows[0].left)
+            if count:
+                pieces.append(_Piece(sequence, sequence.rows[0], count))
+            left -= count
+        return pieces
+
+    def _keep_states(self, sequences: Sequence[DecodeSequence]) -> None:
+        if not sequences:
+            return
+        states = [sequence.states for sequence in sequences if sequence.states is not None]
+        for sequence in sequences:
+            sequence.cross_pages = [sequence.claim.take() for _ in range(pages_for(sequence.cross_tokens))]
+            sequence.states = None
+        self.writer.keep_states(states, self._pages, [sequence.cross_pages for sequence in sequences])
+
+    def _places(self, pieces: Sequence[_Piece]) -> Places:
+        cross = None
+        if self.writer.has_cross:
+            cross = [piece.sequence.cross_tokens for piece in pieces], [piece.sequence.cross_pages for piece in pieces]
+        keys = [piece.row.stored + piece.count for piece in pieces]
+        pages = [piece.row.pages for piece in pieces]
+        return Places.of([piece.count for piece in pieces], keys, pages, self.writer.device, cross)
+
+    def _batch(self, pieces: Sequence[_Piece], places: Places) -> Packed:
+        device, where = self.writer.device, places.every
+        spans = [(last - count, last) for last, count in zip(where.keys, where.rows, strict=True)]
+        ids = np.concatenate([piece.row.ids[first:last] for piece, (first, last) in zip(pieces, spans, strict=True)])
+        positions = np.concatenate([np.arange(first, last, dtype=np.int32) for first, last in spans])
+        return Packed(
+            ids=to_device(ids, device),
+            positions=to_device(positions, device),
+            type_ids=None,
+            lengths=where.rows,
+            layout=where.layout,
+            key_rows=None,
+            keys=where.keys,
+            given=_given(pieces, spans),
+        )
+
+    def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Written]:
+        """The next token of every row whose tokens all have keys now."""
+        done: list[Written] = []
+        greedy = [place for place, piece in enumerate(pieces) if piece.row.left == 0 and piece.sequence.beams is None]
+        if greedy:
+            own = scores if len(greedy) == len(pieces) else scores[greedy]
+            chosen = [pieces[place] for place in greedy]
+            apply(own, [piece.sequence.rules.edits(piece.row.text) for piece in chosen])
+            for piece, token in zip(chosen, own.argmax(dim=1).tolist(), strict=True):
+                done.append(self._write(piece, token))
+        begun: dict[int, list[int]] = {}
+        for place, piece in enumerate(pieces):
+            if piece.row.left == 0 and piece.sequence.beams is not None:
+                begun.setdefault(id(piece.sequence), []).append(place)
+        for places in begun.values():
+            done += self._search(pieces[places[0]].sequence, scores[places])
+        return done
+
+    def _write(self, piece: _Piece, token: int) -> Written:
+        sequence, row = piece.sequence, piece.row
+        row.write(token)
+        finish: Finish | None = None
+        if token in sequence.settings.stops:
+            finish = "stop"
+        elif row.length == sequence.longest:
+            finish = "length"
+        if finish is not None:
+            self._end(sequence, finish)
+        return Written(sequence, (token,), finish)
+
+    def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[Written]:
+        """A step of beam search; what it wrote comes when it ends."""
+        search, settings = sequence.beams, sequence.settings
+        if search is None:
+            raise TypeError("the sequence is written without beams")
+        texts = [row.text for row in sequence.rows]
+        logs = torch.log_softmax(scores, dim=-1)
+        apply(logs, [sequence.rules.edits(text) for text in texts])
+        chosen = search.advance(logs.cpu().expand(settings.beams, -1))
+        if chosen:
+            sequence.go_on(chosen)
+            return []
+        ids = tuple(int(token) for token in search.best[sequence.prompt :])
+        finish: Finish = "stop" if ids and ids[-1] in settings.stops else "length"
+        self._end(sequence, finish)
+        return [Written(sequence, ids, finish)]
+
+    def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
+        sequence.end(finish)
+        self._sequences.remove(sequence)
+
+
+def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenRows | None:
+    """The rows that stand for no token, of these pieces of prompts."""
+    places, values, deeper, start = [], [], [], 0
+    for piece, (first, last) in zip(pieces, spans, strict=True):
+        given = piece.sequence.request.given
+        if given is not None and first < piece.sequence.prompt:
+            own = (given.places >= first) & (given.places < last)
+            places.append(given.places[own] - first + start)
+            values.append(given.values[own])
+            deeper.append([each[own] for each in given.deeper])
+        start += last - first
+    if not places:
+        return None
+    return GivenRows(torch.cat(places), torch.cat(values), tuple(torch.cat(each) for each in zip(*deeper, strict=True)))

@@ -1,0 +1,151 @@
+"""Which tokens may follow what was written: transformers' logits processors, as lists of ids for each sequence.
+
+None of them depends on the scores themselves, so the host makes the lists while it knows nothing of these, and `apply` changes the
+scores of all sequences at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from libs.kernels.layout import to_device
+from libs.models.generation.settings import Settings
+
+Ids = NDArray[np.int32]
+Allows = Callable[[Ids], Ids | None]
+"""A grammar: what was written, without the prompt -> the ids that may follow; None: any."""
+
+_NONE: Final = np.zeros(0, np.int32)
+
+
+def _none() -> Ids:
+    return _NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Of one sequence's next token, in the order in which they are made.
+
+    `penalised`: divided by `penalty`, or multiplied where they are negative. `banned`: never chosen. `only`: the one that is.
+    `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on may be; None: all.
+    """
+
+    penalty: float = 1.0
+    penalised: Ids = field(default_factory=_none)
+    banned: Ids = field(default_factory=_none)
+    only: int | None = None
+    suppressed: Ids = field(default_factory=_none)
+    allowed: Ids | None = None
+    vocabulary: int | None = None
+
+
+class Rules:
+    """The rules of one request. `prompt`: tokens of the decoder's prompt; `longest`: of prompt and longest answer together."""
+
+    def __init__(self, settings: Settings, prompt: int, longest: int, allows: Allows | None = None) -> None:
+        self._settings, self._prompt, self._longest, self._allows = settings, prompt, longest, allows
+        stops = set(settings.stops)
+        words = [word for word in settings.bad_words if not (len(word) == 1 and word[0] in stops)]
+        self._single = [word[0] for word in words if len(word) == 1]
+        self._words = [np.array(word, np.int32) for word in words if len(word) > 1]
+        late = prompt == 1 and settings.forced_first is not None
+        self._begin = prompt + (1 if late else 0)
+        self._suppressed = np.array(settings.suppressed, np.int32)
+        self._suppressed_first = np.array(settings.suppressed_first, np.int32)
+        forced = settings.forced_first is not None or settings.forced_last is not None
+        least = settings.min_length > prompt or settings.min_new > 0
+        bounded = settings.vocabulary is not None or allows is not None or bool(settings.no_repeat_ngram)
+        suppresses = bool(words or settings.suppressed or settings.suppressed_first)
+        self._is_plain = not (forced or least or bounded or suppresses) and settings.repetition_penalty == 1.0
+
+    def edits(self, ids: Ids) -> Edits | None:
+        """For the token after `ids`, prompt and answer so far; None: none."""
+        if self._is_plain:
+            return None
+        settings, length = self._settings, len(ids)
+        suppressed = self._suppressed
+        if length == self._begin and len(self._suppressed_first):
+            suppressed = np.concatenate((suppressed, self._suppressed_first))
+        return Edits(
+            penalty=settings.repetition_penalty,
+            penalised=_NONE if settings.repetition_penalty == 1.0 else np.unique(ids),
+            banned=self._banned(ids),
+            only=self._only(length),
+            suppressed=suppressed,
+            allowed=None if self._allows is None else self._allows(ids[self._prompt :]),
+            vocabulary=settings.vocabulary,
+        )
+
+    def _only(self, length: int) -> int | None:
+        settings = self._settings
+        last = settings.forced_last if length == self._longest - 1 else None
+        return settings.forced_first if last is None and length == 1 else last
+
+    def _banned(self, ids: Ids) -> Ids:
+        settings = self._settings
+        banned = [*self._single]
+        if len(ids) < settings.min_length or len(ids) - self._prompt < settings.min_new:
+            banned.extend(settings.stops)
+        banned.extend(int(word[-1]) for word in self._words if np.array_equal(ids[1 - len(word) :], word[:-1]))
+        found = np.array(banned, np.int32)
+        if not settings.no_repeat_ngram:
+            return found
+        return np.concatenate((found, _completing(ids, settings.no_repeat_ngram)))
+
+
+def _completing(ids: Ids, size: int) -> Ids:
+    """The tokens that would complete a run of `size` tokens that is in `ids` already."""
+    if len(ids) + 1 < size:
+        return _NONE
+    ends = np.arange(size - 1, len(ids))  # where such a run could end
+    for back in range(1, size):
+        ends = ends[ids[ends - back] == ids[-back]]
+        if not len(ends):
+            return _NONE
+    return ids[ends]
+
+
+def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
+    """Changes scores [sequences, vocabulary], float32, in place."""
+    if all(each is None for each in edits):
+        return
+    some = [(row, each) for row, each in enumerate(edits) if each is not None]
+    where = _where([(row, each.penalised) for row, each in some], scores.device)
+    if where is not None:
+        penalty = torch.tensor([each.penalty for _, each in some for _ in each.penalised], device=scores.device)
+        old = scores[where]
+        scores[where] = torch.where(old < 0, old * penalty, old / penalty)
+    _ban(scores, [(row, each.banned) for row, each in some])
+    for row, each in some:
+        if each.only is not None:
+            scores[row] = -torch.inf
+            scores[row, each.only] = 0.0
+    _ban(scores, [(row, each.suppressed) for row, each in some])
+    for row, each in some:
+        if each.allowed is not None:
+            kept = to_device(each.allowed, scores.device).long()
+            values = scores[row, kept]
+            scores[row] = -torch.inf
+            scores[row, kept] = values
+        if each.vocabulary is not None:
+            scores[row, each.vocabulary :] = -torch.inf
+
+
+def _ban(scores: Tensor, ids: Sequence[tuple[int, Ids]]) -> None:
+    where = _where(ids, scores.device)
+    if where is not None:
+        scores[where] = -torch.inf
+
+
+def _where(ids: Sequence[tuple[int, Ids]], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if not any(len(each) for _, each in ids):
+        return None
+    rows = np.concatenate([np.full(len(each), row, np.int32) for row, each in ids])
+    return to_device(rows, device).long(), to_device(np.concatenate([each for _, each in ids]), device).long()
