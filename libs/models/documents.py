@@ -15,7 +15,19 @@ from libs.documents.drawn import Drawn, Pixels
 from libs.documents.reader import DocumentReader, OpenDocument
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.results import Extraction, ExtractResult, PageText
-from libs.models.work import EntitiesWork, GoOn, Part, Parts, Prepared, RelationsWork, ScoreWork, TextWork, Work, parts_of
+from libs.models.work import (
+    EntitiesWork,
+    GoOn,
+    Part,
+    Parts,
+    Prepared,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    TextWork,
+    Work,
+    parts_of,
+)
 
 
 class DocumentFile(bytes):
@@ -86,7 +98,9 @@ def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on
 
     Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit, and what `go_on` raises.
     """
-    if isinstance(work, EntitiesWork | RelationsWork) or not any(isinstance(one.content, DocumentFile) for one in parts_of(work)):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not any(
+        isinstance(one.content, DocumentFile) for one in parts_of(work)
+    ):
         return work
     opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}

@@ -67,10 +67,10 @@ class Native:
     instructions: str
     attention: Callable[[bytes, int], int]
     layer: Callable[[bytes, int], int] = _no_layer
-    paged: Callable[[bytes, int], int] = _no_layer
     rows: Rows | None = None
     int8: Int8Linear | None = None
     int8_sets: int = 0
+    paged: Callable[[bytes, int], int] = _no_layer
 
     def has_layers(self, dtype: torch.dtype) -> bool:
         """Whether `layer` computes in this type."""
@@ -134,7 +134,7 @@ def load(path: Path, instructions: str) -> Native:
     int8.argtypes, int8.restype = (ctypes.c_char_p, _INT, _INT), None
     int8_sets = opened.shoal_int8_set() + 1
     return Native(
-        instructions, entry("shoal_attention"), entry("shoal_layer"), entry("shoal_paged"), Rows(opened, number), int8, int8_sets
+        instructions, entry("shoal_attention"), entry("shoal_layer"), Rows(opened, number), int8, int8_sets, entry("shoal_paged")
     )
 
 

@@ -174,9 +174,11 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     """A schema stands before each text, and an answer repeats its names, those of relations and fields for each instance."""
     size, answered = schemas.check(request.structure)
-    items = _check_items(request.items, "items", card)
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files)
+    shared = files.read("items", items.pictures.values())
     _check_answered(len(items.sizes), answered, "structure")
-    return _readable(Sizes(items.sizes, each=size, pictures=items.pictures), "items")
+    return _readable(Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items")
 
 
 def _check_answered(items: int, names: int, task: str) -> None:

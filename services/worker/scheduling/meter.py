@@ -9,7 +9,7 @@ from libs.catalog.card import Card
 from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, StructureWork, Work
 from libs.models.work import EntitiesWork, RegionsWork, TextWork
 
-TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork
+TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | StructureWork
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
 MOST_BYTES_A_TOKEN: Final = 16

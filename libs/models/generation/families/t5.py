@@ -1,4 +1,4 @@
-"""T5 and mT5 (arXiv 1910.10683): the encoder of `libs/models/text/families/t5.py`, and a decoder of the same form.
+"""T5 and mT5 (arXiv 1910.10683): the encoder of `libs/models/text/families/seq2seq/t5.py`, and a decoder of the same form.
 
 Its relative position bias tells distances to earlier tokens only, so all buckets are for these.
 """
@@ -21,7 +21,7 @@ from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.text.families import t5
+from libs.models.text.families.seq2seq import t5
 from libs.models.text.registry import build_encoder, prepare
 from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 

@@ -15,6 +15,7 @@ import typer
 from shoal.cli.console import bar, emit, note
 from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
+from shoal.cli.text import document as line_of
 from shoal.cli.text import printable
 from shoal.results import ExtractResult, PageText
 from shoal.tasks import Document
@@ -76,7 +77,7 @@ class Reading:
         for page in self._found:
             text = page.text.replace("\r\n", "\n").replace("\r", "\n").strip()
             if suffix == ".jsonl":
-                yield outputs.document(asdict(page)) + "\n"
+                yield line_of(asdict(page)) + "\n"
             elif suffix == ".txt":
                 yield f"{text}\n\f"
             else:
