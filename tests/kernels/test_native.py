@@ -243,7 +243,7 @@ def test_the_trial_finds_what_does_nothing(name: str, told: str, library: Path) 
         pytest.skip("this CPU has no AVX512")
     assert loaded.rows is not None
     if name == "layer":
-        loaded = Native(best, loaded.attention, lambda packed, kind: 0, loaded.rows)
+        loaded = Native(best, loaded.attention, lambda packed, kind: 0, loaded.rows, paged=loaded.paged)
     else:
         setattr(loaded.rows, name, lambda *arguments: 0)
     assert trial.wrong(loaded) == told

@@ -188,4 +188,10 @@ def of_schema(found: shoal.Extraction) -> test_gliner2.Found:
         )
         for one in found.structures
     )
-    return test_gliner2.ours(results.Extraction(found.entities, (), found.relations, (), found.classifications, structures))  # type: ignore[arg-type]
+    # The client's classes have the library's fields.
+    found_too: Any = found
+    return test_gliner2.ours(
+        results.Extraction(
+            found_too.entities, relations=found_too.relations, classifications=found_too.classifications, structures=structures
+        )
+    )

@@ -130,6 +130,7 @@ async def test_what_is_in_redis_must_have_the_layout_that_a_process_reads(servic
         sys.executable, "-m", f"services.{service}", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
     )
     _, said = await asyncio.wait_for(process.communicate(), 60)
+    await redis.flushall()  # other tests of this process have the same server
     assert process.returncode == 2
     last = said.decode().splitlines()[-1]
     assert "layout 99" in last

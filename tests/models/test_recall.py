@@ -65,7 +65,7 @@ def test_a_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.Monke
     assert prepared.sequences[0] is prepared.sequences[2], "an image of a request is decoded once"
     first = store.run(clip, prepared)
     assert len(store) == 2
-    monkeypatch.setattr(patches, "decode", refuse)
+    monkeypatch.setattr(patches, "decoded", refuse)
     again = clip.prepare(work([FILES[1], FILES[0], FILES[0]]))
     assert sorted(again.known) == [0, 1, 2]
     assert not again.groups()
