@@ -30,6 +30,8 @@ NAME = "random/images"
 CALLERS, REQUEST = 4, 8
 """Callers at once, of which each sends requests of so many images, one after the other."""
 LEAST = 0.9
+UNCACHED = (("SHOAL_IMAGE_CACHE_BYTES", "0"),)
+"""Every photograph is sent several times: a kept output would be found in place of a forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,14 @@ async def _measure(shape: Shape, dtype: str, pictures: Sequence[bytes], rounds: 
         shape.processor.save_pretrained(name)
         model = load_images(Path(name), dtype=DTYPES[dtype], device=device)
         run = packed_run(model, sequences_of(model, pictures))
-        settings = Settings(port=0, workers=1, threads=cores, models=f"{NAME}={name}", dtype=dtype)
+        settings = Settings(
+            port=0,
+            workers=1,
+            threads=cores,
+            models=f"{NAME}={name}",
+            dtype=dtype,
+            environment=UNCACHED,
+        )
         async with running(settings) as mesh, AsyncClient(mesh.address) as client:
             run()
             await _asked(client, pictures)

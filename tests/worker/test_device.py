@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from libs.errors import InvalidInput
 from libs.kernels import int8
-from services.worker.machine.device import open_device
+from services.worker.machine.device import open_device, use_threads
 from services.worker.settings import Settings
 
 
@@ -39,3 +41,31 @@ def test_int8_is_refused_where_it_is_not_computed(monkeypatch: pytest.MonkeyPatc
 def test_an_accelerator_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="SHOAL_DEVICE"):
         open_device(Settings("w", device="cuda"))
+
+
+def test_the_device_thread_keeps_its_threads_when_a_model_is_loaded_before_its_first_forward() -> None:
+    """A load limits torch to one thread, which must not become the number of the device thread."""
+    entered, loaded, found = threading.Event(), threading.Event(), list[int]()
+
+    def device_thread() -> None:
+        use_threads(2)
+        entered.set()
+        loaded.wait(10)
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        found.append(torch.get_num_threads())
+
+    def load() -> None:
+        entered.wait(10)
+        use_threads(1)
+        loaded.set()
+
+    before = torch.get_num_threads()
+    threads = [threading.Thread(target=device_thread), threading.Thread(target=load)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        use_threads(before)
+    assert found == [2]

@@ -93,10 +93,20 @@ def open_device(settings: Settings) -> Device:
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 
 
+def use_threads(count: int) -> None:
+    """Sets the number of torch's threads for the calling thread, whatever other threads set for themselves later.
+
+    Besides the calling thread's own number torch sets one for all threads that have not computed yet. A thread that has set its
+    own still takes that one with its first operation, so this must be followed by one: reading the number is enough.
+    """
+    torch.set_num_threads(count)
+    torch.get_num_threads()
+
+
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Load:
     def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
         """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
-        torch.set_num_threads(1)
+        use_threads(1)
         return load_model(directory, model, device, dtype, catalog.of(model), base)
 
     return load
@@ -113,8 +123,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
         load=_load(device, dtype, settings.catalog),
         trim=memory.trim,
         has_int8=not int8.missing(),
-        # The number of threads belongs to the calling thread, so the device thread must set its own.
-        enter=lambda: torch.set_num_threads(settings.threads),
+        enter=partial(use_threads, settings.threads),
     )
 
 
