@@ -70,6 +70,17 @@ class InferenceServiceStub:
     ]
     """Finds labels, entities, relations, regions or text in items."""
 
+    ExtractStream: grpc.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.ExtractRequest,
+        shoal.v1.inference_pb2.ExtractStreamResponse,
+    ]
+    """The same for the task `text` of a model that writes, whose text comes as it is written: deltas of the items in any order, then, as
+    the last message, the answer that Extract would have given. A delta that says `restart` takes back what was sent of that item: the
+    worker that wrote it was lost, and another one writes it from the beginning. A client that reads slowly gets fewer, longer deltas.
+
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    """
+
     Multiplex: grpc.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
         shoal.v1.multiplex_pb2.MultiplexResponse,
@@ -130,6 +141,17 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ExtractResponse,
     ]
     """Finds labels, entities, relations, regions or text in items."""
+
+    ExtractStream: grpc.aio.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.ExtractRequest,
+        shoal.v1.inference_pb2.ExtractStreamResponse,
+    ]
+    """The same for the task `text` of a model that writes, whose text comes as it is written: deltas of the items in any order, then, as
+    the last message, the answer that Extract would have given. A delta that says `restart` takes back what was sent of that item: the
+    worker that wrote it was lost, and another one writes it from the beginning. A client that reads slowly gets fewer, longer deltas.
+
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    """
 
     Multiplex: grpc.aio.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
@@ -199,6 +221,19 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.ExtractResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.ExtractResponse]]:
         """Finds labels, entities, relations, regions or text in items."""
+
+    @abc.abstractmethod
+    def ExtractStream(
+        self,
+        request: shoal.v1.inference_pb2.ExtractRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.inference_pb2.ExtractStreamResponse], collections.abc.AsyncIterator[shoal.v1.inference_pb2.ExtractStreamResponse]]:
+        """The same for the task `text` of a model that writes, whose text comes as it is written: deltas of the items in any order, then, as
+        the last message, the answer that Extract would have given. A delta that says `restart` takes back what was sent of that item: the
+        worker that wrote it was lost, and another one writes it from the beginning. A client that reads slowly gets fewer, longer deltas.
+
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        """
 
     @abc.abstractmethod
     def Multiplex(
