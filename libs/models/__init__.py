@@ -50,6 +50,7 @@ from libs.models.work import (
     StructureWork,
     Truncation,
     Work,
+    WrittenIds,
     is_finite,
     nothing_between,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "StructureWork",
     "Truncation",
     "Work",
+    "WrittenIds",
     "is_finite",
     "load_model",
     "nothing_between",

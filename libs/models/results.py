@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +93,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box. Edges in pixels from the left and from the top of the upright image; score 0..1."""
+    """A labelled box. Edges in pixels from the left and from the top of the upright image; score 0..1.
+
+    `polygon`: x and y of each corner of its outline in turn, in pixels; empty: the model gives no outline.
+    """
 
     label: str
     score: float
@@ -99,6 +104,7 @@ class Region:
     top: float
     right: float
     bottom: float
+    polygon: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,7 @@ class Extraction:
     """The results for one item: entities ordered by start, labels, relations and regions best first.
 
     `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its documents have, read or not.
+    `text`: what a model wrote, `finish`: why it ended, and `json`: what it says as an object, where the model writes a form.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -158,15 +165,19 @@ class Extraction:
     regions: tuple[Region, ...] = ()
     pages: tuple[PageText, ...] = ()
     document_pages: int = 0
+    text: str = ""
+    finish: Literal["", "stop", "length"] = ""
+    json: Mapping[str, object] | None = None
     classifications: tuple[Classification, ...] = ()
     structures: tuple[Structure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for item i."""
+    """Entry i for item i. `output_tokens`: that were written, stop tokens among them."""
 
     items: list[Extraction]
+    output_tokens: int = 0
 
 
 Result = EncodeResult | ScoreResult | ExtractResult

@@ -21,7 +21,7 @@ DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Truncation = Literal["none", "end", "start"]
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-TextKind = Literal["caption", "detailed_caption", "ocr"]
+TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 TextLayer = Literal["prefer", "only", "never"]
 Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
@@ -161,15 +161,19 @@ class RegionsWork:
 
 @dataclass(frozen=True, slots=True)
 class TextWork:
-    """The text of images and pages. `max_tokens` 0: the model's own. `texts`: one for each item, empty where it has `parts`.
+    """What a model writes about items. `max_tokens` 0: the model's own. `texts`: one for each item, empty where it has `parts`.
 
-    `text_layer`: "prefer" answers pages that have a text layer with it, "only" never asks the model, "never" asks it for all pages.
+    `instruction`: what the model is asked for, or a task of its own by its name. `region`: the part of the image that is asked
+    about, left, top, right and bottom in pixels. `text_layer`: "prefer" answers pages that have a text layer with it, "only" never
+    asks the model, "never" asks it for all pages.
     """
 
     texts: list[str]
     text_kind: TextKind = "caption"
     max_tokens: int = 0
     text_layer: TextLayer = "prefer"
+    instruction: str = ""
+    region: tuple[float, float, float, float] | None = None
     parts: Mapping[int, Parts] = field(default_factory=dict)
 
 
@@ -266,7 +270,22 @@ class SparseRow:
     values: NDArray[np.float32]
 
 
-Output = NDArray[np.float32] | SparseRow | tuple["Output", ...]
+@dataclass(frozen=True, slots=True)
+class WrittenIds:
+    """The tokens that a model wrote after a prompt, int32, a stop token among them. `finish`: why it ended."""
+
+    ids: NDArray[np.int32]
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Not an output yet: the sequence needs a further forward. `text`: what this forward added to its text; often nothing."""
+
+    text: str = ""
+
+
+Output = NDArray[np.float32] | SparseRow | WrittenIds | tuple["Output", ...]
 """The output of a head for one sequence; a tuple for several heads, in the order of their names."""
 
 
@@ -274,6 +293,8 @@ def is_finite(output: Output) -> bool:
     """Whether every number of an output is finite."""
     if isinstance(output, tuple):
         return all(is_finite(part) for part in output)
+    if isinstance(output, WrittenIds):
+        return True
     values = output.values if isinstance(output, SparseRow) else output
     return bool(np.isfinite(values).all())
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from libs.models import Model, Output, SparseRow
+from libs.models import Model, Output, SparseRow, WrittenIds
 from libs.models.recall import Find, Kept
 from libs.telemetry import metrics
 from services.worker.memory.budget import Claim, Ledger, Size
@@ -174,7 +174,9 @@ class ImageCache:
 def _bytes(output: Output) -> int:
     if isinstance(output, tuple):
         return sum(map(_bytes, output))
-    return output.indices.nbytes + output.values.nbytes if isinstance(output, SparseRow) else output.nbytes
+    if isinstance(output, SparseRow):
+        return output.indices.nbytes + output.values.nbytes
+    return output.ids.nbytes if isinstance(output, WrittenIds) else output.nbytes
 
 
 def _copied(output: Output) -> Output:
@@ -183,6 +185,8 @@ def _copied(output: Output) -> Output:
         return tuple(map(_copied, output))
     if isinstance(output, SparseRow):
         return SparseRow(output.indices.copy(), output.values.copy())
+    if isinstance(output, WrittenIds):
+        return output
     copied = np.array(output)
     copied.flags.writeable = False
     return copied

@@ -1,3 +1,4 @@
+from google.protobuf import struct_pb2 as _struct_pb2
 from shoal.v1 import multiplex_pb2 as _multiplex_pb2
 from shoal.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
@@ -48,6 +49,12 @@ class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AGGREGATION_FIRST: _ClassVar[Aggregation]
     AGGREGATION_AVERAGE: _ClassVar[Aggregation]
     AGGREGATION_MAX: _ClassVar[Aggregation]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
 PRIORITY_UNSPECIFIED: Priority
 PRIORITY_INTERACTIVE: Priority
 PRIORITY_BULK: Priority
@@ -71,6 +78,9 @@ AGGREGATION_SIMPLE: Aggregation
 AGGREGATION_FIRST: Aggregation
 AGGREGATION_AVERAGE: Aggregation
 AGGREGATION_MAX: Aggregation
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
 
 class Image(_message.Message):
     __slots__ = ("data",)
@@ -115,12 +125,14 @@ class Item(_message.Message):
     def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("input_tokens", "image_tokens")
+    __slots__ = ("input_tokens", "image_tokens", "output_tokens")
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     input_tokens: int
     image_tokens: int
-    def __init__(self, input_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
+    output_tokens: int
+    def __init__(self, input_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_seconds", "prepare_seconds", "wait_seconds", "forward_seconds", "finish_seconds", "total_seconds")
@@ -271,17 +283,19 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens", "text_layer")
+    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
         KIND_CAPTION: _ClassVar[TextTask.Kind]
         KIND_DETAILED_CAPTION: _ClassVar[TextTask.Kind]
         KIND_OCR: _ClassVar[TextTask.Kind]
+        KIND_OCR_REGIONS: _ClassVar[TextTask.Kind]
     KIND_UNSPECIFIED: TextTask.Kind
     KIND_CAPTION: TextTask.Kind
     KIND_DETAILED_CAPTION: TextTask.Kind
     KIND_OCR: TextTask.Kind
+    KIND_OCR_REGIONS: TextTask.Kind
     class TextLayer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         TEXT_LAYER_UNSPECIFIED: _ClassVar[TextTask.TextLayer]
@@ -295,10 +309,14 @@ class TextTask(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
     text_layer: TextTask.TextLayer
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ...) -> None: ...
+    instruction: str
+    region: Region
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
 
 class SchemaLabel(_message.Message):
     __slots__ = ("label", "description", "threshold")
@@ -433,20 +451,22 @@ class Relation(_message.Message):
     def __init__(self, head: _Optional[_Union[Entity, _Mapping]] = ..., tail: _Optional[_Union[Entity, _Mapping]] = ..., label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ("left", "top", "right", "bottom", "label", "score")
+    __slots__ = ("left", "top", "right", "bottom", "label", "score", "polygon")
     LEFT_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     RIGHT_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    POLYGON_FIELD_NUMBER: _ClassVar[int]
     left: float
     top: float
     right: float
     bottom: float
     label: str
     score: float
-    def __init__(self, left: _Optional[float] = ..., top: _Optional[float] = ..., right: _Optional[float] = ..., bottom: _Optional[float] = ..., label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+    polygon: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, left: _Optional[float] = ..., top: _Optional[float] = ..., right: _Optional[float] = ..., bottom: _Optional[float] = ..., label: _Optional[str] = ..., score: _Optional[float] = ..., polygon: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PageText(_message.Message):
     __slots__ = ("page", "text", "is_text_layer")
@@ -497,26 +517,30 @@ class Structure(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[StructureField, _Mapping]]] = ...) -> None: ...
 
 class Extraction(_message.Message):
-    __slots__ = ("entities", "labels", "relations", "regions", "text", "pages", "document_pages", "classifications", "structures")
+    __slots__ = ("entities", "labels", "relations", "regions", "text", "finish_reason", "pages", "document_pages", "classifications", "structures", "json")
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_PAGES_FIELD_NUMBER: _ClassVar[int]
     CLASSIFICATIONS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURES_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
     relations: _containers.RepeatedCompositeFieldContainer[Relation]
     regions: _containers.RepeatedCompositeFieldContainer[Region]
     text: str
+    finish_reason: FinishReason
     pages: _containers.RepeatedCompositeFieldContainer[PageText]
     document_pages: int
     classifications: _containers.RepeatedCompositeFieldContainer[Classification]
     structures: _containers.RepeatedCompositeFieldContainer[Structure]
-    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ...) -> None: ...
+    json: _struct_pb2.Struct
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ExtractResponse(_message.Message):
     __slots__ = ("results", "model_revision", "usage", "timings")

@@ -52,6 +52,6 @@ def regions_of(
     rows, columns = np.nonzero((scores > np.asarray(thresholds, np.float32)) & inside[:, None])
     best = np.argsort(-scores[rows, columns], kind="stable")[:_MOST]
     return tuple(
-        Region(asked.labels[column].name, float(scores[row, column]), *map(float, edges[row]))
+        Region(asked.labels[column].name, float(scores[row, column]), *edges[row].tolist())
         for row, column in zip(rows[best].tolist(), columns[best].tolist(), strict=True)
     )
