@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear import has_bfloat16
-from libs.models import EncodeWork, load_model
+from libs.models import EncodeWork, load_model, outputs_of
 from libs.models.work import go_on_anyway
 from services.worker.machine.device import Device, open_device
 from services.worker.machine.disk import Shelf
@@ -102,7 +102,7 @@ class Bench:
             await self._changed.wait()
         loaded = time.perf_counter()
         prepared = resident.model.prepare(EncodeWork([TEXT]), go_on_anyway)
-        resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
+        resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
         ended = time.perf_counter()
         del resident
         self._residency.evict(MINILM_ID)

@@ -30,7 +30,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
 from benchmarks.report import percentile
 from benchmarks.texts import real_texts
-from libs.models import EncodeWork, InputSequence, Output, PackedModel, load_model
+from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
 from services.local.mesh import running
 from services.local.settings import Settings as MeshSettings
 from services.worker.jobs import ladder
@@ -185,7 +185,7 @@ def _climbed(
     took = time.perf_counter() - began
     errors = Counter(type(one).__name__ for one in climbed.outcomes if isinstance(one, Exception))
     fine = [number for number, one in enumerate(climbed.outcomes) if not isinstance(one, Exception)]
-    found = _vectors([one for one in climbed.outcomes if not isinstance(one, Exception)]) if fine else wanted[:0]
+    found = _vectors([one for one in climbed.outcomes if not isinstance(one, Exception | Unfinished)]) if fine else wanted[:0]
     row: Row = {
         "sequences": len(sequences),
         "seconds": took,

@@ -21,6 +21,7 @@ Kind = Literal[
     "gliclass",
     "yes_no",
     "images",
+    "writer",
 ]
 Input = Literal["text", "image"]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

@@ -31,6 +31,8 @@ from libs.catalog.kinds.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.kinds.sparse import is_sparse, sparse
 from libs.catalog.kinds.vision_language import is_vision_language, vision_language_card
+from libs.catalog.kinds.writer import FILE as GENERATION
+from libs.catalog.kinds.writer import is_writer, writer
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
@@ -77,7 +79,7 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(vision_language_card(directory, model, named), overrides)
     files = _read_checkpoint(directory)
     kind = (overrides.detect.kind if overrides is not None else None) or _kind(files)
-    if kind not in ("yes_no", "sequence_labels"):
+    if kind not in ("yes_no", "sequence_labels", "writer"):
         refuse_messages(files)
     card = apply(_READERS[kind](files, _common_card(files, model, kind)), overrides)
     return need_answers(card) if kind == "yes_no" else card
@@ -134,6 +136,8 @@ def _kind(files: Checkpoint) -> Kind:
         return "dense"
     if files.architecture.endswith("ForTokenClassification"):
         return "token_labels"
+    if is_writer(files):
+        return "writer"
     refuse_bare(files)
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
@@ -172,6 +176,7 @@ def _revision(files: Checkpoint) -> str:
         "artifact.metadata",
         "idf.json",
         "router_config.json",
+        GENERATION,
     ]
     tensors = [name for folder in parts for name in tensor_files(files.directory, folder)]
     tensors += layer_files(files)
@@ -223,4 +228,5 @@ _READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {
     "sequence_labels": sequence_labels,
     "token_labels": token_labels,
     "yes_no": yes_no,
+    "writer": writer,
 }

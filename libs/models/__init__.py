@@ -6,7 +6,7 @@ trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the pa
 tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
 """
 
-from libs.models.loading import load_model
+from libs.models.loading import load_model, load_served_model
 from libs.models.model import Model, Parked
 from libs.models.packed_model import PackedModel
 from libs.models.results import (
@@ -25,12 +25,14 @@ from libs.models.results import (
 )
 from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from libs.models.work import (
+    WRITE,
     Aggregation,
     Between,
     ClassifyWork,
     DataType,
     EncodeWork,
     EntitiesWork,
+    Forwarded,
     Given,
     GoOn,
     Head,
@@ -49,13 +51,16 @@ from libs.models.work import (
     SparseRow,
     StructureWork,
     Truncation,
+    Unfinished,
     Work,
     WrittenIds,
     is_finite,
     nothing_between,
+    outputs_of,
 )
 
 __all__ = [
+    "WRITE",
     "Aggregation",
     "Between",
     "ClassifyWork",
@@ -66,6 +71,7 @@ __all__ = [
     "Entity",
     "ExtractResult",
     "Extraction",
+    "Forwarded",
     "Given",
     "GoOn",
     "Head",
@@ -100,9 +106,12 @@ __all__ = [
     "Stored",
     "StructureWork",
     "Truncation",
+    "Unfinished",
     "Work",
     "WrittenIds",
     "is_finite",
     "load_model",
+    "load_served_model",
     "nothing_between",
+    "outputs_of",
 ]

@@ -1,4 +1,4 @@
-"""Loads any checkpoint directory: its card says whether it is a model of texts or of images."""
+"""Loads any checkpoint directory: its card says whether it is a model of texts or of images, or one that writes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import torch
 
+from libs.catalog.detect import read_card
 from libs.catalog.kinds.images import images_folder
 from libs.catalog.kinds.vision_language import is_vision_language
 from libs.catalog.overrides import Overrides
+from libs.models.generation.serving import load_writer_model
 from libs.models.images.serving import load_image_model
 from libs.models.images.vlm.serving import load_vision_language_model
+from libs.models.model import Model
 from libs.models.packed_model import PackedModel
 from libs.models.text.loading import load_text_model
 
@@ -32,5 +35,20 @@ def load_model(
     """
     if base is not None or is_vision_language(directory):
         return load_vision_language_model(directory, model_id, device, dtype, overrides, base)
-    load = load_text_model if images_folder(directory) is None else load_image_model
-    return load(directory, model_id, device, dtype, overrides)
+    if images_folder(directory) is not None:
+        return load_image_model(directory, model_id, device, dtype, overrides)
+    return load_text_model(directory, model_id, device, dtype, overrides)
+
+
+def load_served_model(
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
+    base: Path | None = None,
+) -> Model:
+    """As `load_model`, and models that write."""
+    if base is None and read_card(directory, model_id, overrides).kind == "writer":
+        return load_writer_model(directory, model_id, device, dtype, overrides)
+    return load_model(directory, model_id, device, dtype, overrides, base)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from libs.catalog.card import Card
 from libs.models.results import Result
-from libs.models.work import Between, GoOn, Head, InputSequence, Output, Prepared, Work, nothing_between
+from libs.models.work import Between, Forwarded, GoOn, Head, InputSequence, Output, Prepared, Work, nothing_between
 
 
 class Parked(Protocol):
@@ -32,7 +33,7 @@ class Model(Protocol):
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation."""
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> Sequence[Forwarded]:
         """Runs a batch. `between`, a preemption point, may be called between layers and run a forward of this model or another."""
 
     def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...

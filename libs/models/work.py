@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 TextLayer = Literal["prefer", "only", "never"]
 Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
+WRITE: Final = "write"
+"""The head of models that write: a forward adds to the texts of its sequences, and any number of forwards makes an output."""
 
 GoOn = Callable[[], None]
 """A cancellation check, called between slices of a job's preparation. Raises if nobody waits for the job's result any more."""
@@ -287,6 +289,17 @@ class Unfinished:
 
 Output = NDArray[np.float32] | SparseRow | WrittenIds | tuple["Output", ...]
 """The output of a head for one sequence; a tuple for several heads, in the order of their names."""
+
+Forwarded = Output | Unfinished
+"""What a forward gives for one sequence."""
+
+
+def outputs_of(forwarded: Sequence[Forwarded]) -> list[Output]:
+    """The outputs of a forward of a model that does not write. Raises TypeError for any other's."""
+    found = [each for each in forwarded if not isinstance(each, Unfinished)]
+    if len(found) != len(forwarded):
+        raise TypeError("a sequence is unfinished")
+    return found
 
 
 def is_finite(output: Output) -> bool:

@@ -24,7 +24,7 @@ from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.layers.spec import Config
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
-from libs.models.text.tokenising.chat import _messages, _rendered, _text
+from libs.models.text.tokenising.chat import _messages, rendered, rendered_text
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.text.tokenising.tokenizer import failing, load_tokenizer
 from libs.models.weights import TensorFile
@@ -492,8 +492,8 @@ def _make_template(random: Random, known: Sequence[bytes]) -> bytes:
 def _try_template(data: bytes) -> None:
     values = _messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)
     with suppress(ModelBroken):
-        (rendered,) = _rendered(data.decode("utf-8", "replace"), [values])
-        text = _text(rendered)
+        (found,) = rendered(data.decode("utf-8", "replace"), [values])
+        text = rendered_text(found)
         if "root:" in text or "environ(" in text:
             raise Broken("a template has read what it was not given")
 

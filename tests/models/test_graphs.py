@@ -33,6 +33,7 @@ from libs.models import (
     Result,
     SparseRow,
     Work,
+    WrittenIds,
 )
 from libs.models.graphs.buckets import Bucket, Uses, bucket_of
 from libs.models.graphs.buffers import filled, own_batch, whole_batch
@@ -109,8 +110,8 @@ def kept(tmp_path: Path) -> Kept:
 
 def close(got: Sequence[Output], wanted: Sequence[Output]) -> None:
     for one, other in zip(got, wanted, strict=True):
-        assert not isinstance(one, tuple | SparseRow)
-        assert not isinstance(other, tuple | SparseRow)
+        assert not isinstance(one, tuple | SparseRow | WrittenIds)
+        assert not isinstance(other, tuple | SparseRow | WrittenIds)
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -318,6 +319,7 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
 def _arrays(output: Output) -> list[NDArray[np.float32] | NDArray[np.int32]]:
     if isinstance(output, tuple):
         return [array for part in output for array in _arrays(part)]
+    assert not isinstance(output, WrittenIds)
     return [output.indices, output.values] if isinstance(output, SparseRow) else [output]
 
 

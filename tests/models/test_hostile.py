@@ -27,7 +27,7 @@ from libs.catalog.kinds.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.text.heads.extraction.spans import spans_of
-from libs.models.text.tokenising.chat import _messages, _rendered, _text
+from libs.models.text.tokenising.chat import _messages, rendered, rendered_text
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -523,8 +523,8 @@ def test_patterns_are_tried_before_a_text_meets_them(pattern: str) -> None:
 
 
 def render(source: str) -> str:
-    (rendered,) = _rendered(source, [_messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)])
-    return _text(rendered)
+    (found,) = rendered(source, [_messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)])
+    return rendered_text(found)
 
 
 @pytest.mark.parametrize(

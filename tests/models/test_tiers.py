@@ -14,7 +14,7 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling, Transfor
 from torch import nn
 
 from libs.kernels import linear
-from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, load_model
+from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, WrittenIds, load_model
 from libs.models.tiers import Arena, tensors_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
@@ -72,6 +72,7 @@ def outputs(model: PackedModel, work: Work) -> list[NDArray[np.generic]]:
 def _arrays(output: Output) -> list[NDArray[np.generic]]:
     if isinstance(output, SparseRow):
         return [output.indices, output.values]
+    assert not isinstance(output, WrittenIds)
     return [array for part in output for array in _arrays(part)] if isinstance(output, tuple) else [output]
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from libs.errors import ModelBroken
-from libs.models import Between, InputSequence, Model, Output, nothing_between
+from libs.models import Between, Forwarded, InputSequence, Model, nothing_between
 from services.worker.__main__ import main
 from services.worker.machine.device import Device, Load, open_device
 from services.worker.settings import Settings
@@ -57,7 +57,7 @@ class FaultyModel:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+    def forward(self, head: str, sequences: list[InputSequence], between: Between = nothing_between) -> Sequence[Forwarded]:
         if threading.current_thread().name == "device" and self._is_out_of_memory(sequences):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)")
         return self._model.forward(head, sequences, between)

@@ -13,7 +13,7 @@ import pytest
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
-from libs.models import EncodeResult, EncodeWork
+from libs.models import EncodeResult, EncodeWork, outputs_of
 from libs.models.work import go_on_anyway
 from libs.store import open_store
 from services.worker.machine import disk
@@ -83,7 +83,7 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         prepared = resident.model.prepare(EncodeWork(["text"], role="query"), go_on_anyway)
         plain = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
-        answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
+        answer = resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
         assert isinstance(answer, EncodeResult)
 
 
@@ -102,7 +102,7 @@ async def test_a_card_asks_for_int8(tmp_path: Path) -> None:
         resident = made.serving(MODEL)
         assert resident is not None
         prepared = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
-        answer = resident.model.finish(prepared, resident.model.forward(prepared.head, prepared.sequences))
+        answer = resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
         assert isinstance(answer, EncodeResult)
 
 

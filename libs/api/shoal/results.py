@@ -28,10 +28,11 @@ Integers = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`input_tokens`: tokens that went through the model, special tokens, prompts and labels included; counted, not estimated.
-    `image_tokens`: those of them that were made of images."""
+    `image_tokens`: those of them that were made of images. `output_tokens`: those that a model wrote."""
 
     input_tokens: int
     image_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in an image, in pixels from its upper left corner."""
+    """A labelled box in an image, in pixels from its upper left corner. `polygon`: x and y of each corner of an outline, if any."""
 
     left: float
     top: float
@@ -239,6 +240,7 @@ class Region:
     bottom: float
     label: str
     score: float
+    polygon: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,9 @@ class Structure:
 class Extraction:
     """What was found in one item. Only the fields of the requested task are filled, for a schema what it asks for.
 
-    `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read or not.
+    `text`: what a model wrote, which ended it (`finish_reason` "stop") or was cut off ("length"); `form`: what it says as JSON, of
+    models that write a form. `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read
+    or not.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -293,6 +297,8 @@ class Extraction:
     document_pages: int = 0
     classifications: tuple[Classification, ...] = ()
     structures: tuple[Structure, ...] = ()
+    finish_reason: Literal["", "stop", "length"] = ""
+    form: Mapping[str, object] | None = None
 
     @property
     def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:

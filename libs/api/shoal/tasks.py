@@ -127,15 +127,19 @@ class Regions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText:
-    """Caption an image or read the text in it. `max_tokens` 0: the model's own.
+    """Write: caption an image, read the text in it, or answer about a text. `max_tokens` 0: the model's own.
+
+    `instruction`: what the model is asked for besides, such as "Summarise." or a question, or a task of the
+    model's own by its name.
 
     `text_layer`: of documents' pages. "prefer" (default): the text that stands in the file, and the model reads pages that have
     none; "only": the model reads no page, so that any model that takes documents may be asked; "never": it reads all.
     """
 
-    kind: Literal["caption", "detailed_caption", "ocr"] = "caption"
+    kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
     max_tokens: int = 0
     text_layer: TextLayer | None = None
+    instruction: str = ""
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

@@ -26,7 +26,7 @@ def refuse_bare(files: Checkpoint) -> None:
             "architectures",
             f"is {files.architecture}, a language model, and no file names its use. A card of the catalog can, by `detect`: "
             "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: ['yes', 'no']` and `template` for a "
-            "reranker",
+            "reranker; `kind: writer` for one that writes, which a chat template and generation_config.json say too",
         )
 
 

@@ -17,6 +17,7 @@ from libs.models.generation.rules import Ids, apply
 from libs.models.generation.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
 from libs.models.generation.writer import Places, Writer
 from libs.models.packed import GivenRows, Packed
+from libs.models.work import Between, nothing_between
 
 MOST_ROWS = 2048
 """Tokens of a prefill step: longer prompts are cut into pieces."""
@@ -82,17 +83,20 @@ class DecodeLoop:
             self._end(sequence, "cancelled")
 
     def next_step(self) -> Step | None:
-        """What the next `step` costs; None: nothing is left to write."""
-        pieces = self._next()
+        """What the next `step` of all sequences costs; None: nothing is left to write."""
+        pieces = self._next(self._sequences)
         if not pieces:
             return None
         keys = sum(piece.row.stored + piece.count + piece.sequence.cross_tokens for piece in pieces)
         return Step("decode" if pieces[0].sequence.is_prefilled else "prefill", sum(piece.count for piece in pieces), keys)
 
     @torch.inference_mode()
-    def step(self) -> list[Written]:
-        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left to write."""
-        pieces = self._next()
+    def step(self, among: Sequence[DecodeSequence] | None = None, between: Between = nothing_between) -> list[Written]:
+        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left to write.
+
+        `among`: the sequences that it is for; None: all. `between`: called between two layers; it may call `step` for others.
+        """
+        pieces = self._next(self._sequences if among is None else [each for each in among if each.finish is None])
         if not pieces:
             return []
         self._prefilled_last = not pieces[0].sequence.is_prefilled
@@ -101,7 +105,7 @@ class DecodeLoop:
                 copy_page(self._pages, origin, to)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
-        scores = self.writer.forward(self._batch(pieces, places), self._pages, places)
+        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, between)
         for piece in pieces:
             piece.row.stored += piece.count
         return self._choose(pieces, scores)
@@ -123,10 +127,10 @@ class DecodeLoop:
             raise InvalidInput(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
         return prompt, len(prompt) + new
 
-    def _next(self) -> list[_Piece]:
+    def _next(self, among: Sequence[DecodeSequence]) -> list[_Piece]:
         """Prompts that have no keys yet come before the next tokens of the others, but these are not kept waiting for two steps."""
-        waiting = [sequence for sequence in self._sequences if not sequence.is_prefilled]
-        going = [sequence for sequence in self._sequences if sequence.is_prefilled]
+        waiting = [sequence for sequence in among if not sequence.is_prefilled]
+        going = [sequence for sequence in among if sequence.is_prefilled]
         if not waiting or (going and self._prefilled_last):
             return [_Piece(sequence, row, 1) for sequence in going for row in sequence.rows]
         pieces: list[_Piece] = []

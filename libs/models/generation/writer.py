@@ -19,6 +19,7 @@ from libs.models.generation.rules import Ids
 from libs.models.generation.settings import Settings
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
 from libs.models.packed import Packed
+from libs.models.work import Between, nothing_between
 
 
 class LanguageHead(nn.Module):
@@ -119,12 +120,12 @@ class Writer:
         return empty_pages(len(self.decoder.stack), count, self.kv_heads, self.head_size, self.decoder.dtype, self.device)
 
     @torch.inference_mode()
-    def encode(self, inputs: Sequence[Ids]) -> list[Tensor]:
+    def encode(self, inputs: Sequence[Ids], between: Between = nothing_between) -> list[Tensor]:
         """The encoder's hidden states [tokens, hidden] of each input, from one packed forward."""
         if self.encoder is None:
             raise TypeError("this model has no encoder of token ids")
         batch = Packed.of([np.asarray(ids, np.int32) for ids in inputs], device=self.device)
-        return list(self.encoder.forward(batch).split_with_sizes(batch.lengths))
+        return list(self.encoder.forward(batch, between=between).split_with_sizes(batch.lengths))
 
     @torch.inference_mode()
     def keep_states(self, states: Sequence[Tensor], pages: Sequence[Pages], numbers: Sequence[Sequence[int]]) -> None:
@@ -137,7 +138,7 @@ class Writer:
             store(*layer.keys(together), own, where)
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, pages: Sequence[Pages], places: Places) -> Tensor:
+    def forward(self, batch: Packed, pages: Sequence[Pages], places: Places, between: Between = nothing_between) -> Tensor:
         """Scores of the token after each sequence: [sequences, vocabulary] float32. Keys and values of all rows are stored."""
         decoder = self.decoder
         shared = decoder.shared(batch)
@@ -148,6 +149,7 @@ class Writer:
             x = self._layer(layer, x, batch, shared, own, places, chooses=number == last and len(deeper) <= last)
             if number < len(deeper) and batch.given is not None:
                 x = x.index_add(0, batch.given.places, deeper[number].to(x.dtype))
+            between()
         if places.rows is not None and len(x) != len(places.rows):
             x = x.index_select(0, places.rows)
         return self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))

@@ -40,7 +40,7 @@ def load_text_model(
     directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
 ) -> PackedModel:
     """As `libs.models.load_model`, of a directory of texts."""
-    with failing(_broken_tokenizer):
+    with failing(broken_tokenizer):
         return _load(directory, model_id, device, dtype, overrides)
 
 
@@ -119,7 +119,7 @@ class Tokenising:
         return self._processor.finish(prepared, outputs)
 
 
-def _broken_tokenizer(problem: str) -> ModelBroken:
+def broken_tokenizer(problem: str) -> ModelBroken:
     return ModelBroken(f"tokenizer.json: cannot be used: {problem}")
 
 

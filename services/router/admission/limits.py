@@ -110,7 +110,9 @@ ITEM_SECONDS: Final = Limit(
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
-INSTRUCTION: Final = Limit("an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction"), 16_384, CHARACTERS)
+INSTRUCTION: Final = Limit(
+    "an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"), 16_384, CHARACTERS
+)
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)

@@ -500,6 +500,10 @@ def _check_text(task: pb.TextTask) -> None:
     _check_enum(task.kind, pb.TextTask.Kind, "text.kind")
     _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
     _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
+    limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
+    edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
+    is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
+    _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
 
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:

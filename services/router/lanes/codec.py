@@ -264,8 +264,8 @@ def _revision(answers: Sequence[Response]) -> str:
 
 
 def _usage(answers: Sequence[Response]) -> pb.Usage:
-    tokens, of_images = (sum(getattr(answer.usage, name) for answer in answers) for name in ("input_tokens", "image_tokens"))
-    return pb.Usage(input_tokens=min(tokens, _MOST_COUNT), image_tokens=min(of_images, _MOST_COUNT))
+    names = ("input_tokens", "image_tokens", "output_tokens")
+    return pb.Usage(**{name: min(sum(getattr(answer.usage, name) for answer in answers), _MOST_COUNT) for name in names})
 
 
 def _timings(answers: Sequence[Response]) -> pb.Timings:

@@ -8,20 +8,20 @@ one, so that only those fail that do not fit alone. Any other error halves the b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from libs.errors import InternalError, OutOfMemory, ShoalError
-from libs.models import InputSequence, Output
+from libs.models import Forwarded, InputSequence
 from libs.telemetry.logs import Value, fields
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[list[InputSequence]], list[Output]]
-Outcome = Output | ShoalError
+Forward = Callable[[list[InputSequence]], Sequence[Forwarded]]
+Outcome = Forwarded | ShoalError
 
 MAX_DEPTH: Final = 4
 """How often a batch that does not fit is halved before its sequences are tried one by one: down to a sixteenth."""
@@ -87,7 +87,7 @@ class _Failure:
     kind: str
 
 
-def _attempt(forward: Forward, sequences: list[InputSequence], model: str) -> list[Output] | _Failure:
+def _attempt(forward: Forward, sequences: list[InputSequence], model: str) -> Sequence[Forwarded] | _Failure:
     try:
         return forward(sequences)
     except Exception as error:
@@ -137,9 +137,9 @@ class _Climb:
             outcomes += self.after(outputs, part, depth) if isinstance(outputs, _Failure) else outputs
         return outcomes
 
-    def _with_more_room(self, failure: _Failure, sequences: list[InputSequence]) -> list[Output] | _Failure:
+    def _with_more_room(self, failure: _Failure, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
         """The first two steps: frees the caches (once a batch), then evicts idle models."""
-        outcome: list[Output] | _Failure = failure
+        outcome: Sequence[Forwarded] | _Failure = failure
         if not self._is_freed:
             self._is_freed = True
             self._ladder.trim()
@@ -158,13 +158,13 @@ class _Climb:
             self._log_step("CUDA graphs or an idle model are evicted", sequences)
         return not self._has_nothing_idle
 
-    def _try_recovered(self, sequences: list[InputSequence]) -> list[Output] | _Failure:
+    def _try_recovered(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
         outcome = self._try(sequences)
         if isinstance(outcome, _Failure):
             self._ladder.recover()
         return outcome
 
-    def _try(self, sequences: list[InputSequence]) -> list[Output] | _Failure:
+    def _try(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
         outcome = _attempt(self._forward, sequences, self._model)
         if not isinstance(outcome, _Failure):
             self.fitted_tokens = max(self.fitted_tokens, _tokens(sequences))

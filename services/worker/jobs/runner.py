@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
-from libs.models import Between, EncodeWork, Prepared, ScoreWork, nothing_between
+from libs.models import Between, EncodeWork, InputSequence, Prepared, ScoreWork, Unfinished, nothing_between
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans
@@ -60,6 +60,14 @@ class Outcomes(Protocol):
         """A forward pass began, or the device has nothing left to do."""
 
 
+@runtime_checkable
+class KeepsSequences(Protocol):
+    """A model that keeps what it has of sequences from one forward to the next."""
+
+    def drop(self, sequences: Sequence[InputSequence]) -> None:
+        """Frees it. Called on the device thread, also between two layers of a forward for others."""
+
+
 class Runner:
     """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
@@ -91,6 +99,7 @@ class Runner:
         self._caps = Caps(limits.tokens)
         self._cut_at: float | None = None  # of the batch that is to run, if this thread waited for it
         self._overtaken_cpu = 0.0
+        self._begun: set[int] = set()  # jobs with sequences that are unfinished
         # Mutable state, all of it guarded by the condition's lock.
         self._condition = threading.Condition()
         self._room = WaitingRoom()
@@ -215,7 +224,8 @@ class Runner:
         return self._jobs[batch.chosen[0].job].resident.meter.least_seconds(batch.tokens)
 
     def _cap(self, group: Group) -> int:
-        return min(self._caps.of(group), self._most_tokens(group.model))
+        # The time of a forward that writes hardly depends on how many sequences it is for.
+        return self._caps.of(group) if group.is_continuous else min(self._caps.of(group), self._most_tokens(group.model))
 
     def _most_tokens(self, model: str) -> int:
         """The largest batch of the model within the time that a batch may take."""
@@ -246,6 +256,10 @@ class Runner:
             self._room.remove({held.number for held in jobs})
             for held in jobs:
                 del self._jobs[held.number]
+                model = held.resident.model
+                if held.number in self._begun and isinstance(model, KeepsSequences):
+                    model.drop(held.ready.sequences)
+                self._begun.discard(held.number)
 
     def _serve(self, batch: Batch, *, is_overtaking: bool = False) -> float:
         """Returns the seconds of the batch's own forward pass."""
@@ -280,7 +294,7 @@ class Runner:
             resident.turn = self._room.turn(resident.name)
         self._caps.ran(batch.group, climbed.fitted_tokens)
         if climbed.is_clean:
-            resident.meter.add_forward(spared.tokens, seconds)
+            resident.meter.add_forward(batch.tokens if batch.group.is_continuous else spared.tokens, seconds)
         measured: dict[str, Value] = {
             "model": resident.name,
             "tenant": jobs[0].job.tenant,
@@ -307,7 +321,12 @@ class Runner:
 
     def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome], *, is_overtaking: bool) -> None:
         broken: dict[HeldJob, ShoalError] = {}
+        unfinished: list[tuple[HeldJob, Waiting]] = []
         for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
+            if isinstance(outcome, Unfinished):
+                self._begun.add(held.number)
+                unfinished.append((held, replace(one, tokens=1)))
+                continue
             if not isinstance(outcome, ShoalError):
                 held.outputs[one.index] = outcome
                 continue
@@ -318,6 +337,9 @@ class Runner:
         with self._condition:
             if self._stopping:
                 return
+            for held, waiting in unfinished:
+                if held not in broken:
+                    self._room.add(batch.group, [waiting], held.flow, held.weight)
             self._forget([*broken, *finished])
             is_idle = not is_overtaking and not self._room.tokens
         for held, error in broken.items():

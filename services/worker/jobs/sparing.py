@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from libs.errors import ShoalError
-from libs.models import InputSequence, Output, is_finite
+from libs.models import InputSequence, Output, Unfinished, is_finite
 from libs.telemetry import metrics
 from services.worker.jobs.ladder import Outcome
 from services.worker.memory.images import ImageOutputs
@@ -64,5 +64,5 @@ def keep(kept: ImageOutputs | None, sequences: Sequence[InputSequence], computed
     if kept is None:
         return
     for sequence, outcome in zip(sequences, computed, strict=True):
-        if sequence.key and not isinstance(outcome, ShoalError) and is_finite(outcome):
+        if sequence.key and not isinstance(outcome, ShoalError | Unfinished) and is_finite(outcome):
             kept.keep(sequence.key, outcome, sequence.tokens)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
-from libs.models import Model, Output, is_finite
+from libs.models import Model, is_finite, outputs_of
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs.held import HeldJob
 
@@ -74,7 +74,7 @@ class Widening:
             for head, indices in prepared.groups().items():
                 again = [index for index in indices if index in nonfinite]
                 if again:
-                    outputs: list[Output] = twin.forward(head, [prepared.sequences[index] for index in again])
+                    outputs = outputs_of(twin.forward(head, [prepared.sequences[index] for index in again]))
                     held.outputs.update(zip(again, outputs, strict=True))
             held.forward_seconds += time.monotonic() - started
             left = len(nonfinite_outputs(held))

@@ -15,7 +15,7 @@ from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
 from libs.kernels import int8, native
-from libs.models import Model, load_model
+from libs.models import Model, load_served_model
 from libs.models.graphs.cuda import CudaCapture
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.text.registry import default_dtype
@@ -107,7 +107,7 @@ def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Load:
     def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
         """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
         use_threads(1)
-        return load_model(directory, model, device, dtype, catalog.of(model), base)
+        return load_served_model(directory, model, device, dtype, catalog.of(model), base)
 
     return load
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
+from google.protobuf import json_format, struct_pb2
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
@@ -119,12 +120,18 @@ _KINDS: dict[int, TextKind] = {
     inference_pb2.TextTask.KIND_CAPTION: "caption",
     inference_pb2.TextTask.KIND_DETAILED_CAPTION: "detailed_caption",
     inference_pb2.TextTask.KIND_OCR: "ocr",
+    inference_pb2.TextTask.KIND_OCR_REGIONS: "ocr_regions",
 }
 _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_UNSPECIFIED: "prefer",
     inference_pb2.TextTask.TEXT_LAYER_PREFER: "prefer",
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
+}
+_FINISHES: dict[str, inference_pb2.FinishReason] = {
+    "": inference_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
 }
 _FORMS: dict[str, inference_pb2.Representation] = {
     "dense": inference_pb2.REPRESENTATION_DENSE,
@@ -186,6 +193,7 @@ def result_of(result: Result, *, revision: str, tokens: int, timings: Timings, i
             answer = message.score
         case ExtractResult():
             message.extract.CopyFrom(inference_pb2.ExtractResponse(results=[_extraction(item) for item in result.items]))
+            usage.output_tokens = result.output_tokens
             answer = message.extract
     answer.model_revision = revision
     answer.usage.CopyFrom(usage)
@@ -355,6 +363,8 @@ def _extract_work(
                 text_kind=_word(_KINDS, request.text.kind, "text.kind"),
                 max_tokens=request.text.max_tokens,
                 text_layer=_word(_TEXT_LAYERS, request.text.text_layer, "text.text_layer"),
+                instruction=request.text.instruction,
+                region=_edges(request.text.region) if request.text.HasField("region") else None,
                 parts=parts,
             )
         case "structure":
@@ -363,6 +373,10 @@ def _extract_work(
             raise InvalidInput("no task is set", field="task")
         case task:
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
+
+
+def _edges(region: inference_pb2.Region) -> tuple[float, float, float, float]:
+    return region.left, region.top, region.right, region.bottom
 
 
 def _schema(task: inference_pb2.StructureTask) -> Schema:
@@ -501,9 +515,20 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
             for one in item.relations
         ],
         regions=[
-            inference_pb2.Region(left=one.left, top=one.top, right=one.right, bottom=one.bottom, label=one.label, score=one.score)
+            inference_pb2.Region(
+                left=one.left,
+                top=one.top,
+                right=one.right,
+                bottom=one.bottom,
+                label=one.label,
+                score=one.score,
+                polygon=one.polygon,
+            )
             for one in item.regions
         ],
+        text=item.text,
+        finish_reason=_FINISHES[item.finish],
+        json=None if item.json is None else _struct(item.json),
         pages=[inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer) for one in item.pages],
         document_pages=item.document_pages,
         classifications=[
@@ -516,6 +541,12 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
             inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields]) for one in item.structures
         ],
     )
+
+
+def _struct(values: Mapping[str, object]) -> struct_pb2.Struct:
+    made = struct_pb2.Struct()
+    json_format.ParseDict(dict(values), made)
+    return made
 
 
 def _field(field: Field) -> inference_pb2.StructureField:

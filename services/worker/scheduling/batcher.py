@@ -9,12 +9,14 @@ uses many models gets no more turns than one that uses a single model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Final
 
+from libs.models import WRITE
 from services.worker.scheduling.turns import Turns
 
 BULK_SHARE: Final = 1 / 9
@@ -37,6 +39,11 @@ class Group:
 
     model: str
     head: str
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether forwards go on with the same sequences, and a further one in a batch costs little: every caller's join it."""
+        return self.head == WRITE
 
 
 Caller = tuple[str, bool]
@@ -277,10 +284,13 @@ class WaitingRoom:
 
     def _company(self, first: _Line) -> list[_Line]:
         """The line `first`, and the lines of its group that may join its batch, least-served callers first."""
-        most = self._callers.tag(first.flow.caller) + COMPANY_SECONDS
+        most = math.inf if first.group.is_continuous else self._callers.tag(first.flow.caller) + COMPANY_SECONDS
         found = [(self._callers.tag(line.flow.caller), line) for line in self._lines[first.group].values() if line is not first]
-        near = [(tag, line) for tag, line in found if tag <= most and self._shares[line.flow.caller].is_near(line)]
+        near = [(tag, line) for tag, line in found if tag <= most and self._joins(line)]
         return [first, *(line for _, line in sorted(near, key=itemgetter(0)))]
+
+    def _joins(self, line: _Line) -> bool:
+        return line.group.is_continuous or self._shares[line.flow.caller].is_near(line)
 
     def _take_out(self, line: _Line, one: Waiting) -> None:
         del line.waiting[one.job, one.index]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf import json_format
 
 from shoal.errors import InternalError
 from shoal.results import (
@@ -57,6 +58,10 @@ from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, tensor_pb2
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_FINISHES: dict[int, Literal["", "stop", "length"]] = {
+    inference_pb2.FINISH_REASON_STOP: "stop",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+}
 _STORED: dict[tensor_pb2.DataType, tuple[DataType, str]] = {
     tensor_pb2.DATA_TYPE_FLOAT32: ("float32", "<f4"),
     tensor_pb2.DATA_TYPE_FLOAT16: ("float16", "<f2"),
@@ -207,6 +212,8 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         message.document_pages,
         tuple(Classification(one.name, tuple(_flat(LabelScore, label) for label in one.labels)) for one in message.classifications),
         tuple(Structure(one.name, {field.name: _values(field) for field in one.fields}) for one in message.structures),
+        _FINISHES.get(message.finish_reason, ""),
+        json_format.MessageToDict(message.json) if message.HasField("json") else None,
     )
 
 

@@ -44,6 +44,7 @@ _KINDS = {
     "caption": pb.TextTask.KIND_CAPTION,
     "detailed_caption": pb.TextTask.KIND_DETAILED_CAPTION,
     "ocr": pb.TextTask.KIND_OCR,
+    "ocr_regions": pb.TextTask.KIND_OCR_REGIONS,
 }
 
 
@@ -157,4 +158,6 @@ def _task(task: Task) -> tuple[str, Message]:
         case ReadText():
             kind = enum_value("text.kind", task.kind, _KINDS)
             layer = enum_value("text.text_layer", task.text_layer, _TEXT_LAYERS)
-            return "text", message(pb.TextTask, kind=kind, max_tokens=task.max_tokens, text_layer=layer)
+            return "text", message(
+                pb.TextTask, kind=kind, max_tokens=task.max_tokens, text_layer=layer, instruction=task.instruction
+            )

@@ -109,7 +109,8 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:
-    return Usage(sum(part.input_tokens for part in parts), sum(part.image_tokens for part in parts))
+    counts = ("input_tokens", "image_tokens", "output_tokens")
+    return Usage(*(sum(getattr(part, name) for part in parts) for name in counts))
 
 
 def _timings(parts: Sequence[Timings]) -> Timings:

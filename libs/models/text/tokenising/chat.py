@@ -89,15 +89,15 @@ class ChatPairs:
     def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
         """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
         self._text, self._shares = text, shares
-        special = {role: token for role in _ROLES if (token := special_token(root, role))}
+        special = special_tokens(root)
         values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **card.template_values}
         marks = {mark: mark for mark in _SAMPLES}
         no_marks, no_samples = marks | {_INSTRUCTION: ""}, _SAMPLES | {_INSTRUCTION: ""}
         pairs = [values | _messages(texts, card.message_parts) for texts in (no_marks, no_samples, marks, _SAMPLES)]
-        marked, told, marked_too, told_too = _rendered(card.template, pairs)
-        self._plain = Frame.of(_text(marked), _text(told), no_samples)
+        marked, told, marked_too, told_too = rendered(card.template, pairs)
+        self._plain = Frame.of(rendered_text(marked), rendered_text(told), no_samples)
         try:
-            self._instructed = Frame.of(_text(marked_too), _text(told_too), _SAMPLES)
+            self._instructed = Frame.of(rendered_text(marked_too), rendered_text(told_too), _SAMPLES)
         except ModelBroken:  # some templates allow no message of the role system
             self._instructed = self._plain
 
@@ -180,7 +180,12 @@ def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
     return {"messages": messages, "query": query, "document": document, "instruction": instruction}
 
 
-def _rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Mapping[str, str]]:
+def special_tokens(root: Path) -> dict[str, str]:
+    """The special tokens that templates name, of a tokenizer's directory."""
+    return {role: token for role in _ROLES if (token := special_token(root, role))}
+
+
+def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Mapping[str, str]]:
     """Renders the template with each of the values to a `text` or an `error`. Raises ModelBroken if it exceeds its limits."""
     _need_jinja()
     asked = json.dumps({"template": template, "values": values}).encode()
@@ -194,10 +199,11 @@ def _rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Map
     return found
 
 
-def _text(rendered: Mapping[str, str]) -> str:
-    if "error" in rendered:
-        raise ModelBroken(f"{_NAME}: {rendered['error']}")
-    return rendered["text"]
+def rendered_text(found: Mapping[str, str]) -> str:
+    """What was rendered. Raises ModelBroken with the template's error."""
+    if "error" in found:
+        raise ModelBroken(f"{_NAME}: {found['error']}")
+    return found["text"]
 
 
 def _common(first: Ids, second: Ids) -> int:

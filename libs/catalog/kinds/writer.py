@@ -1,0 +1,35 @@
+"""Models that write texts: how their directories are recognised, and their Card.
+
+Encoder-decoder models are recognised by their architecture. A causal language model is one only if it has a chat template and a
+generation_config.json; nothing else distinguishes it from one that was trained to embed or to rank, which a card names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from libs.catalog.card import Card
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+
+SEQUENCE_TO_SEQUENCE: Final = ("bart", "mbart", "t5", "mt5")
+CAUSAL: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+FILE: Final = "generation_config.json"
+
+
+def is_writer(files: Checkpoint) -> bool:
+    """Whether a directory without modules.json is a model that writes."""
+    if files.modules.listed:
+        return False
+    family = files.config.text("model_type")
+    if family in SEQUENCE_TO_SEQUENCE:
+        return files.architecture.endswith("ForConditionalGeneration")
+    is_causal = family in CAUSAL and files.architecture.endswith("ForCausalLM")
+    return is_causal and (files.directory / FILE).is_file() and takes_messages(files)
+
+
+def writer(files: Checkpoint, card: Card) -> Card:
+    """The card of a model that writes."""
+    card = replace(card, tasks=("text",))
+    return with_template(files, card) if card.family in CAUSAL else card

@@ -1,0 +1,288 @@
+"""A model that writes, as it is served: sequences stay in its decode loop between two forwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from libs.catalog.card import Card
+from libs.errors import InvalidInput
+from libs.kernels.paged import pages_for
+from libs.models.documents import Page
+from libs.models.generation.loop import DecodeLoop
+from libs.models.generation.reader import Reader
+from libs.models.generation.sequences import DecodeSequence, Request, pages_needed
+from libs.models.results import Extraction, ExtractResult, PageText, Result
+from libs.models.text.checks import need_task
+from libs.models.tiers import Arena, ParkedModel
+from libs.models.work import (
+    WRITE,
+    Between,
+    GoOn,
+    Head,
+    InputSequence,
+    Output,
+    Parts,
+    Prepared,
+    TextWork,
+    Unfinished,
+    Work,
+    WrittenIds,
+    go_on_anyway,
+    items_as_parts,
+    nothing_between,
+    without_images,
+)
+
+STEPS_SECONDS: Final = 0.01
+"""A forward makes steps for so long, and one in any case: small models' steps take less than what comes between two forwards."""
+
+POOL_BYTES: Final = 256 << 20
+"""Memory of keys and values, but at least what the longest request needs."""
+
+MOST_REQUESTS: Final = 64
+"""Nor more than so many of the longest requests need."""
+
+_ROW_VECTORS: Final = 16
+"""Activations of a row, in vectors of the hidden size in float32: an estimate."""
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A sequence that was begun. `decoding` None: there is no room for its keys and values yet."""
+
+    sequence: InputSequence
+    request: Request
+    decoding: DecodeSequence | None = None
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """`work`: with one item for each text that is written. `items`: of each item of the job its texts, by their places in `work`;
+    pages that were read from the text layer are there as they are."""
+
+    work: TextWork
+    of_reader: object
+    items: tuple[_Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """`texts`: what is known, or the place of what is written and the page's number, 0 where the item is no document."""
+
+    texts: tuple[PageText | tuple[int, int], ...]
+    document_pages: int
+
+    @property
+    def has_pages(self) -> bool:
+        return any(isinstance(each, PageText) or each[1] for each in self.texts)
+
+
+class WriterModel:
+    """Implements `libs.models.Model`: `forward` answers `Unfinished` for sequences that need a further forward.
+
+    `bytes`: weights, and the keys and values of all sequences, whose memory is taken with the first forward and never grows.
+    """
+
+    def __init__(self, card: Card, reader: Reader) -> None:
+        writer = reader.writer
+        self.card, self._reader = card, reader
+        self.data_type = str(writer.decoder.dtype).removeprefix("torch.")
+        inputs = card.max_tokens if writer.has_cross else 0
+        longest = writer.max_positions
+        largest = pages_needed(1, longest, writer.settings.beams, inputs)
+        self.pages = max(largest, min(MOST_REQUESTS * largest, POOL_BYTES // writer.page_bytes))
+        self._arena: Arena | None = None
+        if writer.device.type != "cpu":
+            self._arena = Arena(list(writer.modules()), writer.device)
+            self._arena.stow()
+            self._arena.bring()
+        weights = writer.bytes if self._arena is None else self._arena.bytes
+        self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
+        # Of the device thread.
+        self._loop: DecodeLoop | None = None
+        self._writing: dict[int, _Writing] = {}  # by the id of the sequence, which is kept here
+
+    # Threads
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work says so."""
+        need_task(work, self.card)
+        if not isinstance(work, TextWork):
+            raise TypeError("a model that writes has the task text alone")
+        items, asked = _items(work, go_on)
+        if not asked:
+            notes = _Notes(replace(work, texts=[], parts={}), None, items)
+            return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
+        own = replace(work, texts=[""] * len(asked), parts=dict(enumerate(asked)))
+        sequences, of_reader = self._reader.prepare(own, go_on)
+        found = without_images(own)
+        if not isinstance(found, TextWork):
+            raise TypeError("a TextWork without its images is one")
+        fields = tuple(parts[0].field for parts in asked)
+        fields = fields if len(fields) == len(sequences) else ()
+        tokens = sum(each.tokens for each in sequences if each.rows is not None)
+        notes = _Notes(found, of_reader, items)
+        return Prepared(replace(work, parts={}), WRITE, sequences, notes=notes, fields=fields, image_tokens=tokens)
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+        notes = prepared.notes
+        written = [output for output in outputs if isinstance(output, WrittenIds)]
+        if not isinstance(notes, _Notes) or len(written) != len(outputs):
+            raise TypeError("the job was not prepared, or not computed, by a model that writes")
+        made = self._reader.finish(notes.work, notes.of_reader, written) if written else ExtractResult([])
+        return ExtractResult([_answer(item, made.items) for item in notes.items], made.output_tokens)
+
+    # The device thread
+
+    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output | Unfinished]:
+        """Some steps for these sequences. After an exception they are written from the beginning, if they come again."""
+        called = between if self._reader.writer.device.type == "cpu" else nothing_between
+        try:
+            self._begin(sequences, called)
+            self._steps([writing for each in sequences if (writing := self._writing.get(id(each))) is not None], called)
+        except BaseException:
+            self.drop(sequences)
+            raise
+        return [self._outcome(each) for each in sequences]
+
+    def drop(self, sequences: Sequence[InputSequence]) -> None:
+        """Returns the memory of sequences that will not come again."""
+        for each in sequences:
+            writing = self._writing.pop(id(each), None)
+            if writing is not None and writing.decoding is not None:
+                self._decode.cancel(writing.decoding)
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Memory of keys and values that sequences have claimed."""
+        return 0 if self._loop is None else self._loop.pool.claimed * self._reader.writer.page_bytes
+
+    @property
+    def writing(self) -> int:
+        """Sequences that are being written."""
+        return 0 if self._loop is None else len(self._loop.sequences)
+
+    @property
+    def _decode(self) -> DecodeLoop:
+        if self._loop is None:
+            self._loop = DecodeLoop(self._reader.writer, self.pages)
+        return self._loop
+
+    def _begin(self, sequences: Sequence[InputSequence], between: Between) -> None:
+        """Adds to the loop those of the sequences for which there is room. Encoders run for no more than could have room."""
+        loop = self._decode
+        left = loop.pool.unclaimed
+        new: list[InputSequence] = []
+        for each in sequences:
+            if id(each) not in self._writing:
+                left -= pages_for(each.tokens)
+                if left < 0 and (new or loop.sequences):
+                    break
+                new.append(each)
+        if new:
+            for each, request in zip(new, self._reader.requests(new, between), strict=True):
+                self._writing[id(each)] = _Writing(each, request)
+        for each in sequences:
+            writing = self._writing.get(id(each))
+            if writing is not None and writing.decoding is None and loop.has_room(writing.request):
+                writing.decoding = loop.add(writing.request)
+
+    def _steps(self, writings: Sequence[_Writing], between: Between) -> None:
+        loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
+        among = {id(each.decoding): each for each in writings if each.decoding is not None}
+        while among:
+            decoding = [each.decoding for each in among.values() if each.decoding is not None]
+            has_ended = False
+            for written in loop.step(decoding, between):
+                among[id(written.sequence)].ids += written.ids
+                has_ended |= written.finish is not None
+            if has_ended or time.perf_counter() >= until:
+                return
+            between()
+
+    def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
+        writing = self._writing.get(id(sequence))
+        if writing is None or writing.decoding is None or writing.decoding.finish is None:
+            return Unfinished()
+        del self._writing[id(sequence)]
+        finish = writing.decoding.finish
+        return WrittenIds(np.array(writing.ids, np.int32), "stop" if finish == "stop" else "length")
+
+    # Memory; no call of the model is in progress
+
+    @property
+    def host_bytes(self) -> int:
+        return 0 if self._arena is None else self._arena.host_bytes
+
+    def drop_host_copy(self) -> None:
+        if self._arena is not None:
+            self._arena.drop_host_copy()
+
+    def park(self) -> ParkedModel[WriterModel]:
+        self._loop = None
+        self._writing.clear()
+        if self._arena is None:
+            return ParkedModel(self, self.bytes, None)
+        self._arena.stow()
+        return ParkedModel(self, self._arena.bytes, self._arena)
+
+    def probe(self) -> float:
+        return float(_ROW_VECTORS * self._reader.writer.decoder.token_weight.shape[1] * np.dtype(np.float32).itemsize)
+
+    def widened(self) -> None:
+        """None: a text is an answer whatever the numbers were that it was chosen by."""
+        return
+
+
+def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]:
+    """What is known of each item, and the parts of each text that is to be written.
+
+    An item with pages has a text for each, and no other parts. Raises InvalidInput or TaskNotSupported with a part's path.
+    """
+    items: list[_Item] = []
+    asked: list[Parts] = []
+    for parts in items_as_parts(work):
+        if not any(isinstance(part.content, Page) for part in parts):
+            items.append(_Item(((len(asked), 0),), 0))
+            asked.append(parts)
+            continue
+        texts: list[PageText | tuple[int, int]] = []
+        lengths: dict[bytes, int] = {}
+        for part in parts:
+            go_on()
+            page = part.content
+            if not isinstance(page, Page):
+                raise InvalidInput("an item with a document has no other parts: send them as items", field=part.field)
+            lengths[page.document.key] = page.document.length
+            layer = "" if work.text_layer == "never" else page.text(part.field)
+            if layer.strip() or work.text_layer == "only":
+                texts.append(PageText(page.number, layer, bool(layer.strip())))
+            else:
+                texts.append((len(asked), page.number))
+                asked.append((part,))
+        items.append(_Item(tuple(texts), sum(lengths.values())))
+    return tuple(items), asked
+
+
+def _answer(item: _Item, written: Sequence[Extraction]) -> Extraction:
+    if not item.has_pages:
+        ((place, _),) = [each for each in item.texts if not isinstance(each, PageText)]
+        return written[place]
+    pages: list[PageText] = []
+    finishes: list[Extraction] = []
+    for each in item.texts:
+        if isinstance(each, PageText):
+            pages.append(each)
+        else:
+            finishes.append(written[each[0]])
+            pages.append(PageText(each[1], written[each[0]].text, False))
+    cut = any(each.finish == "length" for each in finishes)
+    return Extraction(
+        pages=tuple(pages), document_pages=item.document_pages, finish="length" if cut else "stop" if finishes else ""
+    )

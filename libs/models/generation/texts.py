@@ -1,0 +1,96 @@
+"""The readers of texts: causal models with a chat template, and encoder-decoder models of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from libs.catalog.card import Card
+from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
+from libs.models.generation.chat import ChatPrompt
+from libs.models.generation.sequences import Request
+from libs.models.generation.writer import Writer
+from libs.models.results import Extraction, ExtractResult
+from libs.models.text.tokenising.text import TextProcessor
+from libs.models.work import Between, GoOn, InputSequence, TextWork, WrittenIds, items_as_parts
+
+_INCOMPLETE: Final = "�"
+"""What tokenizers make of the first bytes of a character."""
+
+
+class TextReader:
+    """Writes about texts. An instruction is the system's message, or a line before the text where there is no place for one."""
+
+    def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
+        """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that cannot be used."""
+        self.writer = writer
+        self._card, self._tokenizer = card, tokenizer
+        self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
+        self._plain: ChatPrompt | None = None
+        self._instructed: ChatPrompt | None = None
+        if card.template:
+            self._plain, self._instructed = ChatPrompt.of(card, root)
+
+    def prepare(self, work: TextWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        """As `Reader.prepare`; `input` of a sequence has the most tokens of its answer, [1], 0: the checkpoint's own number."""
+        if work.region is not None:
+            raise TaskNotSupported(f"{self._card.model} reads texts, and no regions of images", field="text.region")
+        if work.text_kind == "ocr_regions":
+            raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field="text.kind")
+        most = np.array([work.max_tokens], np.int32)
+        found: list[InputSequence] = []
+        for parts in items_as_parts(work):
+            go_on()
+            texts = []
+            for part in parts:
+                if not isinstance(part.content, str):
+                    raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field=part.field)
+                texts.append(part.content)
+            text, field = "\n".join(texts), parts[0].field
+            if not text.strip():
+                raise InvalidInput("there is no text to write about", field=field)
+            ids = self._ids(text, work.instruction, go_on)
+            longest = self._longest(work.max_tokens)
+            if len(ids) > longest:
+                message = f"the text has more than {longest:,} tokens with its prompt, which leaves no room for the answer"
+                raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
+            found.append(InputSequence(ids, input=most))
+        return found, None
+
+    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+        most = [int(each.input[0]) or None for each in sequences if isinstance(each.input, np.ndarray)]
+        if self.writer.encoder is None:
+            return [Request(prompt=each.ids, most=number) for each, number in zip(sequences, most, strict=True)]
+        states = self.writer.encode([each.ids for each in sequences], between)
+        return [Request(states=each, most=number) for each, number in zip(states, most, strict=True)]
+
+    def text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids).removesuffix(_INCOMPLETE)
+
+    def finish(self, work: TextWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+        texts = [self._tokenizer.decode(each.ids.tolist()).strip() for each in written]
+        items = [Extraction(text=text, finish=each.finish) for text, each in zip(texts, written, strict=True)]
+        return ExtractResult(items, sum(len(each.ids) for each in written))
+
+    def _ids(self, text: str, instruction: str, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        """The prompt's ids, or one more than the limit of them."""
+        if self._plain is None:
+            whole = f"{instruction} {text}" if instruction else text
+            (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
+            return part.ids
+        prompt = self._plain
+        if instruction and self._instructed is not None:
+            prompt = self._instructed
+        elif instruction:
+            text = f"{instruction}\n\n{text}"
+        before, after = prompt.around(instruction)
+        given = text.strip() if prompt.strips else text
+        ((ids, is_whole),) = self._text.encode_plain([given], "end", go_on, before=before, after=after)
+        return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
+
+    def _longest(self, most: int) -> int:
+        """The longest prompt, or input of the encoder. A causal model's answer needs positions after it."""
+        return self._card.max_tokens if self.writer.encoder is not None else self._card.max_tokens - max(most, 1)

@@ -1,0 +1,44 @@
+"""Checkpoint directories of models that write, with tokenizers and chat templates, as they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import transformers
+
+from libs.models.generation.rules import Ids
+from tests.generation.checkpoints import CAUSAL, written
+from tests.generation.checkpoints import write as write_weights
+from tests.parity.checkpoints import Kind, write_tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+_TOKENIZERS: Mapping[str, Kind] = {"qwen3": "qwen3", "llama": "llama", "bart": "bart", "t5": "t5"}
+# Random weights repeat themselves; what may not be repeated makes every answer another one.
+VARIED = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "suppress_tokens": [0]}
+
+
+def write(name: str, directory: Path, generation: Mapping[str, object] | None = None) -> transformers.PreTrainedModel:
+    """Writes the directory, and returns transformers' model of it."""
+    model = write_weights(name, directory, VARIED | dict(generation or {}))
+    write_tokenizer(_TOKENIZERS[name], directory, 300)
+    if name in CAUSAL:
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+def reference(model: transformers.PreTrainedModel, directory: Path, text: str, most: int, instruction: str = "") -> str:
+    """What transformers writes about a text."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    if model.config.is_encoder_decoder:
+        ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")["input_ids"][0]
+    else:
+        messages = [{"role": "system", "content": instruction}] if instruction else []
+        messages.append({"role": "user", "content": text})
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="np")["input_ids"][0]
+    (found,) = written(model, [ids], most)
+    return str(tokenizer.decode(found, skip_special_tokens=True)).strip()

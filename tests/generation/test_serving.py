@@ -1,0 +1,130 @@
+"""Models that write, as workers use them: prepare, forwards with sequences that join and leave, finish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
+from libs.models import EncodeWork, ExtractResult, Output, Prepared, Unfinished, WrittenIds
+from libs.models.generation.model import WriterModel
+from libs.models.generation.serving import load_writer_model
+from libs.models.work import TextWork, go_on_anyway
+from tests.generation.served import reference, write
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TEXTS = ["the first text", "another one, which is longer than the first", "a third", "the words of a fourth text of this list"]
+
+
+def load(directory: Path) -> WriterModel:
+    return load_writer_model(directory, "random/writer", torch.device("cpu"), torch.float32)
+
+
+def outputs(model: WriterModel, jobs: list[Prepared]) -> list[list[Output]]:
+    """Forwards in which a job joins each time, until all are written."""
+    found: dict[tuple[int, int], Output] = {}
+    for number in range(10_000):
+        going = [
+            (job, place)
+            for job in range(min(number + 1, len(jobs)))
+            for place in range(len(jobs[job].sequences))
+            if (job, place) not in found
+        ]
+        if not going:
+            break
+        outcomes = zip(going, model.forward("write", [jobs[job].sequences[place] for job, place in going]), strict=True)
+        found |= {where: outcome for where, outcome in outcomes if not isinstance(outcome, Unfinished)}
+    return [[found[job, place] for place in range(len(jobs[job].sequences))] for job in range(len(jobs))]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "bart", "t5"])
+@pytest.mark.parametrize("instruction", ["", "shorten it:"])
+def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: Path) -> None:
+    theirs = write(name, tmp_path)
+    model = load(tmp_path)
+    works = [TextWork([text], max_tokens=32 - 3 * number, instruction=instruction) for number, text in enumerate(TEXTS)]
+    jobs = [model.prepare(work, go_on_anyway) for work in works]
+    written = outputs(model, jobs)
+    for job, own, text, work in zip(jobs, written, TEXTS, works, strict=True):
+        result = model.finish(job, own)
+        assert isinstance(result, ExtractResult)
+        assert result.items[0].text == reference(theirs, tmp_path, text, work.max_tokens, instruction)
+        assert (result.items[0].finish, result.output_tokens) == ("length", work.max_tokens)
+    assert (model.writing, model.claimed_bytes) == (0, 0)
+
+
+def test_a_stop_token_ends_a_text(tmp_path: Path) -> None:
+    theirs = write("qwen3", tmp_path)
+    model = load(tmp_path)
+    job = model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)
+    ((all_of_it,),) = outputs(model, [job])
+    assert isinstance(all_of_it, WrittenIds)
+    stop = int(all_of_it.ids[9])
+    first = all_of_it.ids.tolist().index(stop)
+    theirs.generation_config.eos_token_id = stop
+    theirs.generation_config.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    ((written,),) = outputs(model, [model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)])
+    assert isinstance(written, WrittenIds)
+    assert (written.finish, written.ids.tolist()) == ("stop", all_of_it.ids[: first + 1].tolist())
+
+
+def test_dropped_and_failed_sequences_return_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("qwen3", tmp_path)
+    model = load(tmp_path)
+    wanted = outputs(model, [model.prepare(TextWork(TEXTS, max_tokens=30), go_on_anyway)])
+    job = model.prepare(TextWork(TEXTS, max_tokens=30), go_on_anyway)
+    monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
+    assert model.forward("write", job.sequences) == [Unfinished()] * 4
+    assert (model.writing, model.claimed_bytes > 0) == (4, True)
+    model.drop(job.sequences[:2])
+    assert model.writing == 2
+    forward = model._reader.writer.forward
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("a fault of our making")
+
+    monkeypatch.setattr(model._reader.writer, "forward", fails)
+    with pytest.raises(RuntimeError):
+        model.forward("write", job.sequences[2:])
+    assert (model.writing, model.claimed_bytes) == (0, 0)
+    monkeypatch.setattr(model._reader.writer, "forward", forward)
+    again = outputs(model, [job])
+    for one, other in zip(again[0], wanted[0], strict=True):
+        assert isinstance(one, WrittenIds)
+        assert isinstance(other, WrittenIds)
+        assert one.ids.tolist() == other.ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "bart"])
+def test_sequences_without_room_wait(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path)
+    model = load(tmp_path)
+    model.pages = 6
+    job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), go_on_anyway)
+    found = [[each for each in own if isinstance(each, WrittenIds)] for own in outputs(model, [job])]
+    assert [each.ids.tolist() for each in found[0][:4]] * 4 == [each.ids.tolist() for each in found[0]]
+    assert model.claimed_bytes == 0
+
+
+REFUSED: dict[str, tuple[TextWork, type[ShoalError], str]] = {
+    "no text": (TextWork(["a", " \n"]), InvalidInput, "items[1].text"),
+    "too long": (TextWork(["word " * 3000]), InputTooLong, "items[0].text"),
+    "no room": (TextWork(["a text"], max_tokens=4096), InputTooLong, "items[0].text"),
+    "regions": (TextWork(["a text"], text_kind="ocr_regions"), TaskNotSupported, "text.kind"),
+    "a region": (TextWork(["a text"], region=(0, 0, 1, 1)), TaskNotSupported, "text.region"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str, tmp_path: Path) -> None:
+    write("qwen3", tmp_path)
+    work, error, field = REFUSED[name]
+    with pytest.raises(error) as caught:
+        load(tmp_path).prepare(work, go_on_anyway)
+    assert caught.value.field == field
+    with pytest.raises(TaskNotSupported):
+        load(tmp_path).prepare(EncodeWork(["a"]), go_on_anyway)
