@@ -189,6 +189,9 @@ DEVICE_USED_BYTES: Final = Series("shoal_device_used_bytes", "Device memory that
 HOST_USED_BYTES: Final = Series("shoal_host_used_bytes", "Host memory that warm models and host copies take.", POOL_LABELS)
 RESIDENT_BYTES: Final = Series("shoal_resident_bytes", "Weights of a resident model.", ("pool", "model"))
 GRAPH_BYTES: Final = Series("shoal_graph_bytes", "Device memory of a resident model's CUDA graphs.", ("pool", "model"))
+KEY_VALUE_BYTES: Final = Series(
+    "shoal_key_value_bytes", "Memory of keys and values that the sequences of a model that writes have claimed.", ("pool", "model")
+)
 IMAGE_CACHE_BYTES: Final = Series("shoal_image_cache_bytes", "Memory that kept outputs of images take.", POOL_LABELS)
 MODEL_TOKENS_PER_SECOND: Final = Series("shoal_model_tokens_per_second", "Measured on recent batches.", ("pool", "model"))
 

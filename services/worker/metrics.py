@@ -4,6 +4,7 @@ events happen: `intake.py`, `runner.py`, `finisher.py`, `residency.py`, `space.p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 from prometheus_client.core import Metric
 
@@ -12,6 +13,14 @@ from services.worker.jobs.device_time import DeviceTime
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
 from services.worker.memory.residency import Residency
+
+
+@runtime_checkable
+class ClaimsMemory(Protocol):
+    """A model whose sequences claim some of its memory."""
+
+    @property
+    def claimed_bytes(self) -> int: ...
 
 
 class WorkerMetrics:
@@ -36,5 +45,7 @@ class WorkerMetrics:
         residents = self._residency.residents()
         yield metrics.RESIDENT_BYTES.family({(*self._pool, one.name): one.model.bytes for one in residents})
         yield metrics.GRAPH_BYTES.family({(*self._pool, one.name): one.graph_bytes for one in residents})
+        writers = [(one.name, one.model) for one in residents if isinstance(one.model, ClaimsMemory)]
+        yield metrics.KEY_VALUE_BYTES.family({(*self._pool, name): model.claimed_bytes for name, model in writers})
         yield metrics.IMAGE_CACHE_BYTES.family({self._pool: self._residency.image_cache_bytes})
         yield metrics.MODEL_TOKENS_PER_SECOND.family({(*self._pool, one.name): one.meter.tokens_per_second for one in residents})

@@ -305,7 +305,13 @@ def _things(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.E
     )
 
 
-_FINDERS = {"entities": _capitals, "relations": _neighbours, "regions": _boxes, "structure": _things}
+def _about(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
+    """A text that is cut off."""
+    del request
+    return inference_pb2.Extraction(text=f"a text about {text}", finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+
+
+_FINDERS = {"entities": _capitals, "relations": _neighbours, "regions": _boxes, "structure": _things, "text": _about}
 
 
 def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> models_pb2.Model:

@@ -207,6 +207,16 @@ def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     assert "no regions" in run("extract", "regions", MODEL, photo, "-l", "nothing").out
 
 
+def test_extract_written(run: Run, router: FakeRouter) -> None:
+    arguments = ("extract", "written", MODEL, "Ada sails", "--instruction", "Shorten it.", "--max-tokens", "7")
+    [found] = run(*arguments, "--json").json()["results"]
+    sent = router.calls[-1].request.text  # type: ignore[attr-defined]
+    assert (sent.instruction, sent.max_tokens) == ("Shorten it.", 7)
+    assert found == {"text": "Ada sails", "written": "a text about Ada sails", "finish_reason": "length"}
+    assert run(*arguments, "Bob sings").out == "a text about Ada sails …\n\na text about Bob sings …\n"
+    assert run(*arguments[:4], "--max-tokens", "4097").code != 0
+
+
 def test_extract_structure(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     form = {"classifications": [{"task": "tone", "labels": ["calm", "angry"]}], "structures": {"ship": [["name", "str"]]}}

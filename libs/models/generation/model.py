@@ -38,7 +38,7 @@ from libs.models.work import (
     without_images,
 )
 
-STEPS_SECONDS: Final = 0.01
+STEPS_SECONDS: Final = 0.004
 """A forward makes steps for so long, and one in any case: small models' steps take less than what comes between two forwards."""
 
 POOL_BYTES: Final = 256 << 20

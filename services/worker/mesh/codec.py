@@ -375,7 +375,7 @@ def _extract_work(
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
 
 
-def _edges(region: inference_pb2.Region) -> tuple[float, float, float, float]:
+def _edges(region: inference_pb2.Box) -> tuple[float, float, float, float]:
     return region.left, region.top, region.right, region.bottom
 
 

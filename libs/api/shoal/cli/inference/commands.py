@@ -1,4 +1,4 @@
-"""`shoal encode`, `shoal score`, and `shoal extract` with `entities`, `classify`, `relations`, `regions` and `structure`."""
+"""`shoal encode`, `shoal score`, and `shoal extract` with what it may find, read or write."""
 
 from __future__ import annotations
 
@@ -273,6 +273,29 @@ def text(
     client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
     run.read(lambda part: client.extract(model, part, task, **serving.arguments()))
     run.report(model, as_json=as_json)
+
+
+@extract.command()
+@connected
+def written(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    instruction: Annotated[str, typer.Option("--instruction", "-i", help='What to write, such as "Summarise this text."')] = "",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")
+    ] = 0,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Have a model write about texts: summaries, translations, answers."""
+    run = Invocation(model, texts, files, serving, as_json)
+    task = ReadText(max_tokens=max_tokens, instruction=instruction)
+    with run.sending("items", "writing") as on_progress:
+        result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
+    report_extractions(run, result, "written")
 
 
 @extract.command()

@@ -19,6 +19,8 @@ from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skippe
 
 Row = dict[str, object]
 _OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
+_FIELDS = {"structure": _OF_SCHEMAS, "written": ()}
+"""Fields of an extraction that a command reports, where these are not the one of the same name."""
 
 
 def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
@@ -95,7 +97,12 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
     skipped = _reasons(result.skipped)
     for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
         found = asdict(extraction)
-        named = {name: found[name] for name in (_OF_SCHEMAS if kind == "structure" else (kind,))}
+        named = {name: found[name] for name in _FIELDS.get(kind, (kind,))}
+        for region in named.get("regions", ()):
+            if not region["polygon"]:
+                del region["polygon"]
+        if kind == "written":
+            named = {"written": extraction.text, "finish_reason": extraction.finish_reason}
         yield _source_fields(record) | named | skipped.get(index, {})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from shoal.cli.console import emit, preview, show, table
 from shoal.cli.inference import outputs
 from shoal.cli.inference.invocation import Invocation
+from shoal.cli.text import printable
 from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, Value
 
 
@@ -42,6 +44,8 @@ def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> Non
         run.report_written(result)
     elif run.as_json:
         emit(run.metadata(result) | {"results": list(outputs.extracted_rows(result, run.records, kind))})
+    elif kind == "written":
+        sys.stdout.writelines(f"{line}\n" for line in _written(result))
     else:
         _show_extractions(run, result, kind)
 
@@ -102,6 +106,15 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
         if extraction == Extraction():
             made.add_row(text, f"no {kind}", "", "")
     show(made)
+
+
+def _written(result: ExtractResult) -> Iterator[str]:
+    """The lines of every text, which are apart by an empty line; one that was cut off ends with dots."""
+    for number, extraction in enumerate(result):
+        if number:
+            yield ""
+        text = extraction.text + (" …" if extraction.finish_reason == "length" else "")
+        yield from map(printable, text.split("\n"))
 
 
 def _placed(value: Value) -> str:
