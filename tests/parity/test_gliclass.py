@@ -133,6 +133,13 @@ def test_other_encoders(encoder: str, pooling: str, tmp_path: Path) -> None:
     check_logits(tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings)
 
 
+@pytest.mark.parametrize("encoder", ["modernbert", "deberta-v2"])
+def test_the_scorer_of_the_multilingual_checkpoints(encoder: str, tmp_path: Path) -> None:
+    """gliclass-multilang: labels attend to the states of the text, of an encoder like mmBERT (ModernBERT) or mDeBERTa."""
+    settings = {"scorer_type": "cross-attn", "pooling_strategy": "pass", "class_token_pooling": "average", "scorer_num_heads": 4}
+    check_logits(tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings)
+
+
 def test_a_decoder_is_refused(tmp_path: Path) -> None:
     """The package makes it bidirectional with a further package, or leaves its labels blind for the text."""
     write(tmp_path, {}, encoder="qwen2")
