@@ -132,7 +132,7 @@ def test_adapters_and_int8_are_not_for_images(loaded: Loaded, tmp_path: Path, ca
         model.add_adapter("tests/adapter", tmp_path)
     small = load_model(theirs.directory, "tests/int8", CPU, torch.int8, Overrides("here", dtype="int8"))
     assert small.data_type in ("float32", "bfloat16")
-    assert "is to be int8, which models of images are not" in caplog.text
+    assert "is to be int8, which is for encoders of texts" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["clip-projected", "clip-vision", "dinov2-registers", "siglip-vision", "siglip2-vision", "vit"])

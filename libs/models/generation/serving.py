@@ -13,8 +13,7 @@ from libs.catalog.overrides import Overrides
 from libs.models.generation.loading import load_writer
 from libs.models.generation.model import WriterModel
 from libs.models.generation.texts import TextReader
-from libs.models.images.serving import number_format
-from libs.models.text.loading import broken_tokenizer
+from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id, load_tokenizer
 from libs.models.tiers import copying
 
@@ -28,7 +27,7 @@ def load_writer_model(
 ) -> WriterModel:
     """As `libs.models.load_model`, of a model that writes. int8 is not served, and a warning is logged."""
     card = read_card(directory, model_id, overrides)
-    card, dtype = number_format(card, device, dtype)
+    card, dtype = without_int8(card, device, dtype)
     with copying(device), failing(broken_tokenizer):
         tokenizer = load_tokenizer(directory, lowercase=card.lowercase)
         writer = load_writer(directory, device, dtype)

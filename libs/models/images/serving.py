@@ -31,8 +31,7 @@ from libs.models.lora import Names
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.recall import Recall
-from libs.models.text.loading import DTYPES, Tokenising
-from libs.models.text.registry import default_dtype
+from libs.models.text.loading import Tokenising, without_int8
 from libs.models.tiers import copying
 from libs.models.trunk import Trunk
 
@@ -45,7 +44,7 @@ def load_image_model(
     """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not served for images: the model is
     loaded in the device's default type, and a warning is logged."""
     card = read_card(directory, model_id, overrides)
-    card, dtype = number_format(card, device, dtype)
+    card, dtype = without_int8(card, device, dtype)
     with copying(device):
         card, trunks, processor, recall = _parts(directory, card, dtype, device)
         model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
@@ -90,15 +89,6 @@ def detector_size(detector: Detector) -> ImageSize:
     height, width = size if isinstance(size, tuple) else (1, 1)
     most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
     return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
-
-
-def number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
-    """The card, and the type in which the model is loaded; both without int8, of which a warning is logged."""
-    own = default_dtype(device) if dtype is torch.int8 else dtype
-    if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
-        log.warning("%s is to be int8, which models of images are not: it is loaded in %s", card.model, str(own).rpartition(".")[2])
-        return replace(card, dtype="auto"), own
-    return card, DTYPES.get(card.dtype, own)
 
 
 def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:

@@ -83,6 +83,16 @@ def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tupl
     return replace(card, dtype="auto"), own, False
 
 
+def without_int8(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
+    """The card, and the type in which the model is loaded; both without int8, which models of texts
+    alone can be: a warning is logged."""
+    own = default_dtype(device) if dtype is torch.int8 else dtype
+    if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
+        log.warning("%s is to be int8, which is for encoders of texts: it is loaded in %s", card.model, str(own).rpartition(".")[2])
+        return replace(card, dtype="auto"), own
+    return card, DTYPES.get(card.dtype, own)
+
+
 def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     """The encoder's own configuration: a file, or an object within it."""
     config = need_config(directory, str(Path(card.encoder_folder) / card.encoder_file))

@@ -12,7 +12,6 @@ import torch
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
-from libs.models.images.serving import number_format
 from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import PartsInput
@@ -24,7 +23,7 @@ from libs.models.packed_model import PackedModel
 from libs.models.recall import Recall
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
-from libs.models.text.loading import Tokenising
+from libs.models.text.loading import Tokenising, without_int8
 from libs.models.tiers import copying
 
 
@@ -39,7 +38,7 @@ def load_vision_language_model(
     """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the device's default type, and a warning
     is logged."""
     card = read_card(directory, model_id, overrides, base)
-    card, dtype = number_format(card, device, dtype)
+    card, dtype = without_int8(card, device, dtype)
     use: Use = "score" if card.scoring == "yes_no" else "dense" if "dense" in card.representations else "multi_vector"
     with copying(device):
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
