@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence, Output
+from libs.models.work import Between, InputSequence, Output
 
 Array = NDArray[np.generic]
 
@@ -30,6 +30,16 @@ class ModelHead(Protocol):
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         """Splits the output of `forward`, now on the host, into one output per sequence."""
+
+
+@runtime_checkable
+class PreemptedHead(Protocol):
+    """A head with layers of its own, between which it may be preempted."""
+
+    def forward_between(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    ) -> tuple[Tensor, ...]:
+        """As `forward`; `between`, a preemption point, is called between two layers."""
 
 
 @runtime_checkable

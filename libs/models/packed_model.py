@@ -13,7 +13,7 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
-from libs.models.head import Compacts, ModelHead
+from libs.models.head import Compacts, ModelHead, PreemptedHead
 from libs.models.layers.encoder import resident_bytes
 from libs.models.lora import Adapters, Names
 from libs.models.packed import Packed, Rows
@@ -149,7 +149,7 @@ class PackedModel:
         with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
             hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
         # All heads are launched first: the first copy to the host synchronises with the device.
-        results = [each.forward(hidden, batch, packed) for each in heads]
+        results = [_run_head(each, hidden, batch, packed, between) for each in heads]
         outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
         return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
 
@@ -237,6 +237,14 @@ class PackedModel:
         wide = self.widen()
         wide._adapters.follow(self._adapters)
         return wide
+
+
+def _run_head(
+    head: ModelHead, hidden: torch.Tensor, batch: Packed, packed: Sequence[InputSequence], between: Between
+) -> tuple[torch.Tensor, ...]:
+    if isinstance(head, PreemptedHead):
+        return head.forward_between(hidden, batch, packed, between)
+    return head.forward(hidden, batch, packed)
 
 
 def _shared(sequences: Sequence[InputSequence]) -> dict[tuple[str, bytes], InputSequence]:

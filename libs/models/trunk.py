@@ -37,14 +37,18 @@ class SampledTower(Tower, Protocol):
 
 
 @runtime_checkable
-class LayeredTower(SampledTower, Protocol):
-    """A tower with layers of its own, between which it may be preempted. `at_once`: its tokens of one forward, if an input has no
-    more."""
-
-    at_once: int
+class PreemptedTower(SampledTower, Protocol):
+    """A tower with layers of its own, between which it may be preempted."""
 
     def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
         """As `forward`; `between`, a preemption point, is called between two layers."""
+
+
+@runtime_checkable
+class LayeredTower(PreemptedTower, Protocol):
+    """`at_once`: its tokens of one forward, if an input has no more."""
+
+    at_once: int
 
     def tokens_of(self, picture: NDArray[np.generic]) -> int:
         """How many tokens of its own an input is."""
@@ -101,7 +105,7 @@ class Trunk:
         )
 
     def _values(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        if isinstance(self.tower, LayeredTower):
+        if isinstance(self.tower, PreemptedTower):
             return self.tower.forward_between(inputs, between)
         if self.tower is not None:
             return self.tower.forward(inputs)

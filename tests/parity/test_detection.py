@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from libs.models import load_model
 from libs.models.images.decoding import decode
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector, model_types
@@ -175,3 +176,24 @@ def _numbers(regions: Sequence[Region]) -> Floats:
     """Scores and edges. Regions of nearly one score may change places, so they are ordered by their edges."""
     rows = [(one.left, one.top, one.right, one.bottom, one.score) for one in regions]
     return np.array(sorted(rows, key=lambda row: [round(edge, 1) for edge in row]), np.float32).reshape(-1, 5)
+
+
+def test_is_preempted_between_layers(written: Written) -> None:
+    """Backbone, encoder and decoder call `between`, which may run a forward of the same model; outputs stay what they are."""
+    model = load_model(written.directory, "random/detector", CPU, torch.float32)
+    sequences = sequences_of(written)
+    some, others = sequences[:2], sequences[2:4]
+    alone = [model.forward(HEAD, some), model.forward(HEAD, others)]
+    calls: list[int] = []
+
+    def between() -> None:
+        calls.append(len(calls))
+        if len(calls) in (2, 9, 17):
+            for got, wanted in zip(model.forward(HEAD, others), alone[1], strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+
+    for got, wanted in zip(model.forward(HEAD, some, between), alone[0], strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+    config = written.theirs.config
+    layers = sum(config.backbone_config.depths) + 4 if written.kind == "grounding-dino" else 0
+    assert len(calls) >= (len(some) * layers or config.vision_config.num_hidden_layers)

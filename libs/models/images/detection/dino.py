@@ -39,7 +39,7 @@ from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids, Label
-from libs.models.work import InputRows, InputSequence, Output
+from libs.models.work import Between, InputRows, InputSequence, Output, nothing_between
 
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25
@@ -134,13 +134,13 @@ class ImageMaps(InputLayer):
             raise ValueError("an image encoder takes rows, no token ids")
         return batch.given.values
 
-    def embed(self, image: NDArray[np.generic]) -> Tensor:
+    def embed(self, image: NDArray[np.generic], between: Between) -> Tensor:
         """uint8 [height, width, 3] -> [places of all levels, width] float32"""
         weight = self.backbone.patches.weight
         pixels = torch.tensor(image).to(weight.device).permute(2, 0, 1)[None].float()
         numbers = (self._processing.mean, self._processing.std)
         mean, std = (torch.tensor(one, device=weight.device).view(1, 3, 1, 1) for one in numbers)
-        maps = self.backbone.forward(((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype))
+        maps = self.backbone.forward(((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), between)
         maps = [one.permute(0, 3, 1, 2).float() for one in maps]
         found: list[Tensor] = []
         for level, project in enumerate(self.input_proj_vision):
@@ -157,7 +157,11 @@ class ImageMapRows:
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
         """`inputs`: uint8 [height, width, 3] each -> [places of all, width]"""
-        return torch.cat([self._maps.embed(image) for image in inputs])
+        return self.forward_between(inputs, nothing_between)
+
+    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
+        """As `forward`; `between`, a preemption point, is called after each block of the backbone."""
+        return torch.cat([self._maps.embed(image, between) for image in inputs])
 
     def sample(self) -> InputSequence:
         """Of one small image."""
@@ -226,6 +230,12 @@ class DinoHead(nn.Module):
         self._spec, self._sizes = spec, sizes
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+        return self.forward_between(hidden, batch, sequences, nothing_between)
+
+    def forward_between(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    ) -> tuple[Tensor, ...]:
+        """As `forward`; `between`, a preemption point, is called after each layer of the encoder and the decoder."""
         found = []
         for image, sequence in zip(torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True):
             asked = sequence.input
@@ -234,7 +244,7 @@ class DinoHead(nn.Module):
                 labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
             else:  # a probe's, of which only the memory counts
                 sizes = ((1, len(image) - self._spec.levels + 1), *[(1, 1)] * (self._spec.levels - 1))
-            logits, boxes = self.detect(image, labels, sizes)
+            logits, boxes = self.detect(image, labels, sizes, between)
             ends = np.cumsum([1, *(len(label.ids) for label in labels)])
             scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(labels, ends, strict=False)]
             found.append(torch.cat([boxes, *(score[:, None] for score in scores)], dim=1))
@@ -243,14 +253,16 @@ class DinoHead(nn.Module):
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return [array.astype("float32", copy=False) for array in arrays]
 
-    def detect(self, image: Tensor, labels: Sequence[Label], sizes: Sizes) -> tuple[Tensor, Tensor]:
+    def detect(
+        self, image: Tensor, labels: Sequence[Label], sizes: Sizes, between: Between = nothing_between
+    ) -> tuple[Tensor, Tensor]:
         """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes [queries, 4], 0..1.
 
         The prompt: a first token, each label with its full stop, a last token.
         """
         prompt = (_FRAME[0], *labels, _FRAME[1])
         ids = np.concatenate([label.ids for label in prompt])
-        image, text = self._encoded(image, torch.cat(self.labels.each(prompt)), ids, sizes)
+        image, text = self._encoded(image, torch.cat(self.labels.each(prompt)), ids, sizes, between)
         x, boxes = self._queries(image, text, sizes)
         decoder, spec = self.own.decoder, self._spec
         for place, layer in enumerate(decoder.layers):
@@ -260,10 +272,11 @@ class DinoHead(nn.Module):
             x = layer(x, positions, boxes, image, text, sizes)
             move = self.moves[0 if spec.shares_boxes else place]
             boxes = (move(x) + torch.special.logit(boxes, eps=1e-5)).sigmoid()
+            between()
         x = decoder.layer_norm.forward(x)
         return x @ text.T, (move(x) + torch.special.logit(last, eps=1e-5)).sigmoid()
 
-    def _encoded(self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    def _encoded(self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, between: Between) -> tuple[Tensor, Tensor]:
         starts = _starts(ids)
         phrases = np.cumsum(starts)
         parts = to_device(phrases.astype(np.int32), text.device)
@@ -275,6 +288,7 @@ class DinoHead(nn.Module):
         points = centres(sizes, image.device)
         for layer in self.own.encoder.layers:
             image, text = layer(image, text, image_positions, positions, mask, points, sizes)
+            between()
         return image, text
 
     def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
+from libs.models.work import Between, nothing_between
 
 _STAGES = 4
 SIDE = 4  # pixels of a patch
@@ -93,8 +94,9 @@ class Swin(nn.Module):
         self.merges = nn.ModuleList(Merge(width) for width in spec.widths[:-1])
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:])
 
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last."""
+    def forward(self, pixels: Tensor, between: Between = nothing_between) -> list[Tensor]:
+        """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last. `between`, a preemption point,
+        is called after each block."""
         height, width = pixels.shape[2:]
         x = self.patches.forward(F.pad(pixels, (0, -width % SIDE, 0, -height % SIDE)))
         x = self.norm.forward(x.permute(0, 2, 3, 1))
@@ -103,6 +105,7 @@ class Swin(nn.Module):
             x = x if place == 0 else self.merges[place - 1](x)
             for block in stage:  # type: ignore[attr-defined]
                 x = block(x)
+                between()
             if place:
                 maps.append(self.norms[place - 1](x))
         return maps
