@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, processors
 
 from libs.catalog.cards import read_catalog
+from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models import (
@@ -519,8 +520,12 @@ def test_an_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
 
 
 def test_a_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
-    """A card of the catalog says it."""
+    """A card of the catalog says it; else it writes if it has a chat template and says how it generates."""
     write_language_model(tmp_path)
+    assert read_card(tmp_path, "test/model").kind == "writer"
+    with pytest.raises(ModelBroken, match="'writer'"):
+        load(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
     with pytest.raises(ModelBroken, match=r"config.json: `architectures` is Qwen3ForCausalLM, a language model.*`answers"):
         load(tmp_path)
     with pytest.raises(ModelBroken, match=r"no LogitScore.*`answers`"):

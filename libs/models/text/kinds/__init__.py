@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card, Kind
+from libs.errors import ModelBroken
 from libs.models.text.kinds import (
     embedding,
     gliclass,
@@ -33,5 +34,7 @@ _KINDS: dict[Kind, ModelKind] = {
 
 
 def kind_of(card: Card) -> ModelKind:
-    """The module that builds the card's heads and processor."""
+    """The module that builds the card's heads and processor. Raises ModelBroken for a model without any."""
+    if card.kind not in _KINDS:
+        raise ModelBroken(f"{card.model} is a model of the kind {card.kind!r}, which has no vectors, scores or labels")
     return _KINDS[card.kind]
