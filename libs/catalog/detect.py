@@ -24,6 +24,7 @@ from libs.catalog.kinds.gliner2 import gliner2_card, is_gliner2
 from libs.catalog.kinds.glirel import glirel_card, is_glirel
 from libs.catalog.kinds.gritlm import is_gritlm
 from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
+from libs.catalog.kinds.image_writer import image_writer_card, is_image_writer
 from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
@@ -71,6 +72,8 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(gliclass_card(directory, model), overrides)
     if is_nvembed(directory):
         return apply(nvembed_card(directory, model), overrides)
+    if is_image_writer(directory):
+        return apply(image_writer_card(directory, model), overrides)
     folder = images_folder(directory)
     if folder is not None:
         return apply(images_card(directory, folder, model), overrides)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from libs.catalog.detect import read_card
+from libs.catalog.kinds.image_writer import is_image_writer
 from libs.catalog.kinds.images import images_folder
 from libs.catalog.kinds.vision_language import is_vision_language
 from libs.catalog.overrides import Overrides
@@ -15,6 +16,7 @@ from libs.models.images.serving import load_image_model
 from libs.models.images.vlm.serving import load_vision_language_model
 from libs.models.model import Model
 from libs.models.packed_model import PackedModel
+from libs.models.readers.serving import load_reader_model
 from libs.models.text.loading import load_text_model
 
 
@@ -49,6 +51,8 @@ def load_served_model(
     base: Path | None = None,
 ) -> Model:
     """As `load_model`, and models that write."""
+    if base is None and is_image_writer(directory):
+        return load_reader_model(directory, model_id, device, dtype, overrides)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
         return load_writer_model(directory, model_id, device, dtype, overrides)
     return load_model(directory, model_id, device, dtype, overrides, base)

@@ -188,6 +188,9 @@ class StructureWork:
     truncation: Truncation = "end"
 
 
+WriteWork = TextWork | RegionsWork
+"""What models that write are asked for: regions are written as text."""
+
 Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
 
 

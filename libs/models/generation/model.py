@@ -28,9 +28,11 @@ from libs.models.work import (
     Output,
     Parts,
     Prepared,
+    RegionsWork,
     TextWork,
     Unfinished,
     Work,
+    WriteWork,
     WrittenIds,
     go_on_anyway,
     items_as_parts,
@@ -64,11 +66,11 @@ class _Writing:
 @dataclass(frozen=True, slots=True)
 class _Notes:
     """`work`: with one item for each text that is written. `items`: of each item of the job its texts, by their places in `work`;
-    pages that were read from the text layer are there as they are."""
+    pages that were read from the text layer are there as they are. None: the reader's items are the job's."""
 
-    work: TextWork
+    work: WriteWork
     of_reader: object
-    items: tuple[_Item, ...]
+    items: tuple[_Item, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +115,24 @@ class WriterModel:
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work says so."""
         need_task(work, self.card)
+        if isinstance(work, RegionsWork):
+            sequences, of_reader = self._reader.prepare(work, go_on)
+            return self._prepared(work, sequences, _Notes(_without_images(work), of_reader, None), ())
         if not isinstance(work, TextWork):
-            raise TypeError("a model that writes has the task text alone")
+            raise TypeError("a model that writes has the tasks text and regions alone")
         items, asked = _items(work, go_on)
         if not asked:
             notes = _Notes(replace(work, texts=[], parts={}), None, items)
             return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
         own = replace(work, texts=[""] * len(asked), parts=dict(enumerate(asked)))
         sequences, of_reader = self._reader.prepare(own, go_on)
-        found = without_images(own)
-        if not isinstance(found, TextWork):
-            raise TypeError("a TextWork without its images is one")
         fields = tuple(parts[0].field for parts in asked)
+        return self._prepared(work, sequences, _Notes(_without_images(own), of_reader, items), fields)
+
+    def _prepared(self, work: Work, sequences: list[InputSequence], notes: _Notes, fields: tuple[str, ...]) -> Prepared:
+        images = sum(len(each.rows.places) for each in sequences if each.rows is not None)
         fields = fields if len(fields) == len(sequences) else ()
-        tokens = sum(each.tokens for each in sequences if each.rows is not None)
-        notes = _Notes(found, of_reader, items)
-        return Prepared(replace(work, parts={}), WRITE, sequences, notes=notes, fields=fields, image_tokens=tokens)
+        return Prepared(without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images)
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
         notes = prepared.notes
@@ -136,6 +140,8 @@ class WriterModel:
         if not isinstance(notes, _Notes) or len(written) != len(outputs):
             raise TypeError("the job was not prepared, or not computed, by a model that writes")
         made = self._reader.finish(notes.work, notes.of_reader, written) if written else ExtractResult([])
+        if notes.items is None:
+            return made
         return ExtractResult([_answer(item, made.items) for item in notes.items], made.output_tokens)
 
     # The device thread
@@ -238,6 +244,13 @@ class WriterModel:
     def widened(self) -> None:
         """None: a text is an answer whatever the numbers were that it was chosen by."""
         return
+
+
+def _without_images(work: WriteWork) -> WriteWork:
+    found = without_images(work)
+    if not isinstance(found, TextWork | RegionsWork):
+        raise TypeError("work without its images is of the same kind")
+    return found
 
 
 def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]:

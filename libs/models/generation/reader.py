@@ -7,7 +7,7 @@ from typing import Protocol
 from libs.models.generation.sequences import Request
 from libs.models.generation.writer import Writer
 from libs.models.results import ExtractResult
-from libs.models.work import Between, GoOn, InputSequence, TextWork, WrittenIds
+from libs.models.work import Between, GoOn, InputSequence, WriteWork, WrittenIds
 
 
 class Reader(Protocol):
@@ -18,7 +18,7 @@ class Reader(Protocol):
 
     writer: Writer
 
-    def prepare(self, work: TextWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """A job's prompts, and notes for `finish`. Raises InvalidInput with the path of the item.
 
         `ids` has a token for each row of the prompt, or of the encoder's input, so that costs are known by its length; images are
@@ -31,5 +31,5 @@ class Reader(Protocol):
     def text(self, ids: list[int]) -> str:
         """The text of the tokens written so far, without special tokens, for streams. Ends before an incomplete character."""
 
-    def finish(self, work: TextWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         """The answer of a job."""

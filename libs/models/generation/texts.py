@@ -14,8 +14,9 @@ from libs.models.generation.chat import ChatPrompt
 from libs.models.generation.sequences import Request
 from libs.models.generation.writer import Writer
 from libs.models.results import Extraction, ExtractResult
+from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Between, GoOn, InputSequence, TextWork, WrittenIds, items_as_parts
+from libs.models.work import Between, GoOn, InputSequence, TextWork, WriteWork, WrittenIds, items_as_parts
 
 _INCOMPLETE: Final = "�"
 """What tokenizers make of the first bytes of a character."""
@@ -34,8 +35,10 @@ class TextReader:
         if card.template:
             self._plain, self._instructed = ChatPrompt.of(card, root)
 
-    def prepare(self, work: TextWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence has the most tokens of its answer, [1], 0: the checkpoint's own number."""
+        if not isinstance(work, TextWork):
+            raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads texts, and no regions of images", field="text.region")
         if work.text_kind == "ocr_regions":
@@ -70,7 +73,7 @@ class TextReader:
     def text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids).removesuffix(_INCOMPLETE)
 
-    def finish(self, work: TextWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         texts = [self._tokenizer.decode(each.ids.tolist()).strip() for each in written]
         items = [Extraction(text=text, finish=each.finish) for text, each in zip(texts, written, strict=True)]
         return ExtractResult(items, sum(len(each.ids) for each in written))

@@ -83,12 +83,13 @@ class Places:
 
 class Writer:
     """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for `encode`; None: there is none, or
-    something else makes the states."""
+    something else makes the states. `tower`: of images; the Reader runs it."""
 
     def __init__(
         self, decoder: PackedEncoder, head: LanguageHead, settings: Settings, encoder: PackedEncoder | None = None
     ) -> None:
         self.decoder, self.head, self.settings, self.encoder = decoder, head, settings, encoder
+        self.tower: nn.Module | None = None
         attention = decoder.stack[0].attn
         self.kv_heads, self.head_size = attention.parts[1], attention.head_size
         self.vocabulary = head.linear.outputs
@@ -112,8 +113,7 @@ class Writer:
     def modules(self) -> Iterator[nn.Module]:
         """The modules that hold its weights."""
         yield from (self.decoder, self.head)
-        if self.encoder is not None:
-            yield self.encoder
+        yield from (each for each in (self.encoder, self.tower) if each is not None)
 
     def pages(self, count: int) -> list[Pages]:
         """Memory for so many pages: `count * page_bytes`."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from libs.models import weights
@@ -19,6 +20,7 @@ from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
+from libs.models.packed import Packed
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 
@@ -79,10 +81,33 @@ class BartEmbedding(TokenEmbedding):
             self.places = self.places / self._scale
 
 
-def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer:
-    """A whole model. Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served."""
+class BartInputEmbedding(BartEmbedding):
+    """Rows that the batch was given take the place of token embeddings, before positions and norm (Florence-2)."""
+
+    def forward(self, batch: Packed) -> Tensor:
+        """[tokens, hidden]"""
+        x = self.token.forward(batch.ids)
+        if batch.given is not None:
+            x = x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
+        if self.places is not None:
+            x = x + F.embedding(batch.positions, self.places)
+        x = x if self._scale == 1.0 else x * self._scale
+        return x if self.norm is None else self.norm.forward(x)
+
+
+def load(
+    config: Config,
+    tensors: TensorFile,
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    embedding: type[BartEmbedding] = BartEmbedding,
+) -> Writer:
+    """A whole model. `embedding`: of the encoder. Raises ModelBroken naming the key of config.json, or the file and tensor, that
+    cannot be served."""
     with torch.device("meta"):
-        encoder = PackedEncoder(_spec(config, "encoder", causal=False), _embedding(config))
+        encoder = PackedEncoder(_spec(config, "encoder", causal=False), _embedding(config, embedding))
     ignored: dict[str, HeadRule] = dict.fromkeys(_HEADS)
     weights.load(
         encoder, tensors, table=ENCODER_WEIGHTS, prefixes=PREFIXES, head_table=ignored, dtype=dtype, device=device
@@ -138,9 +163,9 @@ def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
     )
 
 
-def _embedding(config: Config) -> BartEmbedding:
+def _embedding(config: Config, made: type[BartEmbedding] = BartEmbedding) -> BartEmbedding:
     hidden = config.size("d_model")
-    return BartEmbedding(
+    return made(
         EmbeddingSpec(
             config.size("vocab_size"),
             hidden,

@@ -1,0 +1,269 @@
+"""Florence-2 (arXiv 2311.06242): DaViT before BART. Images are captioned, read and searched for objects, by prompts in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor, nn
+
+from libs.catalog.card import Card, ImageSize
+from libs.errors import InputTooLong, ModelBroken
+from libs.models.generation.families import bart
+from libs.models.generation.rules import Ids
+from libs.models.generation.sequences import Request
+from libs.models.generation.settings import Settings
+from libs.models.generation.writer import Writer
+from libs.models.images.detection.building import fill, on_meta, processor_values
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.spec import Config
+from libs.models.packed import Packed
+from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
+from libs.models.readers.florence_tasks import BINS, DETECTION, FIELD, Form, asked, regions_of
+from libs.models.readers.pixels import Tower, picture_of
+from libs.models.results import Extraction, ExtractResult, Region
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
+from libs.models.work import Between, GoOn, InputRows, InputSequence, RegionsWork, WriteWork, WrittenIds, items_as_parts
+
+_BEGIN, _END, _PAD = "<s>", "</s>", "<pad>"
+_WORDS: Final = (
+    "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg", "sep", "region_cap", "/region_cap",
+    "region_to_desciption", "/region_to_desciption", "proposal", "/proposal", "poly", "/poly", "and",
+)  # fmt: skip
+_ADDED: Final = ("od", "/od", "ocr", "/ocr", *(f"loc_{place}" for place in range(BINS)), *_WORDS)
+"""The tokens that microsoft's processor adds to BART's tokenizer, in the order of their ids."""
+
+
+class _Images(nn.Module):
+    """The image encoder and the connector. The names of its parts are those of `_name`."""
+
+    def __init__(self, spec: DavitSpec, hidden: int, places: int, frames: int) -> None:
+        super().__init__()
+        self.tower = Davit(spec)
+        self.projector = Projector(spec.width, hidden, places, frames)
+
+    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+        """Normalised [images, 3, height, width] -> [images, tokens, hidden]"""
+        return self.projector.forward(self.tower.forward(pixels, between))
+
+
+@dataclass(frozen=True, slots=True)
+class Florence:
+    """`tokens`: rows of the encoder's input that an image is."""
+
+    writer: Writer
+    images: Tower
+    processing: ImageProcessing
+    tokenizer: Tokenizer
+    tokens: int
+
+    @property
+    def size(self) -> ImageSize:
+        """How images become tokens."""
+        height, width = _pixels(self.processing)
+        return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
+
+
+def load_florence(directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device) -> Florence:
+    """Of microsoft's layout or of transformers'. Raises ModelBroken with the file and the key or tensor at fault."""
+    vision, texts = config.part("vision_config"), config.part("text_config")
+    spec = DavitSpec.of(vision)
+    processing = _processing(directory)
+    tensors = TensorFile.open(directory).renamed(_name)
+    language, rest = tensors.split("language.")
+    is_microsoft = vision.has("dim_embed")
+    places = (
+        _part(vision, "image_pos_embed").size("max_pos_embeddings", 50)
+        if is_microsoft
+        else vision.size("max_position_embeddings", 50)
+    )
+    frames = (
+        _part(vision, "visual_temporal_embedding").size("max_temporal_embeddings", 100)
+        if is_microsoft
+        else vision.size("max_temporal_embeddings", 100)
+    )
+    rows, columns = spec.map_size(*_pixels(processing))
+    if not 0 < max(rows, columns) <= places:
+        raise config.unsupported("vision_config", f"it has {places} positions a side, and images have {rows} x {columns}")
+    hidden = texts.size("d_model")
+    images = on_meta(lambda: _Images(spec, hidden, places, frames))
+    if is_microsoft:  # stored as [inputs, outputs]
+        images.projector.projection = on_meta(lambda: nn.Linear(hidden, spec.width, bias=False))
+    fill(images, rest, dtype, device)
+    if is_microsoft:
+        weight = images.projector.projection.weight.T.contiguous()
+        images.projector.projection.weight = nn.Parameter(weight, requires_grad=False)
+    tokenizer = _tokenizer(directory)
+    if settings.start is None:
+        settings = replace(settings, start=texts.integer("decoder_start_token_id", 2))
+    if settings.max_new is None and settings.max_length is None:  # what is written is as long as it needs to be
+        settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
+    writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
+    writer.tower = Tower(images, processing).to(device)
+    return Florence(writer, writer.tower, processing, tokenizer, rows * columns + 1)
+
+
+def _part(config: Config, key: str) -> Config:
+    return config.part(key) if config.has(key) else Config({})
+
+
+def _pixels(processing: ImageProcessing) -> tuple[int, int]:
+    seen = processing.crop or processing.size
+    if not isinstance(seen, tuple):
+        raise ModelBroken("preprocessor_config.json: `size` has a height and a width for Florence-2")
+    return seen
+
+
+def _processing(directory: Path) -> ImageProcessing:
+    values, file = processor_values(directory)
+    plain = {key: value for key, value in values.items() if value is not None}
+    key = "image_processor_type"
+    if str(plain.get(key, "")).startswith("Florence"):
+        plain[key] = "CLIPImageProcessor"
+    return ImageProcessing.of(Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor")
+
+
+def _tokenizer(directory: Path) -> Tokenizer:
+    """With the tokens of places, which microsoft's repositories have in code alone."""
+    tokenizer = load_tokenizer(directory, lowercase=False)
+    if tokenizer.token_to_id("<loc_0>") is None:
+        tokenizer.add_special_tokens([AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED])
+    return tokenizer
+
+
+def _name(name: str) -> str:
+    """A tensor's name in either layout to ours."""
+    name = name.removeprefix("model.")
+    for theirs, ours in _PREFIXES:
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+            break
+    return "tower." + rename(name.removeprefix("tower.")) if name.startswith("tower.") else name
+
+
+_CONNECTOR: Final = (
+    ("image_projection.", "projector.projection."),
+    ("image_proj_norm.", "projector.norm."),
+    ("image_position_embed.row_embeddings.weight", "projector.row"),
+    ("image_position_embed.column_embeddings.weight", "projector.column"),
+    ("visual_temporal_embed.pos_idx_to_embed", "projector.frames"),
+)
+_PREFIXES: Final = (
+    ("vision_tower.", "tower."),
+    ("language_model.", "language."),
+    ("lm_head.", "language.lm_head."),
+    *((f"multi_modal_projector.{theirs}", ours) for theirs, ours in _CONNECTOR),
+    *((f"vision_projector.{theirs}", ours) for theirs, ours in _CONNECTOR),
+    ("image_projection", "projector.projection.weight"),
+    ("image_proj_norm.", "projector.norm."),
+    ("image_pos_embed.row_embeddings.weight", "projector.row"),
+    ("image_pos_embed.column_embeddings.weight", "projector.column"),
+    ("visual_temporal_embed.pos_idx_to_embed", "projector.frames"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`label`: that a RegionsWork asks for; empty: the model's own words. `item`: whose image it is about."""
+
+    item: int
+    form: Form
+    width: int
+    height: int
+    label: str = ""
+
+
+class FlorenceReader:
+    """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors have for it, with its text."""
+
+    def __init__(self, card: Card, model: Florence) -> None:
+        self.writer = model.writer
+        self._card, self._model, self._tokenizer = card, model, model.tokenizer
+        self._ends = [self._special(each) for each in (_BEGIN, _END)]
+
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        found: list[InputSequence] = []
+        notes: list[_Asked] = []
+        for item, parts in enumerate(items_as_parts(work)):
+            go_on()
+            picture = picture_of(parts, self._model.processing, self._card.model)
+            if isinstance(work, RegionsWork):
+                for label in work.labels:
+                    found.append(self._sequence(DETECTION.prompt.format(label), picture.pixels, 0, "regions.labels"))
+                    notes.append(_Asked(item, DETECTION.form, picture.width, picture.height, label))
+                continue
+            prompt, form = asked(work, picture.width, picture.height)
+            found.append(self._sequence(prompt, picture.pixels, work.max_tokens, FIELD))
+            notes.append(_Asked(item, form, picture.width, picture.height))
+        return found, notes
+
+    @torch.inference_mode()
+    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+        encoder = self.writer.encoder
+        if encoder is None:
+            raise TypeError("Florence-2 has an encoder")
+        rows = [each.rows for each in sequences if each.rows is not None]
+        states = torch.cat(self._model.images.states([each.values for each in rows], between))
+        batch = Packed.of(
+            [each.ids for each in sequences], device=self.writer.device, places=[each.places for each in rows], values=states
+        )
+        made = encoder.forward(batch, between=between).split_with_sizes(batch.lengths)
+        return [Request(states=each, most=_most(sequence)) for each, sequence in zip(made, sequences, strict=True)]
+
+    def text(self, ids: list[int]) -> str:
+        return self._plain(ids).removesuffix("�")
+
+    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+        if not isinstance(notes, list):
+            raise TypeError("notes are those of `prepare`")
+        tokens = sum(len(each.ids) for each in written)
+        if isinstance(work, RegionsWork):
+            regions: list[list[Region]] = [[] for _ in work.texts]
+            for one, each in zip(notes, written, strict=True):
+                found = regions_of(self._plain(each.ids.tolist()), one.form, one.width, one.height)
+                regions[one.item] += [replace(region, label=one.label) for region in found]
+            kept = [each if work.threshold is None or work.threshold < 1 else [] for each in regions]
+            return ExtractResult([Extraction(regions=tuple(each)) for each in kept], tokens)
+        return ExtractResult([self._extraction(one, each) for one, each in zip(notes, written, strict=True)], tokens)
+
+    def _extraction(self, one: _Asked, written: WrittenIds) -> Extraction:
+        text = self._plain(written.ids.tolist())
+        if one.form == "text":
+            return Extraction(text=text.strip(), finish=written.finish)
+        regions = tuple(regions_of(text, one.form, one.width, one.height))
+        lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
+        return Extraction(regions=regions, text=lines, finish=written.finish)
+
+    def _plain(self, ids: list[int]) -> str:
+        """The text with its places, without the tokens that frame it."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        for token in (_BEGIN, _END, _PAD):
+            text = text.replace(token, "")
+        return text
+
+    def _sequence(
+        self, prompt: str, pixels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], most: int, field: str
+    ) -> InputSequence:
+        tokens = self._model.tokens
+        own = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        if tokens + len(own) + 2 > self._card.max_tokens:
+            left = self._card.max_tokens - tokens - 2
+            raise InputTooLong(f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image", field=field)
+        ids: Ids = np.array([0] * tokens + [self._ends[0], *own, self._ends[1]], np.int32)
+        rows = InputRows(np.arange(tokens, dtype=np.int32), pixels)
+        return InputSequence(ids, rows=rows, input=np.array([most], np.int32))
+
+    def _special(self, token: str) -> int:
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts")
+        return number
+
+
+def _most(sequence: InputSequence) -> int | None:
+    return int(sequence.input[0]) or None if isinstance(sequence.input, np.ndarray) else None
