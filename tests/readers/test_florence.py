@@ -15,44 +15,19 @@ from transformers.models.florence2.processing_florence2 import Florence2PostProc
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.models.generation.model import WriterModel
-from libs.models.loading import load_served_model
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, regions_of
-from libs.models.work import Part, RegionsWork, TextWork, Unfinished, WriteWork, nothing_between
+from libs.models.work import Part, RegionsWork, TextWork, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
-
-MOST = 40
+from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
 
 
 @pytest.fixture(scope="module", params=["transformers", "microsoft"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, WriterModel]:
     directory = tmp_path_factory.mktemp("florence")
     model = florence_models.write(directory, request.param)
-    return model, directory, _load(directory)
-
-
-def _load(directory: Path, dtype: torch.dtype = torch.float32) -> WriterModel:
-    model = load_served_model(directory, "a/florence", torch.device("cpu"), dtype)
-    assert isinstance(model, WriterModel)
-    return model
-
-
-def _work(images: list[bytes], **settings: Any) -> TextWork:
-    parts = {place: (Part(image, f"items[{place}].image"),) for place, image in enumerate(images)}
-    return TextWork([""] * len(images), parts=parts, **({"max_tokens": MOST} | settings))
-
-
-def _answers(model: WriterModel, *works: WriteWork) -> list[list[Any]]:
-    """What is written for each job, all of them in one loop."""
-    prepared = [model.prepare(work) for work in works]
-    sequences = [sequence for each in prepared for sequence in each.sequences]
-    found: dict[int, Any] = {}
-    while left := [each for each in sequences if id(each) not in found]:
-        for each, output in zip(left, model.forward("write", left), strict=True):
-            if not isinstance(output, Unfinished):
-                found[id(each)] = output
-    return [[found[id(sequence)] for sequence in each.sequences] for each in prepared]
+    return model, directory, load(directory)
 
 
 def test_every_task_is_written_as_by_transformers(written: tuple[Any, Path, WriterModel]) -> None:
@@ -61,11 +36,11 @@ def test_every_task_is_written_as_by_transformers(written: tuple[Any, Path, Writ
     works, prompts = [], []
     for name, task in TASKS.items():
         given = " a lorry, and more" if "{}" in task.prompt else ""
-        works.append(_work([image], instruction=name + given))
+        works.append(work_on([image], instruction=name + given))
         prompts.append(task.prompt.format(given.strip()))
     wanted = [florence_models.written(reference, directory, image, prompt, MOST) for prompt in prompts]
-    found = _answers(model, *works)
-    assert [answer.ids.tolist() for (answer,) in found] == wanted
+    found = written_for(model, *works)
+    assert [answer for (answer,) in found] == wanted
     assert len({tuple(each) for each in wanted}) > 8  # the prompts are read
     assert max(map(len, wanted)) >= 32
 
@@ -73,9 +48,9 @@ def test_every_task_is_written_as_by_transformers(written: tuple[Any, Path, Writ
 def test_images_of_all_kinds_among_each_other(written: tuple[Any, Path, WriterModel]) -> None:
     reference, directory, model = written
     images = [*pictures(), *awkward_pictures().values()][:16]
-    (found,) = _answers(model, _work(images, text_kind="ocr"))
+    (found,) = written_for(model, work_on(images, text_kind="ocr"))
     wanted = [florence_models.written(reference, directory, each, "What is the text in the image?", MOST) for each in images]
-    assert [each.ids.tolist() for each in found] == wanted
+    assert found == wanted
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
 
 
@@ -84,7 +59,7 @@ def test_the_encoders_states(written: tuple[Any, Path, WriterModel]) -> None:
     image = pictures()[0]
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
-    (sequence,) = model.prepare(_work([image], instruction="What is it?")).sequences
+    (sequence,) = model.prepare(work_on([image], instruction="What is it?")).sequences
     found = reader.requests([sequence], nothing_between)[0].states
     pixels = florence_models.processor(directory)(Image.open(BytesIO(image)), return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
@@ -93,38 +68,34 @@ def test_the_encoders_states(written: tuple[Any, Path, WriterModel]) -> None:
         (ours,) = reader._model.images.states([sequence.rows.values], nothing_between)
         rows = reference.get_input_embeddings()(torch.from_numpy(sequence.ids[len(sequence.rows.places) :]).long())
         wanted = reference.model.language_model.encoder(inputs_embeds=torch.cat([seen, rows[None]], dim=1)).last_hidden_state[0]
-    assert _apart(ours, seen[0]) < 1e-5
+    assert apart(ours, seen[0]) < 1e-5
     assert found is not None
-    assert _apart(found, wanted) < 1e-5
-
-
-def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    assert apart(found, wanted) < 1e-5
 
 
 def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
     reference = florence_models.write(tmp_path, num_beams=3)
     images = pictures()
-    (found,) = _answers(_load(tmp_path), _work(images, text_kind="caption", max_tokens=33))
+    (found,) = written_for(load(tmp_path), work_on(images, text_kind="caption", max_tokens=33))
     wanted = [florence_models.written(reference, tmp_path, each, "What does the image describe?", 33) for each in images]
-    assert [each.ids.tolist() for each in found] == wanted
+    assert found == wanted
 
 
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
     reference = florence_models.write(tmp_path)
     image = pictures()[0]
-    sequence = _load(tmp_path).prepare(_work([image])).sequences[0]
+    sequence = load(tmp_path).prepare(work_on([image])).sequences[0]
     assert sequence.rows is not None
     states = {}
     for dtype in (torch.float32, torch.bfloat16):
-        reader = _load(tmp_path, dtype)._reader
+        reader = load(tmp_path, dtype)._reader
         assert isinstance(reader, FlorenceReader)
         (states[dtype],) = reader._model.images.states([sequence.rows.values], nothing_between)
     pixels = florence_models.processor(tmp_path)(Image.open(BytesIO(image)), return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         theirs = reference.bfloat16().get_image_features(pixels.bfloat16()).pooler_output[0]
     wanted = states[torch.float32]
-    assert _apart(states[torch.bfloat16], wanted) <= 3 * _apart(theirs, wanted)
+    assert apart(states[torch.bfloat16], wanted) <= 3 * apart(theirs, wanted)
 
 
 _POST: dict[Form, str] = {
@@ -189,24 +160,24 @@ def test_regions_are_found_by_label(written: tuple[Any, Path, WriterModel]) -> N
     image = pictures()[0]
     parts = {place: (Part(image, f"items[{place}].image"),) for place in range(2)}
     work = RegionsWork(["", ""], ("cat", "a red lorry"), parts=parts)
-    (outputs,) = _answers(model, work)
+    (outputs,) = written_for(model, work)
+    result = result_of(model, work)
     wanted = [
         florence_models.written(reference, directory, image, f"Locate {label} in the image.", 250)
         for label in ("cat", "a red lorry")
     ]
-    assert [each.ids.tolist()[:40] for each in outputs] == [each[:40] for each in wanted * 2]
-    result = model.finish(model.prepare(work), outputs)
+    assert [each[:40] for each in outputs] == [each[:40] for each in wanted * 2]
     assert [{region.label for region in item.regions} <= {"cat", "a red lorry"} for item in result.items] == [True, True]
-    assert result.output_tokens == sum(len(each.ids) for each in outputs)
+    assert result.output_tokens == sum(map(len, outputs))
 
 
 def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]  # 36 x 36
-    work = _work([image], text_kind="ocr", region=(0.0, 9.0, 18.0, 36.0))
+    work = work_on([image], text_kind="ocr", region=(0.0, 9.0, 18.0, 36.0))
     prompt = "What text is in the region <loc_0><loc_250><loc_500><loc_999>?"
-    (found,) = _answers(model, work)
-    assert [each.ids.tolist() for each in found] == [florence_models.written(reference, directory, image, prompt, MOST)]
+    (found,) = written_for(model, work)
+    assert found == [florence_models.written(reference, directory, image, prompt, MOST)]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +196,7 @@ def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel])
 )
 def test_what_cannot_be_asked(settings: dict[str, Any], field: str, kind: type, written: tuple[Any, Path, WriterModel]) -> None:
     with pytest.raises(kind) as refused:
-        written[2].prepare(_work([pictures()[0]], **settings))
+        written[2].prepare(work_on([pictures()[0]], **settings))
     assert refused.value.field == field
 
 
@@ -238,7 +209,7 @@ def test_items_are_single_images(written: tuple[Any, Path, WriterModel]) -> None
     with pytest.raises(TaskNotSupported, match="one image an item"):
         model.prepare(TextWork([""], parts={0: two}))
     with pytest.raises(InvalidInput, match="format") as refused:
-        model.prepare(_work([b"no image"]))
+        model.prepare(work_on([b"no image"]))
     assert refused.value.field == "items[0].image"
 
 
@@ -247,7 +218,7 @@ def test_a_checkpoint_that_does_not_fit_itself_is_refused(tmp_path: Path) -> Non
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"max_position_embeddings": 8', '"max_position_embeddings": 1'))
     with pytest.raises(ModelBroken, match="positions a side"):
-        _load(tmp_path)
+        load(tmp_path)
     (tmp_path / "config.json").write_text(config.replace('"window_size": 6', '"window_size": 1000'))
     with pytest.raises(ModelBroken, match="window_size"):
-        _load(tmp_path)
+        load(tmp_path)

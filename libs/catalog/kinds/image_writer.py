@@ -10,13 +10,14 @@ from libs.catalog.checkpoint.files import digest, need_config, read_config, tens
 from libs.errors import ModelBroken
 
 FLORENCE: Final = "florence2"
-MODEL_TYPES: Final = (FLORENCE,)
+ENCODER_DECODER: Final = "vision-encoder-decoder"
+MODEL_TYPES: Final = (FLORENCE, ENCODER_DECODER)
 
 _FILES: Final = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json",
     "tokenizer.json",
 )  # fmt: skip
-_TASKS: Final[dict[str, tuple[Task, ...]]] = {FLORENCE: ("text", "regions")}
+_TASKS: Final[dict[str, tuple[Task, ...]]] = {FLORENCE: ("text", "regions"), ENCODER_DECODER: ("text",)}
 
 
 def is_image_writer(directory: Path) -> bool:
@@ -31,7 +32,7 @@ def image_writer_card(directory: Path, model: str) -> Card:
     if not (directory / "tokenizer.json").exists():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
     family = config.text("model_type")
-    texts = config.part("text_config")
+    texts = config.part("text_config" if family == FLORENCE else "decoder")
     return Card(
         model=model,
         revision=model.partition("@")[2]

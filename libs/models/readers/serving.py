@@ -6,13 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
+from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
+from libs.catalog.kinds.image_writer import FLORENCE
 from libs.catalog.overrides import Overrides
 from libs.models.generation.model import WriterModel
 from libs.models.generation.settings import read_settings
+from libs.models.generation.writer import Writer
 from libs.models.layers.spec import Config
+from libs.models.readers.encoder_decoder import EncoderDecoderReader, load_encoder_decoder
 from libs.models.readers.florence import FlorenceReader, load_florence
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id
@@ -27,10 +32,17 @@ def load_reader_model(
     card, dtype = without_int8(card, device, dtype)
     config, settings = Config(need_config(directory, "config.json").values), read_settings(directory)
     with copying(device), failing(broken_tokenizer):
-        model = load_florence(directory, config, settings, dtype, device)
-        writer = model.writer
-        # Ids beyond the tokenizer's have random rows, and no text.
-        writer.settings = replace(writer.settings, vocabulary=min(largest_id(model.tokenizer) + 1, writer.vocabulary))
-        most = writer.max_positions if writer.encoder is None else writer.encoder.max_positions
-        card = replace(card, max_tokens=min(card.max_tokens, most), images=model.size)
-        return WriterModel(card, FlorenceReader(card, model))
+        if card.family == FLORENCE:
+            florence = load_florence(directory, config, settings, dtype, device)
+            card = _measured(card, florence.writer, florence.tokenizer, florence.size)
+            return WriterModel(card, FlorenceReader(card, florence))
+        model = load_encoder_decoder(directory, config, settings, dtype, device)
+        card = _measured(card, model.writer, model.tokenizer, model.size)
+        return WriterModel(card, EncoderDecoderReader(card, model))
+
+
+def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
+    """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are random, are never chosen."""
+    writer.settings = replace(writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary))
+    most = size.max_tokens if writer.encoder is None else writer.encoder.max_positions
+    return replace(card, max_tokens=most, images=size)

@@ -5,6 +5,7 @@ BART has its norms after each residual add, mBART before each block and once at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Final, Literal
@@ -25,6 +26,7 @@ from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 
 MODEL_TYPES: Final = ("bart", "mbart")
+PAD: Final = 1
 PREFIXES: Final = ("", "model.")
 
 _EPS: Final = 1e-5
@@ -71,6 +73,9 @@ DECODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | 
 DECODER_ALONE: Final[dict[str, Rule]] = _DECODER | {"decoder.embed_tokens": "embed.token"}
 """Of a decoder whose encoder is something else (Donut, TrOCR)."""
 
+SINUSOIDAL: Final[dict[str, Rule]] = DECODER_ALONE | {"decoder.embed_positions": None}
+"""The same without a table of positions."""
+
 
 class BartEmbedding(TokenEmbedding):
     """Token embeddings times a scale, then positions, which are not scaled; then a norm."""
@@ -79,6 +84,18 @@ class BartEmbedding(TokenEmbedding):
         super().prepare()
         if self.places is not None and self._scale != 1.0:
             self.places = self.places / self._scale
+
+
+class SinusoidalEmbedding(BartEmbedding):
+    """With sines and cosines for positions, as fairseq has them: counted from the row after that of padding, `PAD`."""
+
+    def prepare(self) -> None:
+        weight = self.token.weight
+        half = weight.shape[1] // 2
+        rates = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
+        angles = torch.arange(PAD + 1, PAD + 1 + self.max_positions, dtype=torch.float32)[:, None] * rates
+        table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, weight.shape[1] % 2))
+        self.places = (table / self._scale).to(device=weight.device, dtype=weight.dtype)
 
 
 class BartInputEmbedding(BartEmbedding):
@@ -133,7 +150,8 @@ def load_decoder(
     with torch.device("meta"):
         spec = _spec(config, "decoder", causal=True)
         kind = PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer
-        decoder = PackedEncoder(spec, _embedding(config), layer=partial(kind, source=spec.hidden if source is None else source))
+        embed = _embedding(config, SinusoidalEmbedding if _is_sinusoidal(config) else BartEmbedding)
+        decoder = PackedEncoder(spec, embed, layer=partial(kind, source=spec.hidden if source is None else source))
     state = weights.load(decoder, tensors, table=table, prefixes=prefixes, head_table=_HEADS, dtype=dtype, device=device)
     prepare(decoder)
     return Writer(decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings)
@@ -163,15 +181,20 @@ def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
     )
 
 
+def _is_sinusoidal(config: Config) -> bool:
+    return not config.flag("use_learned_position_embeddings", True)
+
+
 def _embedding(config: Config, made: type[BartEmbedding] = BartEmbedding) -> BartEmbedding:
-    hidden = config.size("d_model")
+    hidden, is_learned = config.size("d_model"), made is not SinusoidalEmbedding
     return made(
         EmbeddingSpec(
             config.size("vocab_size"),
             hidden,
-            positions=config.size("max_position_embeddings", 1024) + _OFFSET,
-            norm_eps=_EPS,
-            offset=_OFFSET,
+            positions=config.size("max_position_embeddings", 1024) + (_OFFSET if is_learned else 0),
+            norm_eps=_EPS if config.flag("layernorm_embedding", True) else None,
+            table=is_learned,
+            offset=_OFFSET if is_learned else 0,
             scale=hidden**0.5 if config.flag("scale_embedding", False) else 1.0,
         )
     )

@@ -1,4 +1,4 @@
-"""Swin (arXiv 2103.14030) as the backbone of a detector: feature maps of three sizes, from attention within windows.
+"""Swin (arXiv 2103.14030): feature maps from attention within windows, of three sizes for a detector, the last for a decoder.
 
 A map is cut into windows after it is padded to a multiple of their side, as in training; every second layer shifts it first. Layer
 norms, products and biases are in the encoder's type, softmax in float32.
@@ -6,6 +6,7 @@ norms, products and biases are in the encoder's type, softmax in float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,13 +36,14 @@ class SwinSpec:
     eps: float
 
     @staticmethod
-    def of(config: Config) -> SwinSpec:
-        """Raises ModelBroken with the key that cannot be served."""
-        config.require("model_type", "swin")
+    def of(config: Config, model_type: str = "swin") -> SwinSpec:
+        """Of a detector's backbone, or Donut's encoder. Raises ModelBroken with the key that cannot be served."""
+        config.require("model_type", model_type)
         config.require("num_channels", 3)
         config.require("patch_size", SIDE)
         config.require("use_absolute_embeddings", False)
-        config.require("out_indices", [2, 3, 4])
+        if model_type == "swin":
+            config.require("out_indices", [2, 3, 4])
         spec = SwinSpec(
             width=config.size("embed_dim", 96),
             depths=_counts(config, "depths", (2, 2, 6, 2)),
@@ -81,9 +83,10 @@ def map_sizes(height: int, width: int) -> tuple[tuple[int, int], ...]:
 
 
 class Swin(nn.Module):
-    """Pixels to three maps. The names of its parts are those of `rename`."""
+    """Pixels to maps. The names of its parts are those of `rename`."""
 
-    def __init__(self, spec: SwinSpec) -> None:
+    def __init__(self, spec: SwinSpec, *, normed: bool = True) -> None:
+        """`normed`: with the norms of the three maps that `forward` gives."""
         super().__init__()
         self.patches = nn.Conv2d(3, spec.width, SIDE, SIDE)
         self.norm = nn.LayerNorm(spec.width)
@@ -92,23 +95,25 @@ class Swin(nn.Module):
             for width, heads, depth in zip(spec.widths, spec.heads, spec.depths, strict=True)
         )
         self.merges = nn.ModuleList(Merge(width) for width in spec.widths[:-1])
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:])
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:] if normed)
 
     def forward(self, pixels: Tensor, between: Between = nothing_between) -> list[Tensor]:
         """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last. `between`, a preemption point,
         is called after each block."""
+        maps = list(self.maps(pixels, between))
+        return [norm(x) for norm, x in zip(self.norms, maps[1:], strict=True)]
+
+    def maps(self, pixels: Tensor, between: Between) -> Iterator[Tensor]:
+        """Of each stage in turn, before its norm."""
         height, width = pixels.shape[2:]
         x = self.patches.forward(F.pad(pixels, (0, -width % SIDE, 0, -height % SIDE)))
         x = self.norm.forward(x.permute(0, 2, 3, 1))
-        maps = []
         for place, stage in enumerate(self.stages):
             x = x if place == 0 else self.merges[place - 1](x)
             for block in stage:  # type: ignore[attr-defined]
                 x = block(x)
                 between()
-            if place:
-                maps.append(self.norms[place - 1](x))
-        return maps
+            yield x
 
 
 class Block(nn.Module):

@@ -1,0 +1,279 @@
+"""Models of transformers' kind vision-encoder-decoder: TrOCR reads a line of text, Donut a whole page as a form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from libs.catalog.card import Card, ImageSize
+from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
+from libs.models import weights
+from libs.models.generation.families import bart
+from libs.models.generation.sequences import Request
+from libs.models.generation.settings import Settings
+from libs.models.generation.writer import Writer
+from libs.models.images.detection.building import fill, on_meta
+from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
+from libs.models.images.families import vit
+from libs.models.images.loading import read_processing as read_vit_processing
+from libs.models.images.patches import PatchEmbedding, PatchSpec
+from libs.models.images.processing import ImageProcessing
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.packed import Packed
+from libs.models.readers import donut
+from libs.models.readers.pixels import Tower, picture_of
+from libs.models.results import Extraction, ExtractResult
+from libs.models.text.checks import unsupported
+from libs.models.text.registry import prepare
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
+from libs.models.work import Between, GoOn, InputRows, InputSequence, TextWork, WriteWork, WrittenIds, items_as_parts
+
+MODEL_TYPE: Final = "vision-encoder-decoder"
+_KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+
+
+class ImageStates(Protocol):
+    """An image encoder. An nn.Module."""
+
+    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+        """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width] each."""
+
+
+class _Swin(nn.Module):
+    """Donut's encoder: the last map alone, without a norm."""
+
+    def __init__(self, spec: SwinSpec) -> None:
+        super().__init__()
+        self.swin = Swin(spec, normed=False)
+
+    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+        """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows are of one image."""
+        return torch.cat([list(self.swin.maps(one[None], between))[-1].flatten(1, 2) for one in pixels])
+
+
+class _Patches(nn.Module):
+    """TrOCR's encoder: a packed ViT, whose states are normalised."""
+
+    def __init__(self, encoder: PackedEncoder, embed: PatchEmbedding) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self._embed = embed.embed
+        self._spec = embed.spec
+
+    @torch.inference_mode()
+    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+        """As `ImageStates`. An image given twice is computed once."""
+        alone = list({id(each): each for each in images}.values())
+        counts = [self._spec.tokens_of(*each.shape[:2]) for each in alone]
+        batch = Packed.of(
+            [np.zeros(count, np.int32) for count in counts],
+            device=self.encoder.device,
+            places=[np.arange(self._spec.before, count, dtype=np.int32) for count in counts],
+            values=self._embed(alone),
+        )
+        made = self.encoder.forward(batch, between=between).split_with_sizes(counts)
+        found = dict(zip(map(id, alone), made, strict=True))
+        return [found[id(each)] for each in images]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoder:
+    """`tokens`: states of an image. `project`: these to the decoder's width, where they differ. `prompt`: None: TrOCR's, which has
+    none."""
+
+    writer: Writer
+    images: ImageStates
+    processing: ImageProcessing
+    tokenizer: Tokenizer
+    tokens: int
+    project: nn.Linear | None
+    prompt: donut.DonutPrompt | None
+
+    @property
+    def size(self) -> ImageSize:
+        """How images become tokens."""
+        height, width = _pixels(self.processing)
+        return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
+
+
+def load_encoder_decoder(
+    directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
+) -> EncoderDecoder:
+    """Raises ModelBroken with the file and the key or tensor at fault."""
+    encoder, decoder = config.part("encoder"), config.part("decoder")
+    kind = encoder.text("model_type")
+    tokenizer = load_tokenizer(directory, lowercase=False)
+    tensors = TensorFile.open(directory)
+    image_tensors, rest = tensors.split("encoder.")
+    text_tensors, rest = rest.split("decoder.")
+    if kind == "donut-swin":
+        images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
+        prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
+    elif kind == "vit":
+        images, processing, tokens, width = _vit(directory, encoder, image_tensors, dtype, device)
+        prompt = None
+    else:
+        raise encoder.unsupported("model_type", "the image encoders that are served are vit (TrOCR) and donut-swin")
+    own = decoder.size("d_model")
+    project = None
+    if any(name.startswith("enc_to_dec_proj.") for name in rest.names()):
+        project = on_meta(lambda: nn.Linear(width, own))
+        fill(project, rest.split("enc_to_dec_proj.")[0], dtype, device)
+        width = own
+    writer = bart.load_decoder(
+        decoder,
+        text_tensors.renamed(lambda name: name.replace("output_projection.", "lm_head.")),
+        _settings(settings, config, decoder, tokenizer),
+        dtype,
+        device,
+        table=bart.DECODER_ALONE if decoder.flag("use_learned_position_embeddings", True) else bart.SINUSOIDAL,
+        source=width,
+    )
+    modules = [each for each in (images, project) if isinstance(each, nn.Module)]
+    writer.tower = nn.ModuleList(modules)
+    return EncoderDecoder(writer, images, processing, tokenizer, tokens, project, prompt)
+
+
+def _settings(settings: Settings, config: Config, decoder: Config, tokenizer: Tokenizer) -> Settings:
+    """What generation_config.json leaves open is as the model's or the decoder's configuration says."""
+
+    def number(key: str) -> int | None:
+        return next((part.integer(key) for part in (config, decoder) if part.has(key)), None)
+
+    stop, unknown = tokenizer.token_to_id("</s>"), tokenizer.token_to_id("<unk>")
+    stops = settings.stops or tuple(each for each in (number("eos_token_id"), stop) if each is not None)[:1]
+    start = settings.start if settings.start is not None else number("decoder_start_token_id")
+    if settings.max_new is None and settings.max_length is None:
+        settings = replace(settings, max_new=decoder.size("max_position_embeddings", 1024))
+    banned = () if unknown is None else (unknown,)
+    return replace(settings, stops=stops, start=start, suppressed=tuple({*settings.suppressed, *banned}))
+
+
+def _donut(
+    directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
+) -> tuple[ImageStates, ImageProcessing, int, int]:
+    spec, processing = SwinSpec.of(config, "donut-swin"), donut.read_processing(directory)
+    height, width = _pixels(processing)
+    sizes = map_sizes(height, width)
+    if min(sizes[-1]) <= spec.window:
+        rows, columns = sizes[-1]
+        raise config.unsupported("window_size", f"the last map has {rows} x {columns} places, which must be more than a window's")
+    module = on_meta(lambda: _Swin(spec))
+    fill(module.swin, tensors, dtype, device, rename)
+    return Tower(module, processing).to(device), processing, sizes[-1][0] * sizes[-1][1], spec.widths[-1]
+
+
+def _vit(
+    directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
+) -> tuple[ImageStates, ImageProcessing, int, int]:
+    tower = vit.towers(config)["image"]
+    if not isinstance(tower.input, PatchSpec):
+        raise TypeError("ViT reads patches")
+    patches = tower.input
+    processing = read_vit_processing(directory, Path(), vit.PROCESSOR)
+    if patches.grid_of(*_pixels(processing)) != patches.grid:
+        wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
+        raise ModelBroken(f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels")
+    embed = on_meta(lambda: PatchEmbedding(patches, processing))
+    encoder = on_meta(lambda: PackedEncoder(tower.encoder, embed))
+    weights.load(encoder, tensors, table=tower.weights, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    prepare(encoder)
+    return (
+        _Patches(encoder.requires_grad_(False).eval(), embed),
+        processing,
+        patches.tokens_of(*_pixels(processing)),
+        patches.hidden,
+    )
+
+
+def _pixels(processing: ImageProcessing) -> tuple[int, int]:
+    seen = processing.crop or processing.size
+    if not isinstance(seen, tuple):
+        raise ModelBroken("preprocessor_config.json: `size` has no height and width")
+    return seen
+
+
+class EncoderDecoderReader:
+    """Implements `Reader`. The cross attention's states are an image's; `ids` of a sequence are as many as these."""
+
+    def __init__(self, card: Card, model: EncoderDecoder) -> None:
+        self.writer = model.writer
+        self._card, self._model, self._tokenizer = card, model, model.tokenizer
+        added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
+        self._categories = frozenset(token for token in added if token.startswith("<") and token.endswith("/>"))
+
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        if not isinstance(work, TextWork):
+            raise unsupported(work, self._card)
+        if work.region is not None:
+            raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
+        if work.text_kind == "ocr_regions":
+            raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+        if work.instruction.strip() and self._model.prompt is None:
+            raise TaskNotSupported(f"{self._card.model} reads the text of an image, and takes no instruction", field=donut.FIELD)
+        prompt = "" if self._model.prompt is None else self._model.prompt.text(work.instruction)
+        asked = _Asked(tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens)
+        if len(asked.prompt) >= self.writer.max_positions:
+            most = self.writer.max_positions - 1
+            raise InputTooLong(
+                f"the question has {len(asked.prompt):,} tokens with its tags; the model takes {most:,}", field=donut.FIELD
+            )
+        found = []
+        for parts in items_as_parts(work):
+            go_on()
+            picture = picture_of(parts, self._model.processing, self._card.model)
+            places = np.arange(self._model.tokens, dtype=np.int32)
+            found.append(InputSequence(np.zeros(self._model.tokens, np.int32), rows=InputRows(places, picture.pixels), input=asked))
+        return found, prompt
+
+    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+        states = self._model.images.states([each.rows.values for each in sequences if each.rows is not None], between)
+        if (project := self._model.project) is not None:
+            with torch.inference_mode():
+                states = [F.linear(each, project.weight, project.bias) for each in states]
+        return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
+
+    def text(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).removesuffix("�")
+
+    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+        if not isinstance(notes, str):
+            raise TypeError("notes are those of `prepare`")
+        items = [self._extraction(notes, each) for each in written]
+        return ExtractResult(items, sum(len(each.ids) for each in written))
+
+    def _extraction(self, prompt: str, written: WrittenIds) -> Extraction:
+        if self._model.prompt is None:
+            return Extraction(text=self._tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish)
+        own = self._tokenizer.decode(written.ids.tolist(), skip_special_tokens=False)
+        for token in ("<s>", "</s>", "<pad>"):
+            own = own.replace(token, "")
+        whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
+        return Extraction(text=own.strip(), finish=written.finish, json=donut.form_of(whole, self._categories))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`prompt`: empty: the decoder's start token. `most`: tokens of the answer; 0: the checkpoint's number."""
+
+    prompt: tuple[int, ...]
+    most: int
+
+
+def _request(states: Tensor, sequence: InputSequence) -> Request:
+    asked = sequence.input
+    if not isinstance(asked, _Asked):
+        raise TypeError("`input` is that of `prepare`")
+    return Request(np.array(asked.prompt, np.int32) if asked.prompt else None, states, asked.most or None)

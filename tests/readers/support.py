@@ -1,0 +1,55 @@
+"""Jobs of models that read images, and what a loaded model writes for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from libs.models.generation.model import WriterModel
+from libs.models.loading import load_served_model
+from libs.models.results import ExtractResult
+from libs.models.work import Part, TextWork, Unfinished, WriteWork
+
+MOST = 40
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> WriterModel:
+    model = load_served_model(directory, "a/reader", torch.device("cpu"), dtype)
+    assert isinstance(model, WriterModel)
+    return model
+
+
+def work_on(images: list[bytes], **settings: Any) -> TextWork:
+    """One item each."""
+    parts = {place: (Part(image, f"items[{place}].image"),) for place, image in enumerate(images)}
+    return TextWork([""] * len(images), parts=parts, **({"max_tokens": MOST} | settings))
+
+
+def written_for(model: WriterModel, *works: WriteWork) -> list[list[list[int]]]:
+    """The ids of each job's texts, all of them in one loop."""
+    return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
+
+
+def result_of(model: WriterModel, work: WriteWork) -> ExtractResult:
+    ((prepared, outputs),) = _answers(model, [work])
+    found = model.finish(prepared, outputs)
+    assert isinstance(found, ExtractResult)
+    return found
+
+
+def _answers(model: WriterModel, works: Any) -> list[Any]:
+    prepared = [model.prepare(work) for work in works]
+    sequences = [sequence for each in prepared for sequence in each.sequences]
+    found: dict[int, Any] = {}
+    while left := [each for each in sequences if id(each) not in found]:
+        for each, output in zip(left, model.forward("write", left), strict=True):
+            if not isinstance(output, Unfinished):
+                found[id(each)] = output
+    return [(each, [found[id(sequence)] for sequence in each.sequences]) for each in prepared]
+
+
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The relative difference."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
