@@ -54,6 +54,12 @@ class _Spent:
     pixels: int = 0
     seconds: float = 0.0
 
+    def add_pixels(self, pixels: int, field: str) -> None:
+        self.pixels += pixels
+        if self.pixels > limits.ITEM_PIXELS:
+            message = f"the item's pages have more than {limits.ITEM_PIXELS:,} pixels"
+            raise InvalidInput(f"{message}: ask for fewer at a time, or fewer dots per inch", field=field)
+
     def add_seconds(self, seconds: float, field: str) -> None:
         self.seconds += seconds
         if self.seconds > limits.ITEM_SECONDS:
@@ -72,17 +78,21 @@ class Page(Drawn):
 
     @classmethod
     def of(cls, document: OpenDocument, number: int, dpi: int, spent: _Spent, measured: tuple[int, int]) -> Page:
-        """`measured`: height and width; (0, 0) for a page that is never drawn."""
+        """`measured`: height and width; (0, 0): it is measured once it is drawn, if it ever is."""
         made = cls(b"%s page %d at %d" % (document.key, number, dpi))
         made.document, made.number, made.dpi, made.spent, made.measured = document, number, dpi, spent, measured
         return made
 
     def size(self, field: str) -> tuple[int, int]:
+        if self.measured == (0, 0):
+            (size,) = self.document.sizes(self.number, self.number, self.dpi)
+            self.spent.add_pixels(size[0] * size[1], field)
+            self.measured = size
         return self.measured
 
     def pixels(self, field: str) -> Pixels:
         before = self.document.seconds
-        pixels = self.document.draw(self.number, self.dpi, self.measured)
+        pixels = self.document.draw(self.number, self.dpi, self.size(field))
         self.spent.add_seconds(self.document.seconds - before, field)
         return pixels
 
@@ -144,10 +154,7 @@ class _Opening:
         if spent.pages > limits.PAGES:
             raise InvalidInput(f"the item has more than {limits.PAGES} pages: ask for fewer at a time", field=field)
         sizes = document.sizes(first, last, dpi) if self._is_drawn else [(0, 0)] * count
-        spent.pixels += sum(height * width for height, width in sizes)
-        if spent.pixels > limits.ITEM_PIXELS:
-            message = f"the item's pages have more than {limits.ITEM_PIXELS:,} pixels"
-            raise InvalidInput(f"{message}: ask for fewer at a time, or fewer dots per inch", field=field)
+        spent.add_pixels(sum(height * width for height, width in sizes), field)
         spent.add_seconds(document.seconds, field)
         return [Page.of(document, number, dpi, spent, size) for number, size in enumerate(sizes, start=first)]
 

@@ -217,6 +217,20 @@ def test_extract_written(run: Run, router: FakeRouter) -> None:
     assert run(*arguments[:4], "--max-tokens", "4097").code != 0
 
 
+def test_extract_read(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (20, 10)).save(photo)
+    arguments = ("extract", "read", MODEL, photo, "--kind", "ocr", "--region", "1,2,3.5,4")
+    [found] = run(*arguments, "--json").json()["results"]
+    sent = router.calls[-1].request
+    region = sent.text.region  # type: ignore[attr-defined]
+    assert (sent.text.kind, region.left, region.right) == (3, 1.0, 3.5)  # type: ignore[attr-defined]
+    assert [item.image.data for item in sent.items] == [photo.read_bytes()]  # type: ignore[attr-defined]
+    assert (found["text"], found["finish_reason"]) == (str(photo), "length")
+    assert run(*arguments).out == f"{found['read']} …\n"
+    assert run(*arguments[:4], "--region", "1,2,3").code == 2
+
+
 def test_extract_structure(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     form = {"classifications": [{"task": "tone", "labels": ["calm", "angry"]}], "structures": {"ship": [["name", "str"]]}}

@@ -130,7 +130,8 @@ class ReadText:
     """Write: caption an image, read the text in it, or answer about a text. `max_tokens` 0: the model's own.
 
     `instruction`: what the model is asked for besides, such as "Summarise." or a question, or a task of the
-    model's own by its name.
+    model's own by its name. `region`: the part of the image that is asked about, left, top, right and bottom in pixels of the
+    upright image, of models with tasks of that kind.
 
     `text_layer`: of documents' pages. "prefer" (default): the text that stands in the file, and the model reads pages that have
     none; "only": the model reads no page, so that any model that takes documents may be asked; "never": it reads all.
@@ -140,6 +141,7 @@ class ReadText:
     max_tokens: int = 0
     text_layer: TextLayer | None = None
     instruction: str = ""
+    region: tuple[float, float, float, float] | None = None
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

@@ -159,5 +159,19 @@ def _task(task: Task) -> tuple[str, Message]:
             kind = enum_value("text.kind", task.kind, _KINDS)
             layer = enum_value("text.text_layer", task.text_layer, _TEXT_LAYERS)
             return "text", message(
-                pb.TextTask, kind=kind, max_tokens=task.max_tokens, text_layer=layer, instruction=task.instruction
+                pb.TextTask,
+                kind=kind,
+                max_tokens=task.max_tokens,
+                text_layer=layer,
+                instruction=task.instruction,
+                region=_box(task.region),
             )
+
+
+def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:
+    if region is None:
+        return None
+    if len(region) != 4:
+        raise InvalidInput(f"text.region has {len(region)} numbers: left, top, right and bottom are needed", field="text.region")
+    left, top, right, bottom = region
+    return message(pb.Box, left=left, top=top, right=right, bottom=bottom)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference import drawings, pages
+from shoal.cli.inference import drawings, pages, reading
 from shoal.cli.inference.arguments import (
     FILES,
     FORMS,
@@ -32,7 +32,10 @@ from shoal.results import DataType
 from shoal.schema import Schema
 from shoal.tasks import Aggregation, ReadText, Regions, Role, Scale, TextLayer
 
-extract = typer.Typer(no_args_is_help=True, help="Find entities, labels or relations in texts, or regions in images.")
+extract = typer.Typer(
+    no_args_is_help=True,
+    help="Find entities, labels or relations in texts, or regions in images; read images and documents; write.",
+)
 
 
 @connected
@@ -283,7 +286,7 @@ def written(
     texts: Texts = None,
     *,
     files: LineFiles,
-    instruction: Annotated[str, typer.Option("--instruction", "-i", help='What to write, such as "Summarise this text."')] = "",
+    instruction: Annotated[str, typer.Option("--instruction", help='What to write, such as "Summarise this text."')] = "",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")
     ] = 0,
@@ -334,3 +337,6 @@ def _schema(file: Path) -> Schema:
         return Schema.from_json(file.read_bytes())
     except OSError as error:
         raise InputError(f"--schema {file} cannot be read: {error.strerror}") from None
+
+
+extract.command("read")(reading.read)

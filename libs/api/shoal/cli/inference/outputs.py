@@ -19,7 +19,7 @@ from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skippe
 
 Row = dict[str, object]
 _OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
-_FIELDS = {"structure": _OF_SCHEMAS, "written": ()}
+_FIELDS = {"structure": _OF_SCHEMAS, "written": (), "read": ("regions",)}
 """Fields of an extraction that a command reports, where these are not the one of the same name."""
 
 
@@ -103,6 +103,9 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
                 del region["polygon"]
         if kind == "written":
             named = {"written": extraction.text, "finish_reason": extraction.finish_reason}
+        elif kind == "read":
+            named = {"read": extraction.text, "regions": named["regions"], "form": extraction.form}
+            named = {name: value for name, value in named.items() if value} | {"finish_reason": extraction.finish_reason}
         yield _source_fields(record) | named | skipped.get(index, {})
 
 

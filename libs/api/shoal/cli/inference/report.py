@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from shoal.cli.console import emit, preview, show, table
 from shoal.cli.inference import outputs
 from shoal.cli.inference.invocation import Invocation
-from shoal.cli.text import printable
+from shoal.cli.text import document, printable
 from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, Value
 
 
@@ -44,7 +44,7 @@ def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> Non
         run.report_written(result)
     elif run.as_json:
         emit(run.metadata(result) | {"results": list(outputs.extracted_rows(result, run.records, kind))})
-    elif kind == "written":
+    elif kind in ("written", "read"):
         sys.stdout.writelines(f"{line}\n" for line in _written(result))
     else:
         _show_extractions(run, result, kind)
@@ -109,12 +109,16 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
 
 
 def _written(result: ExtractResult) -> Iterator[str]:
-    """The lines of every text, which are apart by an empty line; one that was cut off ends with dots."""
+    """The lines of every text or form and of its regions, apart by an empty line; a text that was cut off ends with dots."""
     for number, extraction in enumerate(result):
         if number:
             yield ""
-        text = extraction.text + (" …" if extraction.finish_reason == "length" else "")
-        yield from map(printable, text.split("\n"))
+        text = extraction.text if extraction.form is None else document(extraction.form)
+        text += " …" if extraction.finish_reason == "length" else ""
+        if text or not extraction.regions:
+            yield from map(printable, text.split("\n"))
+        for region in extraction.regions:
+            yield f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, {region.bottom:.0f}: {printable(region.label)}"
 
 
 def _placed(value: Value) -> str:

@@ -1,0 +1,72 @@
+"""`shoal extract read`: what a model writes about images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.inference import drawings
+from shoal.cli.inference.arguments import FILES, AsJson, LineFiles, ModelId, Serving
+from shoal.cli.inference.invocation import Invocation
+from shoal.cli.inference.report import report_extractions
+from shoal.cli.options import OpenClient, connected
+from shoal.tasks import ReadText
+
+
+class Kind(StrEnum):
+    CAPTION = "caption"
+    DETAILED_CAPTION = "detailed_caption"
+    OCR = "ocr"
+    OCR_REGIONS = "ocr_regions"
+
+
+@connected
+def read(
+    open_client: OpenClient,
+    model: ModelId,
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
+    ] = None,
+    *,
+    files: LineFiles,
+    kind: Annotated[Kind, typer.Option(help="What to write, of models with several tasks.")] = Kind.OCR,
+    instruction: Annotated[
+        str, typer.Option("--instruction", help="A question, or a task of the model's own, such as '<OD>'.")
+    ] = "",
+    region: Annotated[
+        str, typer.Option(help="The part of the image that is asked about, in pixels: left,top,right,bottom.", show_default=False)
+    ] = "",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")
+    ] = 0,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
+    ] = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Read images: the text in them, forms, captions, answers to questions."""
+    run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
+    drawings.check(draw, run.records)
+    task = ReadText(kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region))
+    with run.sending("items", "reading") as on_progress:
+        result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
+    if draw is not None:
+        drawings.write(draw, Path(run.records[0].text), result[0].regions)
+    report_extractions(run, result, "read")
+
+
+def _region(asked: str) -> tuple[float, float, float, float] | None:
+    """Raises BadParameter."""
+    if not asked:
+        return None
+    try:
+        left, top, right, bottom = (float(number) for number in asked.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--region {asked} must be four numbers: left,top,right,bottom") from None
+    return left, top, right, bottom

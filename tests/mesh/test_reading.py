@@ -1,0 +1,142 @@
+"""Models that read images and write, through the mesh: directories that no code was told about, beside an encoder on one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shoal
+from shoal import errors
+from shoal.tasks import Document
+from tokenizers import Tokenizer
+
+from libs.models.readers.florence_tasks import TASKS, regions_of
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.image_models import pictures
+from tests.readers import florence_models, page_models
+from tests.support import pdfs
+from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FLORENCE, MICROSOFT, LINES, FORMS, ENCODER = (
+    f"random/{name}" for name in ("florence", "florence-microsoft", "trocr", "donut", "bert-beside")
+)
+MOST = 33
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("readers")
+    for name in (FLORENCE, MICROSOFT, LINES, FORMS):
+        (root / name).mkdir(parents=True)
+    made = {
+        FLORENCE: florence_models.write(root / FLORENCE),
+        MICROSOFT: florence_models.write(root / MICROSOFT, "microsoft"),
+        LINES: page_models.write_trocr(root / LINES),
+        FORMS: page_models.write_donut(root / FORMS, "docvqa"),
+    }
+    write_checkpoint("bert", root / ENCODER, sentence=SentenceFiles())
+    return root, made
+
+
+@pytest.fixture(scope="module")
+def readers(models: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models[0])) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(readers: Cluster) -> Iterator[shoal.Client]:
+    with shoal.Client(readers.address, timeout=120) as made:
+        yield made
+
+
+def plain(directory: Path, ids: list[int]) -> str:
+    text = Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids, skip_special_tokens=False)
+    return text.replace("<s>", "").replace("</s>", "")
+
+
+@pytest.mark.parametrize("name", [FLORENCE, MICROSOFT])
+def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
+    root, made = models
+    images, directory = pictures()[:3], root / FLORENCE  # microsoft's tokenizer lacks what its code adds
+
+    def wanted(prompt: str) -> list[str]:
+        ids = [florence_models.written(made[name], root / name, image, prompt, MOST) for image in images]
+        return [plain(directory, each) for each in ids]
+
+    found = client.extract(name, images, shoal.ReadText(kind="detailed_caption", max_tokens=MOST))
+    assert [one.text for one in found] == [each.strip() for each in wanted(TASKS["<MORE_DETAILED_CAPTION>"].prompt)]
+    assert found.usage.output_tokens > 3 * 20
+    found = client.extract(name, images, shoal.ReadText(instruction="<REGION_PROPOSAL>", max_tokens=MOST))
+    sizes = [(36, 36), (60, 120), (121, 60)]
+    boxes = [
+        regions_of(text, "proposals", *size) for text, size in zip(wanted(TASKS["<REGION_PROPOSAL>"].prompt), sizes, strict=True)
+    ]
+    assert any(boxes)
+    assert [[(each.left, each.top, each.right, each.bottom) for each in one.regions] for one in found] == [
+        [(each.left, each.top, each.right, each.bottom) for each in of_image] for of_image in boxes
+    ]
+    found = client.extract(name, images[:1], shoal.Regions(labels=["a lorry", "a cat"]))
+    assert {region.label for region in found[0].regions} <= {"a lorry", "a cat"}
+
+
+def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
+    root, made = models
+    images = pictures()[:3]
+    lines = client.extract(LINES, images, shoal.ReadText(kind="ocr", max_tokens=MOST))
+    tokenizer = Tokenizer.from_file(str(root / LINES / "tokenizer.json"))
+    wanted = [page_models.written(made[LINES], root / LINES, image, MOST) for image in images]
+    assert [one.text for one in lines] == [tokenizer.decode(each).strip() for each in wanted]
+    forms = client.extract(FORMS, images, shoal.ReadText(instruction="who pays?", max_tokens=MOST))
+    assert [one.form["question"] for one in forms if one.form] == ["who pays?"] * 3
+    assert json.dumps(forms[0].form)
+
+
+def test_pages_of_a_document(client: shoal.Client) -> None:
+    """Each page is an image of its own; those with a text layer are read where that is asked for."""
+    document = Document(pdfs.document(["a page", "another one"]))
+    [read] = client.extract(LINES, [document], shoal.ReadText(kind="ocr", text_layer="never", max_tokens=8))
+    assert [(page.page, page.is_text_layer) for page in read.pages] == [(1, False), (2, False)]
+    assert all(page.text for page in read.pages)
+    [layers] = client.extract(LINES, [document], shoal.ReadText(kind="ocr"))
+    assert [page.text.strip() for page in layers.pages] == ["a page", "another one"]
+
+
+def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoal.Client) -> None:
+    image = pictures()[0]
+    for items, task, path in (
+        ([image, b"no image"], shoal.ReadText(), "items[1].image"),
+        ([image, "a text"], shoal.ReadText(), "items[1].text"),
+        ([image], shoal.ReadText(instruction="<REGION_TO_OCR>"), "text.instruction"),
+        ([image], shoal.ReadText(kind="ocr", region=(0, 0, 99, 9)), "text.region"),
+        ([image], shoal.ReadText(kind="ocr", region=(0, 0, float("nan"), 9)), "text.region"),
+    ):
+        with pytest.raises((errors.InvalidInput, errors.TaskNotSupported)) as refused:
+            client.extract(FLORENCE, items, task)
+        assert refused.value.field == path
+        assert client.extract(FLORENCE, [image], shoal.ReadText(max_tokens=8))[0].text
+    with pytest.raises(errors.TaskNotSupported):
+        client.encode(FLORENCE, [image])
+
+
+async def test_readers_among_encoders(readers: Cluster) -> None:
+    texts = ["the first text", "another one"]
+    async with shoal.AsyncClient(readers.address, timeout=120) as client:
+        wanted = (await client.encode(ENCODER, texts)).dense
+        alone = {name: (await client.extract(name, pictures()[:2], shoal.ReadText(max_tokens=40))) for name in (FLORENCE, LINES)}
+        going = [
+            asyncio.create_task(client.extract(name, pictures()[:2], shoal.ReadText(max_tokens=40)))
+            for name in (FLORENCE, LINES) * 4
+        ]  # fmt: skip
+        vectors = [(await client.encode(ENCODER, texts)).dense for _ in range(10)]
+        written = await asyncio.gather(*going)
+        assert all(float(np.abs(each - wanted).max()) <= 1e-5 for each in vectors)
+        for name, found in zip((FLORENCE, LINES) * 4, written, strict=True):
+            assert [one.text for one in found] == [one.text for one in alone[name]]
