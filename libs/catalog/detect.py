@@ -72,7 +72,7 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(gliclass_card(directory, model), overrides)
     if is_nvembed(directory):
         return apply(nvembed_card(directory, model), overrides)
-    if is_image_writer(directory):
+    if is_image_writer(directory, None if overrides is None else overrides.detect.kind):
         return apply(image_writer_card(directory, model), overrides)
     folder = images_folder(directory)
     if folder is not None:

@@ -51,7 +51,7 @@ def load_served_model(
     base: Path | None = None,
 ) -> Model:
     """As `load_model`, and models that write."""
-    if base is None and is_image_writer(directory):
+    if base is None and is_image_writer(directory, None if overrides is None else overrides.detect.kind):
         return load_reader_model(directory, model_id, device, dtype, overrides)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
         return load_writer_model(directory, model_id, device, dtype, overrides)

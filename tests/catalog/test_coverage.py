@@ -9,6 +9,7 @@ import pytest
 
 from libs.catalog import coverage
 from libs.catalog.card import Kind
+from libs.catalog.kinds.image_writer import MODEL_TYPES as IMAGE_WRITERS
 from libs.catalog.kinds.images import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.catalog.kinds.vision_language import MODEL_TYPES as VISION_LANGUAGE
 from libs.errors import InvalidInput
@@ -28,13 +29,14 @@ def test_cards_name_families_and_kinds_that_are_served() -> None:
     for row in coverage.rows():
         if row.status in ("run", "card", "convert first"):
             assert row.kind in get_args(Kind), row
-            assert set(row.family.split(" or ")) <= (images if row.kind == "images" else set(model_types())), row
+            families = {"images": images, "writer": {*IMAGE_WRITERS, *model_types()}}.get(row.kind, set(model_types()))
+            assert set(row.family.split(" or ")) <= families, row
 
 
 def test_models_for_pictures_are_of_the_kind_for_these_or_not_served() -> None:
     pictures = {line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]}
     for row in coverage.rows():
-        assert (row.kind == "images") == (row.model in pictures and row.status != "not yet"), row
+        assert (row.kind in ("images", "writer")) == (row.model in pictures and row.status != "not yet"), row
 
 
 def test_what_has_no_card_has_a_reason() -> None:

@@ -15,6 +15,8 @@ from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, read_config, read_file
 from libs.errors import ModelBroken
 
+PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
+"""Of processors of images, whose templates have the key `chat_template`."""
 _DEFAULT = "default"
 MAX_TEMPLATE_BYTES = 1 << 20
 # Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and transformers, not template variables.
@@ -62,22 +64,35 @@ def with_template(files: Checkpoint, card: Card) -> Card:
     return replace(card, template=source, template_values=values, message_parts=parts)
 
 
+def template_of(directory: Path) -> str:
+    """The default template in a directory, that of a processor of images among them; empty: there is none."""
+    own = [(read_config(directory, name) or Config(name, {})).text("chat_template") for name in PROCESSOR_FILES]
+    return _in_folder(directory, "").get(_DEFAULT, "") or next(filter(None, own), "")
+
+
 def template_files(files: Checkpoint) -> list[str]:
     """The checkpoint's files of chat templates, as paths from its root."""
-    folder = Path(files.modules.encoder_folder)
-    root = files.directory / folder
+    return _files(files.directory, files.modules.encoder_folder)
+
+
+def _files(directory: Path, folder: str) -> list[str]:
+    root = directory / folder
     found = [root / "chat_template.jinja", *sorted((root / "additional_chat_templates").glob("*.jinja"))]
-    return [str(path.relative_to(files.directory)) for path in found if path.is_file()]
+    return [str(path.relative_to(directory)) for path in found if path.is_file()]
 
 
 def _templates(files: Checkpoint) -> dict[str, str]:
+    return _in_folder(files.directory, files.modules.encoder_folder)
+
+
+def _in_folder(directory: Path, folder: str) -> dict[str, str]:
     """The templates by name; files override tokenizer_config.json, as in transformers."""
-    name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
-    found = _configured(read_config(files.directory, name) or Config(name, {}))
-    for file in template_files(files):
-        path = files.directory / file
+    name = str(Path(folder) / "tokenizer_config.json")
+    found = _configured(read_config(directory, name) or Config(name, {}))
+    for file in _files(directory, folder):
+        path = directory / file
         try:
-            text = (read_file(files.directory, file, MAX_TEMPLATE_BYTES) or b"").decode("utf-8")
+            text = (read_file(directory, file, MAX_TEMPLATE_BYTES) or b"").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ModelBroken(f"{file}: cannot be read: {error}") from error
         found[_DEFAULT if path.name == "chat_template.jinja" else path.stem] = text

@@ -163,16 +163,17 @@ class DecodeLoop:
         device, where = self.writer.device, places.every
         spans = [(last - count, last) for last, count in zip(where.keys, where.rows, strict=True)]
         ids = np.concatenate([piece.row.ids[first:last] for piece, (first, last) in zip(pieces, spans, strict=True)])
-        positions = np.concatenate([np.arange(first, last, dtype=np.int32) for first, last in spans])
+        positions = [_positions(piece.sequence, first, last) for piece, (first, last) in zip(pieces, spans, strict=True)]
         return Packed(
             ids=to_device(ids, device),
-            positions=to_device(positions, device),
+            positions=to_device(np.concatenate(positions), device),
             type_ids=None,
             lengths=where.rows,
             layout=where.layout,
             key_rows=None,
             keys=where.keys,
             given=_given(pieces, spans),
+            axes=_axes(pieces, spans, positions, device),
         )
 
     def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Written]:
@@ -241,3 +242,25 @@ def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenR
     if not places:
         return None
     return GivenRows(torch.cat(places), torch.cat(values), tuple(torch.cat(each) for each in zip(*deeper, strict=True)))
+
+
+def _positions(sequence: DecodeSequence, first: int, last: int) -> Ids:
+    """Of tokens of the prompt, or of those written after it, which are counted on from the prompt's largest position."""
+    return np.arange(first, last, dtype=np.int32) + np.int32(sequence.ahead if first >= sequence.prompt else 0)
+
+
+def _axes(
+    pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]], positions: Sequence[Ids], device: torch.device
+) -> Tensor | None:
+    """Positions in several dimensions; None: in all of them they are `positions`, as those of all tokens that were written."""
+    own = [
+        None
+        if piece.sequence.request.axes is None or first >= piece.sequence.prompt
+        else piece.sequence.request.axes[:, first:last]
+        for piece, (first, last) in zip(pieces, spans, strict=True)
+    ]
+    count = next((len(axes) for axes in own if axes is not None), 0)
+    if not count:
+        return None
+    whole = [np.tile(places, (count, 1)) if axes is None else axes for axes, places in zip(own, positions, strict=True)]
+    return to_device(np.concatenate(whole, axis=1), device)

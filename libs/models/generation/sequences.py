@@ -23,7 +23,8 @@ class Request:
     """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden].
 
     `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`:
-    rows that stand for no token, at places of the prompt.
+    rows that stand for no token, at places of the prompt. `axes`: the prompt's positions in several dimensions (M-RoPE), [axes,
+    tokens]; what is written is counted on from the largest of them.
     """
 
     prompt: Ids | None = None
@@ -32,6 +33,7 @@ class Request:
     settings: Settings | None = None
     allows: Allows | None = None
     given: GivenRows | None = None
+    axes: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class DecodeSequence:
         self.cross_tokens = 0 if request.states is None else len(request.states)
         self.cross_pages: list[int] = []
         self.finish: Finish | None = None
+        # What is added to the place of a written token for its position.
+        self.ahead = 0 if request.axes is None else int(request.axes.max()) + 1 - len(prompt)
 
     @property
     def is_prefilled(self) -> bool:

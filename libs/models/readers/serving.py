@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
-from libs.catalog.kinds.image_writer import FLORENCE
+from libs.catalog.kinds.image_writer import ENCODER_DECODER, FLORENCE
 from libs.catalog.overrides import Overrides
 from libs.models.generation.model import WriterModel
 from libs.models.generation.settings import read_settings
 from libs.models.generation.writer import Writer
 from libs.models.layers.spec import Config
+from libs.models.readers.conversation import ConversationReader, load_conversation
 from libs.models.readers.encoder_decoder import EncoderDecoderReader, load_encoder_decoder
 from libs.models.readers.florence import FlorenceReader, load_florence
 from libs.models.text.loading import broken_tokenizer, without_int8
@@ -36,6 +37,10 @@ def load_reader_model(
             florence = load_florence(directory, config, settings, dtype, device)
             card = _measured(card, florence.writer, florence.tokenizer, florence.size)
             return WriterModel(card, FlorenceReader(card, florence))
+        if card.family != ENCODER_DECODER:
+            conversation = load_conversation(directory, card, config, settings, dtype, device)
+            card = _measured(card, conversation.writer, conversation.tokenizer, conversation.size)
+            return WriterModel(card, ConversationReader(card, conversation))
         model = load_encoder_decoder(directory, config, settings, dtype, device)
         card = _measured(card, model.writer, model.tokenizer, model.size)
         return WriterModel(card, EncoderDecoderReader(card, model))
@@ -44,5 +49,11 @@ def load_reader_model(
 def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
     """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are random, are never chosen."""
     writer.settings = replace(writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary))
-    most = size.max_tokens if writer.encoder is None else writer.encoder.max_positions
+    most = (
+        writer.encoder.max_positions
+        if writer.encoder is not None
+        else size.max_tokens
+        if writer.has_cross
+        else writer.max_positions
+    )
     return replace(card, max_tokens=most, images=size)

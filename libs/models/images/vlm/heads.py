@@ -17,8 +17,9 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.weights import SINGLE
 
-Use = Literal["", "multi_vector", "dense", "score"]
-"""What a model is used for, and the name of its head. Empty: as its tensors say."""
+Use = Literal["", "multi_vector", "dense", "score", "write"]
+"""What a model is used for, and the name of its head. Empty: as its tensors say. "write": no head, since its language head is the
+decode loop's."""
 
 State = Mapping[str, Tensor]
 
@@ -33,6 +34,11 @@ def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHe
         raise ModelBroken(f"{SINGLE}: has no projection to vectors: a card must say what the language model is used for")
     check_shape(state, "projection.weight", (weight.shape[0], encoder.hidden_size), SINGLE)
     return {"multi_vector": TokenHead([HeadLinear(state, "projection", "identity")])}
+
+
+def no_heads(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """Of a model that writes."""
+    return {}
 
 
 def states_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:

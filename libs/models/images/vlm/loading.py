@@ -6,7 +6,7 @@ What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,8 @@ from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAtten
 from libs.models.images.vlm.connectors import Mergers
 from libs.models.images.vlm.families import colpali, idefics, qwen
 from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
-from libs.models.images.vlm.heads import Use
-from libs.models.images.vlm.parts import PartsInput
+from libs.models.images.vlm.heads import Use, no_heads
+from libs.models.images.vlm.parts import PartsInput, Prompts
 from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
@@ -61,13 +61,19 @@ def model_types() -> tuple[str, ...]:
 
 
 def load_vision_language(
-    directory: Path, *, dtype: torch.dtype, device: torch.device, use: Use = "", base: Path | None = None
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    use: Use = "",
+    base: Path | None = None,
+    prompts: Prompts | None = None,
 ) -> VisionLanguageModel:
     """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in float32.
 
     `use`: of a language model without a projection to vectors, which its files do not tell. `base`: the directory of the model
-    `base_of(directory)`; the adapter is merged into it in float32. Raises ModelBroken with the file and the key or tensor that
-    cannot be served.
+    `base_of(directory)`; the adapter is merged into it in float32. `prompts`: of one that writes. Raises ModelBroken with the file
+    and the key or tensor that cannot be served.
     """
     name = base_of(directory)
     if name and base is None:
@@ -79,6 +85,8 @@ def load_vision_language(
         raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
     files = _files(directory, home, config, use or _used(home))
     spec = family.spec(files)
+    if prompts is not None:
+        spec = replace(spec, prompts=prompts, heads=no_heads, framed=False)
 
     def rename(name: str) -> str:
         return _renamed(name, family.NAMES)

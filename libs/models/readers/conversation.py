@@ -1,0 +1,221 @@
+"""Vision-language models that write (SmolVLM, SmolDocling, Qwen-VL and what is made of them): an image is part of a conversation.
+
+Their tower, connector and text encoder are those of retrieval (`libs/models/images/vlm`); the text encoder is the decoder here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from libs.catalog.card import Card, ImageSize
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.kernels.layout import to_device
+from libs.models.generation.sequences import Request
+from libs.models.generation.settings import Settings
+from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.images.vlm import smart, tiles
+from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
+from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.serving import image_size
+from libs.models.images.vlm.tower import ImageTower
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.packed import GivenRows
+from libs.models.results import Extraction, ExtractResult
+from libs.models.text.checks import unsupported
+from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
+from libs.models.work import Between, GoOn, InputSequence, Part, TextWork, WriteWork, WrittenIds, items_as_parts
+
+LONGEST: Final = 8192
+"""Tokens of a prompt and its answer together."""
+
+FIELD: Final = "text.instruction"
+_MARKS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), smart.MARK),
+}
+_USUAL: Final[Mapping[str, str]] = {
+    "caption": "Describe the image in one sentence.",
+    "detailed_caption": "Describe the image in a paragraph.",
+    "ocr": "Read the text in the image.",
+}
+"""What is asked where neither the request nor the card says."""
+_HEADS: Final = ("lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight")
+_DOCTAG: Final = "<doctag>"
+_INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
+# Placeholders: characters of Unicode's private use area. And texts that a template must put in as they are.
+_TEXT: Final = "\ue001"
+_PLAIN: Final = "A <b>text</b>,\n  in \\lines\\ " + "and more " * 300 + "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """How a chat template frames one message of a user. `strips`: it takes away the space around texts."""
+
+    prompts: Prompts
+    strips: bool
+
+    @staticmethod
+    def of(card: Card, root: Path, mark: str) -> Conversation:
+        """`mark`: the image token. Raises ModelBroken for a template without a place for an image and a text, or that changes
+        them."""
+        fixed = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens(root), **card.template_values}
+        texts = (_TEXT, _PLAIN, f"\n {_PLAIN} \n\n")
+        asked = [
+            {**fixed, "messages": [{"role": "user", "content": [*before, {"type": "text", "text": text}]}]}
+            for before in ([{"type": "image"}], [])
+            for text in texts
+        ]
+        found = [rendered_text(each) for each in rendered(card.template, asked)]
+        before, after = _around(found[:3])
+        plain, plain_after = _around(found[3:])
+        whole = next((each for each in (f"<|vision_start|>{mark}<|vision_end|>", mark) if each in before), None)
+        if whole is None or before.count(whole) > 1:
+            raise ModelBroken("the chat template: it has no place for the image of a message")
+        first, _, lead = before.partition(whole)
+        words = Frame(plain, plain_after)
+        strips = found[2] != found[0].replace(_TEXT, texts[2])
+        return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips)
+
+
+def _around(renderings: list[str]) -> tuple[str, str]:
+    marked, plain, _ = renderings
+    before, mark, after = marked.partition(_TEXT)
+    if not mark or _TEXT in after or plain != before + _PLAIN + after:
+        raise ModelBroken("the chat template: it has no place for the text of a message, or changes it, which is not served")
+    return before, after
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationModel:
+    """`writer.tower`: of images."""
+
+    writer: Writer
+    parts: VisionLanguageModel
+    conversation: Conversation
+    tokenizer: Tokenizer
+
+    @property
+    def size(self) -> ImageSize:
+        """How images become tokens."""
+        return image_size(self.parts.input, self.writer.max_positions)
+
+
+def load_conversation(
+    directory: Path, card: Card, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
+) -> ConversationModel:
+    """Raises ModelBroken with the file and the key or tensor at fault."""
+    conversation = Conversation.of(card, directory, _MARKS[card.family])
+    loaded = load_vision_language(directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts)
+    (trunk,) = loaded.trunks
+    encoder = trunk.encoder
+    if not encoder.causal:
+        raise ModelBroken("config.json: the text encoder is not causal, and cannot write")
+    writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
+    writer.max_positions = min(writer.max_positions, LONGEST)
+    writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
+    loaded.input.text.limit = writer.max_positions
+    return ConversationModel(writer, loaded, conversation, load_tokenizer(directory, lowercase=False))
+
+
+def _head(directory: Path, config: Config, encoder: PackedEncoder, dtype: torch.dtype) -> LanguageHead:
+    """The checkpoint's own, or the token table where it has none or config.json says that they are one."""
+    tensors = TensorFile.open(directory)
+    name = next((each for each in _HEADS if each in tensors.names()), None)
+    if name is None or config.flag("tie_word_embeddings", False):
+        return LanguageHead(encoder.token_weight).eval()
+    shape = tensors.shape(name)
+    if len(shape) != 2 or shape[1] != encoder.hidden_size:
+        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, of another width than the model's")
+    return LanguageHead(tensors.read(name).to(device=encoder.device, dtype=dtype)).eval()
+
+
+class ConversationReader:
+    """Implements `Reader`. An item's images and texts are in their order, and what is asked about them comes last."""
+
+    def __init__(self, card: Card, model: ConversationModel) -> None:
+        self.writer = model.writer
+        self._card, self._input, self._tokenizer = card, model.parts.input, model.tokenizer
+        self._strips = model.conversation.strips
+        self._skips = model.tokenizer.token_to_id(_DOCTAG) is None  # the tags of SmolDocling are special tokens
+
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        """As `Reader.prepare`; `input` of a sequence has the most tokens of its answer, [1], 0: the checkpoint's own number."""
+        if not isinstance(work, TextWork):
+            raise unsupported(work, self._card)
+        if work.region is not None:
+            raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
+        if work.text_kind == "ocr_regions":
+            raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+        found = []
+        for item in items_as_parts(work):
+            go_on()
+            path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
+            sequence = self._input.of_parts(self._asked(item, work), path, go_on=go_on)
+            longest = self.writer.max_positions - max(work.max_tokens, 1)
+            if sequence.tokens > longest:
+                most = f"{self.writer.max_positions:,} for it and the answer"
+                message = f"the item has {sequence.tokens:,} tokens with its prompt, of {most}"
+                raise InputTooLong(f"{message}: send less, or ask for fewer tokens", field=path)
+            ids = sequence.ids.copy()
+            if sequence.rows is not None:  # repetition rules count the image tokens of a prompt, as transformers does
+                ids[sequence.rows.places] = self._input.mark
+            found.append(replace(sequence, ids=ids, input=np.array([work.max_tokens], np.int32)))
+        return found, None
+
+    @torch.inference_mode()
+    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+        tower, rows = self.writer.tower, [each.rows for each in sequences if each.rows is not None]
+        given: list[GivenRows] = []
+        if rows and isinstance(tower, ImageTower):
+            values = tower.forward_between([one for each in rows for one in each.inputs], between)
+            size, counts = self.writer.decoder.embed.row_size, [len(each.places) for each in rows]
+            layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]
+            for number, each in enumerate(rows):
+                first, *deeper = (layer[number] for layer in layers)
+                given.append(GivenRows(to_device(each.places, values.device).long(), first, tuple(deeper)))
+        of_images = iter(given)
+        return [
+            Request(
+                prompt=each.ids,
+                most=int(each.input[0]) or None if isinstance(each.input, np.ndarray) else None,
+                given=None if each.rows is None else next(of_images),
+                axes=each.axes,
+            )
+            for each in sequences
+        ]
+
+    def text(self, ids: list[int]) -> str:
+        return self._decoded(ids).removesuffix(_INCOMPLETE)
+
+    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+        items = [Extraction(text=self._decoded(each.ids.tolist()).strip(), finish=each.finish) for each in written]
+        return ExtractResult(items, sum(len(each.ids) for each in written))
+
+    def _decoded(self, ids: list[int]) -> str:
+        kept = ids if self._skips else [each for each in ids if each not in self.writer.settings.stops]
+        return self._tokenizer.decode(kept, skip_special_tokens=self._skips)
+
+    def _asked(self, item: tuple[Part, ...], work: TextWork) -> list[Part]:
+        """The item, with what is asked about it: the request's instruction, the card's or the usual one for its kind."""
+        parts = [self._stripped(part) for part in item]
+        has_text = any(isinstance(part.content, str) for part in parts)
+        asked = work.instruction.strip()
+        if not asked and not has_text:
+            prompts = self._card.prompts
+            asked = prompts.get(work.text_kind) or prompts.get(self._card.default_prompt) or _USUAL[work.text_kind]
+        if not asked and not any(part.content.strip() for part in parts):
+            raise InvalidInput("there is nothing to write about", field=item[0].field)
+        return parts if not asked else [*parts, Part(f"\n{asked}" if has_text else asked, FIELD)]
+
+    def _stripped(self, part: Part) -> Part:
+        return replace(part, content=part.content.strip()) if self._strips and isinstance(part.content, str) else part

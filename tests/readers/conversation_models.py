@@ -1,0 +1,96 @@
+"""Tiny vision-language models that write, with random weights and a chat template, and what transformers writes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from PIL import Image
+
+from libs.models.images.decoding import decode
+from tests.parity import vlm_models
+
+TILED: Final = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""As SmolVLM's."""
+QWEN: Final = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen2-VL's."""
+KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+# Random weights repeat themselves; what may not be repeated makes every answer another one.
+GENERATION: Final[dict[str, Any]] = {
+    "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
+    "max_length": None,
+}  # fmt: skip
+
+
+def template(kind: str) -> str:
+    return TILED if kind in ("idefics3", "smolvlm") else QWEN
+
+
+def write(kind: str, directory: Path, *, tied: bool = False, **generation: object) -> transformers.PreTrainedModel:
+    """Writes a checkpoint, and returns transformers' model of it."""
+    made = vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
+    config = made.model.model.config
+    config.tie_word_embeddings = tied
+    config.text_config.tie_word_embeddings = tied
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    vlm_models._draw(model)
+    model.tie_weights()
+    for key, value in (GENERATION | generation).items():
+        setattr(model.generation_config, key, value)
+    model.save_pretrained(directory)
+    made.processor.image_processor.save_pretrained(directory)
+    made.processor.tokenizer.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(template(kind))
+    return model
+
+
+@torch.inference_mode()
+def written(
+    model: transformers.PreTrainedModel, kind: str, directory: Path, images: Sequence[bytes], text: str, most: int
+) -> list[int]:
+    """The new tokens that transformers writes about images and a text after them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    pictures = [Image.fromarray(decode(image, "image")) for image in images]
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+    if template(kind) == TILED:
+        processor = vlm_models._colidefics3(kind).processor
+        if pictures:
+            inputs = processor(text=[prompt], images=[pictures], return_tensors="pt", add_special_tokens=False)
+        else:
+            inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    else:
+        inputs = _qwen(tokenizer, prompt, pictures)
+    ids = inputs["input_ids"]
+    return model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, ids.shape[1] :].tolist()
+
+
+def _qwen(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    found = {}
+    if pictures:
+        seen = vlm_models._qwen_images()(list(pictures), return_tensors="pt")
+        found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+        for grid in seen["image_grid_thw"]:
+            prompt = prompt.replace("<|image_pad|>", "<|seen|>" * (int(grid.prod()) // 4), 1)
+        prompt = prompt.replace("<|seen|>", "<|image_pad|>")
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    ids = inputs["input_ids"]
+    kinds = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}

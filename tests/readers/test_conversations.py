@@ -1,0 +1,183 @@
+"""Vision-language models that write, against transformers: token ids with and without images, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from libs.catalog.detect import read_card
+from libs.catalog.overrides import Hints, Overrides
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.models.generation.loop import DecodeLoop
+from libs.models.loading import load_served_model
+from libs.models.readers.conversation import ConversationReader
+from libs.models.work import Part, RegionsWork, TextWork, nothing_between
+from tests.parity.image_models import awkward_pictures, pictures
+from tests.readers.conversation_models import KINDS, QWEN, write, written
+from tests.readers.support import MOST, load, result_of, work_on, written_for
+
+ASKED = "What is in it?"
+THIN = ("1 x 300", "300 x 1", "1 x 1")
+
+
+def images_for(kind: str) -> list[bytes]:
+    """16, without those that are too thin for the family."""
+    found = [*pictures()[:5], *(image for name, image in awkward_pictures().items() if name not in THIN)]
+    return (found * 2)[:16]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+    reference = write(kind, tmp_path)
+    model, images = load(tmp_path), images_for(kind)
+    wanted = [written(reference, kind, tmp_path, [image], ASKED, MOST) for image in images]
+    assert written_for(model, work_on(images, instruction=ASKED)) == [wanted]
+    assert written_for(model, work_on(images[:1], instruction=ASKED)) == [wanted[:1]]  # and alone
+    assert len({tuple(each) for each in wanted}) > 8  # the images are seen
+    assert max(map(len, wanted)) >= 32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [{"tied": True}, {"num_beams": 3}])
+def test_with_beams_and_with_one_table(settings: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    reference = write(kind, tmp_path, **settings)
+    images = images_for(kind)[:4]
+    wanted = [written(reference, kind, tmp_path, [image], ASKED, 33) for image in images]
+    assert written_for(load(tmp_path), work_on(images, instruction=ASKED, max_tokens=33)) == [wanted]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> None:
+    reference, model, images = write(kind, tmp_path), load(tmp_path), images_for(kind)[:2]
+    parts = tuple(Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images))
+    told = (*parts, Part("It is late.", "items[0].parts[2].text"))
+    works = [
+        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST),
+        TextWork([""], parts={0: told}, instruction=ASKED, max_tokens=MOST),
+        TextWork(["It is late."], instruction=ASKED, max_tokens=MOST),
+    ]
+    wanted = [
+        [written(reference, kind, tmp_path, images, ASKED, MOST)],
+        [written(reference, kind, tmp_path, images, f"It is late.\n{ASKED}", MOST)],
+        [written(reference, kind, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
+    ]
+    assert written_for(model, *works) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
+    """Rows of images and their positions are cut where a prompt is."""
+    write(kind, tmp_path)
+    model = load(tmp_path)
+    reader = model._reader
+    assert isinstance(reader, ConversationReader)
+    prepared = model.prepare(work_on(images_for(kind)[:3], instruction=ASKED))
+    found = []
+    for most in (7, 2048):
+        loop = DecodeLoop(reader.writer, 400, most_rows=most)
+        texts: dict[int, list[int]] = {}
+        going = [loop.add(request) for request in reader.requests(prepared.sequences, nothing_between)]
+        while loop.sequences:
+            for each in loop.step():
+                texts.setdefault(id(each.sequence), []).extend(each.ids)
+        found.append([texts[id(each)] for each in going])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_as_transformers(kind: str, tmp_path: Path) -> None:
+    reference = write(kind, tmp_path)
+    reader = load(tmp_path)._reader
+    assert isinstance(reader, ConversationReader)
+    sequences, _ = reader.prepare(work_on(images_for(kind)[:1], instruction=ASKED), lambda: None)
+    loop = DecodeLoop(reader.writer, 100)
+    seen: list[torch.Tensor] = []
+    forward = reader.writer.forward
+
+    def kept(*arguments: Any) -> torch.Tensor:
+        seen.append(forward(*arguments).clone())
+        return seen[-1].clone()
+
+    reader.writer.forward = kept  # type: ignore[method-assign]
+    loop.add(reader.requests(sequences, nothing_between)[0])
+    loop.step()
+    theirs: list[torch.Tensor] = []
+    hook = reference.lm_head.register_forward_hook(lambda module, given, made: theirs.append(made[:, -1]))
+    written(reference, kind, tmp_path, images_for(kind)[:1], ASKED, 1)
+    hook.remove()
+    assert float((seen[0].double() - theirs[0].double()).norm() / theirs[0].double().norm()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_card(kind: str, tmp_path: Path) -> None:
+    write(kind, tmp_path)
+    card = read_card(tmp_path, "a/reader")
+    assert (card.kind, card.tasks, card.inputs, card.family) == ("writer", ("text",), ("text", "image"), kind)
+    # It retrieves, if a card says so or its files are sentence-transformers'.
+    assert read_card(tmp_path, "a/reader", Overrides("card.yaml:1", detect=Hints(kind="dense"))).kind == "images"
+    (tmp_path / "modules.json").write_text("[]")
+    assert read_card(tmp_path, "a/reader").kind == "images"
+
+
+def test_what_is_asked_where_nobody_says(tmp_path: Path) -> None:
+    reference = write("qwen2_vl", tmp_path)
+    image = pictures()[0]
+    wanted = written(reference, "qwen2_vl", tmp_path, [image], "Read the text in the image.", MOST)
+    assert written_for(load(tmp_path), work_on([image], text_kind="ocr")) == [[wanted]]
+    card = Overrides("card.yaml:1", prompts={"ocr": "Text Recognition:"})
+    model = load_served_model(tmp_path, "a/reader", torch.device("cpu"), torch.float32, card)
+    wanted = written(reference, "qwen2_vl", tmp_path, [image], "Text Recognition:", MOST)
+    assert written_for(model, work_on([image], text_kind="ocr")) == [[wanted]]  # type: ignore[arg-type]
+
+
+def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
+    """SmolDocling's are special tokens, which other models leave out of their answers."""
+    write("idefics3", tmp_path)
+    image, asked = pictures()[0], {"instruction": ASKED}
+    plain = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    last = max(token["id"] for token in tokenizer["added_tokens"])
+    next(token for token in tokenizer["added_tokens"] if token["id"] == last)["content"] = "<doctag>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    kept = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
+    assert len(kept) >= len(plain)
+
+
+@pytest.mark.parametrize(
+    ("work", "field", "kind"),
+    [
+        (work_on([b"no image"]), "items[0].image", InvalidInput),
+        (work_on([pictures()[0]], region=(0, 0, 9, 9)), "text.region", TaskNotSupported),
+        (work_on([pictures()[0]], text_kind="ocr_regions"), "text.kind", TaskNotSupported),
+        (work_on([pictures()[0]], instruction="word " * 3000), "items[0].image", InputTooLong),
+        (work_on([pictures()[0]], instruction="a <|image_pad|> too many"), "text.instruction", InvalidInput),
+        (TextWork(["  "]), "items[0].text", InvalidInput),
+    ],
+)
+def test_what_cannot_be_asked(work: TextWork, field: str, kind: type, tmp_path: Path) -> None:
+    write("qwen2_5_vl", tmp_path)
+    model = load(tmp_path)
+    with pytest.raises(kind) as refused:
+        model.prepare(work)
+    assert refused.value.field == field
+    with pytest.raises(TaskNotSupported):
+        model.prepare(RegionsWork([""], ("cat",), parts=work_on([pictures()[0]]).parts))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text.replace("<|vision_start|><|image_pad|><|vision_end|>", ""), "no place for the image"),
+        (lambda text: text.replace("{{ content['text'] }}", "{{ content['text'] | upper }}"), "changes it"),
+        (lambda text: "{{ raise_exception('no') }}" + text, "the chat template"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+    write("qwen2_vl", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(change(QWEN))
+    with pytest.raises(ModelBroken, match=reason):
+        load(tmp_path)
