@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 from libs.models.readers.florence_tasks import TASKS, regions_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.image_models import pictures
-from tests.readers import florence_models, page_models
+from tests.readers import conversation_models, florence_models, page_models
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FLORENCE, MICROSOFT, LINES, FORMS, ENCODER = (
-    f"random/{name}" for name in ("florence", "florence-microsoft", "trocr", "donut", "bert-beside")
+FLORENCE, MICROSOFT, LINES, FORMS, DOCLING, QWEN, ENCODER = (
+    f"random/{name}" for name in ("florence", "florence-microsoft", "trocr", "donut", "idefics3", "qwen2_5_vl", "bert-beside")
 )
 MOST = 33
 
@@ -33,13 +33,15 @@ MOST = 33
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     root = tmp_path_factory.mktemp("readers")
-    for name in (FLORENCE, MICROSOFT, LINES, FORMS):
+    for name in (FLORENCE, MICROSOFT, LINES, FORMS, DOCLING, QWEN):
         (root / name).mkdir(parents=True)
     made = {
         FLORENCE: florence_models.write(root / FLORENCE),
         MICROSOFT: florence_models.write(root / MICROSOFT, "microsoft"),
         LINES: page_models.write_trocr(root / LINES),
         FORMS: page_models.write_donut(root / FORMS, "docvqa"),
+        DOCLING: conversation_models.write("idefics3", root / DOCLING),
+        QWEN: conversation_models.write("qwen2_5_vl", root / QWEN),
     }
     write_checkpoint("bert", root / ENCODER, sentence=SentenceFiles())
     return root, made
@@ -97,6 +99,20 @@ def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any
     forms = client.extract(FORMS, images, shoal.ReadText(instruction="who pays?", max_tokens=MOST))
     assert [one.form["question"] for one in forms if one.form] == ["who pays?"] * 3
     assert json.dumps(forms[0].form)
+
+
+@pytest.mark.parametrize("name", [DOCLING, QWEN])
+def test_conversations(name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
+    root, made = models
+    kind, asked, images = name.partition("/")[2], "Convert this page to docling.", pictures()[:3]
+    tokenizer = Tokenizer.from_file(str(root / name / "tokenizer.json"))
+    wanted = [conversation_models.written(made[name], kind, root / name, [image], asked, MOST) for image in images]
+    found = client.extract(name, images, shoal.ReadText(instruction=asked, max_tokens=MOST))
+    assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
+    both = shoal.Parts(images[0], "It is late.")
+    wanted = [conversation_models.written(made[name], kind, root / name, images[:1], f"It is late.\n{asked}", MOST)]
+    found = client.extract(name, [both], shoal.ReadText(instruction=asked, max_tokens=MOST))
+    assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
 
 
 def test_pages_of_a_document(client: shoal.Client) -> None:
