@@ -285,9 +285,9 @@ class WrittenIds:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Not an output yet: the sequence needs a further forward. `text`: what this forward added to its text; often nothing."""
+    """Not an output yet: the sequence needs a further forward. `ids`: the tokens so far; the next forward may add to them."""
 
-    text: str = ""
+    ids: Sequence[int] = field(default=(), compare=False)
 
 
 Output = NDArray[np.float32] | SparseRow | WrittenIds | tuple["Output", ...]

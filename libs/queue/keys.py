@@ -16,6 +16,8 @@ from urllib.parse import quote, unquote
 LAYOUT = "v1:layout"
 """STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version: it only sets our keys apart."""
 BELL = "v1:bell"
+WRITTEN = "v1:written"
+"""Channels that begin with it and a colon, one for each router, carry what models write for its clients that read along."""
 KEYS = (
     "interactive",  # ZSET: waiting members by start tag
     "bulk",  # ZSET

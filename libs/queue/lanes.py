@@ -20,7 +20,7 @@ from libs.queue.clock import RedisClock
 from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, KEYS, Keys, LaneKey, LeftBell, WorkerBell, parse_bell
+from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, LeftBell, WorkerBell, parse_bell
 
 LONGEST_WAIT_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
@@ -288,20 +288,41 @@ class Lanes:
 
         None comes first: notifications may have been missed. Ends only by NoCapacity, when the connection is lost; call again.
         """
-        async with Subscriber(self._redis.connection_pool) as bell:
+        async for message in self._messages(BELL):
+            yield None if message is None else parse_bell(message.decode())
+
+    @property
+    def router_id(self) -> str:
+        """Of the router that this is for."""
+        return self._router_id
+
+    async def tell_written(self, router_id: str, parts: bytes) -> None:
+        """Sends what models have written to another router. Lost if that does not listen."""
+        with translated():
+            await self._redis.publish(f"{WRITTEN}:{router_id}", parts)
+
+    async def written(self) -> AsyncGenerator[bytes, None]:
+        """Yields what other routers tell this one. Ends only by NoCapacity, as `bells`."""
+        async for message in self._messages(f"{WRITTEN}:{self._router_id}"):
+            if message is not None:
+                yield message
+
+    async def _messages(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """Those of a channel; None comes first."""
+        async with Subscriber(self._redis.connection_pool) as subscriber:
             silent = False
             with translated():
-                await bell.subscribe(BELL)
+                await subscriber.subscribe(channel)
                 while True:
-                    message = await bell.get_message(timeout=LONGEST_WAIT_SECONDS)
+                    message = await subscriber.get_message(timeout=LONGEST_WAIT_SECONDS)
                     if message is None:
                         if silent:
                             raise NoCapacity("the queue (Redis) has fallen silent")
-                        await bell.ping()
+                        await subscriber.ping()
                     elif message["type"] == "subscribe":
                         yield None
                     elif message["type"] == "message":
-                        yield parse_bell(message["data"].decode())
+                        yield message["data"]
                     silent = message is None
 
     async def lane_gauges(self) -> list[LaneGauges]:

@@ -81,7 +81,11 @@ class Router:
         limits = TenantLimits(settings.tenants, Rates(redis))
         admission = self._admission(settings, outstanding, StandingReader(standings, background), limits)
         self.inference = InferenceService(
-            admission, self.dispatcher, self.flight, default_deadline_seconds=settings.default_deadline_seconds
+            admission,
+            self.dispatcher,
+            self.flight,
+            router_id=settings.router_id,
+            default_deadline_seconds=settings.default_deadline_seconds,
         )
         self.workers = WorkerService(self.lanes, self.fleet, self.view, bells, self.dispatcher, background, self.presence, broken)
         # The loops beside the calls.
@@ -116,7 +120,9 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
                 serving_metrics(settings.metrics_address, metrics.read),
-                _looping(router.inbox.take_replies(), router.inbox.receive_bells(), upkeep.sweep()) as loops,
+                _looping(
+                    router.inbox.take_replies(), router.inbox.receive_bells(), router.inbox.receive_written(), upkeep.sweep()
+                ) as loops,
                 serving(
                     settings.address,
                     _services(settings, router),

@@ -26,6 +26,7 @@ from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import Request, Response, Stamp
 from services.router.lanes.dispatch import Dispatcher, Plan, Running
+from services.router.lanes.written import WrittenTexts
 
 LARGE_BYTES: Final = 256 * 1024
 """From this size on a request is split, and its answer merged, in a thread, so that the event loop goes on serving others."""
@@ -55,8 +56,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """The three verbs."""
 
     def __init__(
-        self, admission: AdmissionController, dispatcher: Dispatcher, flight: Flight, *, default_deadline_seconds: float
+        self,
+        admission: AdmissionController,
+        dispatcher: Dispatcher,
+        flight: Flight,
+        *,
+        router_id: str,
+        default_deadline_seconds: float,
     ) -> None:
+        self._router_id = router_id
         self._admission = admission
         self._dispatcher = dispatcher
         self._flight = flight
@@ -113,6 +121,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         held.sending(response.ByteSize())
         return response
 
+    async def ExtractStream(
+        self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractStreamResponse]
+    ) -> AsyncIterator[pb.ExtractStreamResponse]:
+        begin = time.perf_counter()
+        held = self._hold(request, context)
+        written = WrittenTexts()
+        answering = asyncio.create_task(self._run(request, validation.check_extract, context.time_remaining(), held, written))
+        answering.add_done_callback(lambda _: written.end())
+        try:
+            async for deltas in written.deltas():
+                yield pb.ExtractStreamResponse(deltas=deltas)
+            answers = await answering
+        finally:
+            answering.cancel()
+        response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
+        del answers
+        response.timings.total_seconds = time.perf_counter() - begin
+        last = pb.ExtractStreamResponse(deltas=written.rest(response), response=response)
+        del response
+        held.sending(last.ByteSize())
+        yield last
+
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
@@ -123,13 +153,27 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         call = current_call()
         return self._flight.enter(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
-    async def _run(self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held) -> list[Response]:
-        """The answers to all jobs of a request, in order."""
-        with await self._begin(request, check, client_seconds, held, whole=True) as running:
+    async def _run(
+        self,
+        request: _Request,
+        check: _Check[_Request],
+        client_seconds: float | None,
+        held: Held,
+        written: WrittenTexts | None = None,
+    ) -> list[Response]:
+        """The answers to all jobs of a request, in order. `written` gets what is written before they come."""
+        with await self._begin(request, check, client_seconds, held, whole=True, written=written) as running:
             return [(await running.answer(index)).response for index in range(running.jobs)]
 
     async def _begin(
-        self, request: _Request, check: _Check[_Request], client_seconds: float | None, held: Held, *, whole: bool
+        self,
+        request: _Request,
+        check: _Check[_Request],
+        client_seconds: float | None,
+        held: Held,
+        *,
+        whole: bool,
+        written: WrittenTexts | None = None,
     ) -> Running:
         """Admits and enqueues a request, and returns when all its jobs are answered; if not `whole`, when the first one is. Until
         then it fails over to another of its model's pools."""
@@ -144,7 +188,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             self._admission.refuse(moment, price.tokens)
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
-                return await self._send(request, call, moment, price, deadline, held, whole)
+                return await self._send(request, call, moment, price, deadline, held, whole, written)
             except (ModelBroken, ModelNotFound):
                 failed.append(moment.lane.pool)
                 if not self._admission.has_other_pool(wanted, failed):
@@ -155,15 +199,25 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 raise
 
     async def _send(
-        self, request: _Request, call: Call, moment: Moment, price: _Price, deadline: Deadline, held: Held, whole: bool
+        self,
+        request: _Request,
+        call: Call,
+        moment: Moment,
+        price: _Price,
+        deadline: Deadline,
+        held: Held,
+        whole: bool,
+        written: WrittenTexts | None,
     ) -> Running:
         lane = moment.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
-            traceparent = traces.traceparent_of(span)
-            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent))
+            traceparent, written_to = traces.traceparent_of(span), "" if written is None else self._router_id
+            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent, written_to))
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
             on_answer, wanted = (held.answered, len(plan.jobs)) if whole else (held.kept, 1)
-            return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted)
+            if written is not None:
+                written.firsts = plan.firsts
+            return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted, written=written)
 
 
 def _price(request: _Request, check: _Check[_Request], moment: Moment) -> _Price:
@@ -176,7 +230,7 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment) -> _Price
     return _Price(*control.price(sizes, card, request.truncation), sizes.read)
 
 
-def _plan(request: _Request, call: Call, moment: Moment, price: _Price, traceparent: str) -> Plan:
+def _plan(request: _Request, call: Call, moment: Moment, price: _Price, traceparent: str, written_to: str) -> Plan:
     """The jobs of an admitted request. Pure."""
     lane = moment.lane
     target = control.job_target(price.tokens, lane, moment.snapshot)
@@ -189,13 +243,13 @@ def _plan(request: _Request, call: Call, moment: Moment, price: _Price, tracepar
     digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
-    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent)
+    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent, written_to)
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
         QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
-    return Plan(lane, jobs, moment.pace, moment.unknown is not None)
+    return Plan(lane, jobs, moment.pace, moment.unknown is not None, [part.first for part in parts])
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:

@@ -32,6 +32,7 @@ from services.worker.jobs.puller import Puller
 from services.worker.jobs.runner import Runner
 from services.worker.jobs.waste import Waste
 from services.worker.jobs.widening import Widening
+from services.worker.jobs.written import WrittenParts
 from services.worker.machine.device import Device
 from services.worker.machine.notice import Source, grace_left, noticed, source_of, stops_at
 from services.worker.memory.files import ModelFiles
@@ -134,7 +135,8 @@ class Worker:
         wake, waste = self._pull_again, Waste()
         residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
-        finisher = Finisher(delivery, threads.finishing, Widening(threads.widening, unix_time=link.clock.now), wake)
+        parts = self._parts = WrittenParts(link, tasks, threads.finishing)
+        finisher = Finisher(delivery, parts, threads.finishing, Widening(threads.widening, unix_time=link.clock.now), wake)
         runner = self._runner = Runner(
             Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
             finisher,
@@ -221,6 +223,7 @@ class Worker:
             if not await _within(_HAND_BACK_SECONDS, self._delivery.settled()):
                 log.warning("some leases could not be handed back: they are left to expire")
                 self._delivery.give_up()
+                self._parts.give_up()
 
     def _relieve(self, keep: str) -> bool:
         """`Residency.relieve`, called by the device thread: whether memory was freed. Blocks."""

@@ -35,7 +35,15 @@ _KINDS: Final = [message_factory.GetMessageClass(method.input_type) for method i
 _FAULT: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS)
 _TOLD: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 """These come with details, or a client cannot tell what is wrong."""
-_SECONDS: Final = {"Pull": 0.2, "LoadModel": 0.2, "Encode": 0.5, "EncodeStream": 0.5, "Score": 0.5, "Extract": 0.5}
+_SECONDS: Final = {
+    "Pull": 0.2,
+    "LoadModel": 0.2,
+    "Encode": 0.5,
+    "EncodeStream": 0.5,
+    "Score": 0.5,
+    "Extract": 0.5,
+    "ExtractStream": 0.5,
+}
 _LATE_SECONDS: Final = 15.0
 _FLYING: Final = 64
 _EACH: Final = 200

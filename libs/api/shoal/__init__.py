@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.client import AsyncClient, Client
     from shoal.errors import ShoalError
     from shoal.handle import ModelHandle
-    from shoal.results import EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
+    from shoal.results import Delta, EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
@@ -36,6 +36,7 @@ _MODULES = {
     "AsyncClient": "client",
     "Classify": "tasks",
     "Client": "client",
+    "Delta": "results",
     "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
@@ -65,6 +66,7 @@ __all__ = [
     "AsyncClient",
     "Classify",
     "Client",
+    "Delta",
     "Document",
     "EncodeResult",
     "Entities",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Self
 
 from shoal.requests import codec
+from shoal.requests.arguments import Options
+from shoal.requests.extract import ExtractPlan
+from shoal.results import Delta, ExtractResult
 from shoal.status import Mesh
+from shoal.tasks import Items, Priority, ReadText, Truncation
 from shoal.transport.aio import AsyncTransport
 from shoal.transport.blocking import BlockingTransport, blocking
-from shoal.transport.methods import WATCH_MESH
+from shoal.transport.methods import EXTRACT_STREAM, WATCH_MESH
 from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2
 from shoal.verbs import inference, operation
@@ -41,6 +46,27 @@ class AsyncClient(ClientBase):
     @property
     def models(self) -> AsyncModels:
         return AsyncModels(self)
+
+    async def extract_stream(
+        self,
+        model: str,
+        items: Items,
+        task: ReadText,
+        *,
+        truncation: Truncation | None = None,
+        pool: str = "",
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Delta | ExtractResult]:
+        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
+        comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
+        plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
+        with self._caller.streaming() as (address, metadata):
+            replies = self._transport.stream(address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata)
+            async with aclosing(replies):
+                async for reply in replies:
+                    for part in plan.written(reply):
+                        yield part
 
     async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
         """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that
@@ -89,6 +115,26 @@ class Client(ClientBase):
     @property
     def models(self) -> Models:
         return Models(self)
+
+    def extract_stream(
+        self,
+        model: str,
+        items: Items,
+        task: ReadText,
+        *,
+        truncation: Truncation | None = None,
+        pool: str = "",
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Delta | ExtractResult]:
+        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
+        comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
+        plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
+        with self._caller.streaming() as (address, metadata):
+            replies = self._transport.stream(address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata)
+            with closing(replies):
+                for reply in replies:
+                    yield from plan.written(reply)
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
         """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that

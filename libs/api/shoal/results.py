@@ -310,6 +310,19 @@ class Extraction:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """What was written of an item's text since the delta before. `page`: of the item's document, 0 where it is none.
+
+    `restarted`: the text is written again from its beginning, since its worker was lost: what came before is void.
+    """
+
+    item: int
+    text: str
+    page: int = 0
+    restarted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExtractResult:
     """A sequence with one extraction for each item; that of a `skipped` item is empty."""
 

@@ -144,6 +144,20 @@ class WriterModel:
             return made
         return ExtractResult([_answer(item, made.items) for item in notes.items], made.output_tokens)
 
+    def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
+        """The item and the page (0: none) of each sequence; empty: what is written of the job is no text before it is finished."""
+        notes = prepared.notes
+        if not isinstance(notes, _Notes) or notes.items is None:
+            return ()
+        found: dict[int, tuple[int, int]] = {}
+        for number, item in enumerate(notes.items):
+            found |= {text[0]: (number, text[1]) for text in item.texts if not isinstance(text, PageText)}
+        return [found[place] for place in sorted(found)] if len(found) == len(prepared.sequences) else ()
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Of the tokens so far, without space around it, as that of an answer."""
+        return self._reader.text(list(ids)).strip()
+
     # The device thread
 
     def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output | Unfinished]:
@@ -215,7 +229,7 @@ class WriterModel:
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
         writing = self._writing.get(id(sequence))
         if writing is None or writing.decoding is None or writing.decoding.finish is None:
-            return Unfinished()
+            return Unfinished() if writing is None else Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
         return WrittenIds(np.array(writing.ids, np.int32), "stop" if finish == "stop" else "length")

@@ -29,7 +29,8 @@ class Reader(Protocol):
         """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a preemption point."""
 
     def text(self, ids: list[int]) -> str:
-        """The text of the tokens written so far, without special tokens, for streams. Ends before an incomplete character."""
+        """The text of the tokens written so far, for clients that read along: ends before an incomplete character. Empty where an
+        answer is no such text."""
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         """The answer of a job."""

@@ -58,7 +58,7 @@ class TextReader:
             ids = self._ids(text, work.instruction, go_on)
             longest = self._longest(work.max_tokens)
             if len(ids) > longest:
-                message = f"the text has more than {longest:,} tokens with its prompt, which leaves no room for the answer"
+                message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
                 raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
             found.append(InputSequence(ids, input=most))
         return found, None
@@ -71,7 +71,7 @@ class TextReader:
         return [Request(states=each, most=number) for each, number in zip(states, most, strict=True)]
 
     def text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids).removesuffix(_INCOMPLETE)
+        return self._tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         texts = [self._tokenizer.decode(each.ids.tolist()).strip() for each in written]

@@ -195,7 +195,7 @@ class ConversationReader:
         ]
 
     def text(self, ids: list[int]) -> str:
-        return self._decoded(ids).removesuffix(_INCOMPLETE)
+        return self._decoded(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         items = [Extraction(text=self._decoded(each.ids.tolist()).strip(), finish=each.finish) for each in written]

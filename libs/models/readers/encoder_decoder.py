@@ -246,7 +246,7 @@ class EncoderDecoderReader:
         return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
 
     def text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).removesuffix("�")
+        return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, str):

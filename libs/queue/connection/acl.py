@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from libs.queue.keys import BELL, LAYOUT
+from libs.queue.keys import BELL, LAYOUT, WRITTEN
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
@@ -46,6 +46,7 @@ class User:
             *(f"~{pattern}" for pattern in self.keys),
             "resetchannels",
             f"&{BELL}",
+            f"&{WRITTEN}:*",
             "-@all",
             *(f"+{command}" for command in self.commands),
         )

@@ -62,7 +62,7 @@ _Response = TypeVar("_Response")
 _GRPC_SERVICES: Final = "/grpc."
 _UNCOUNTED: Final = nullcontext()
 
-ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream"})
+ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream", "/shoal.v1.InferenceService/ExtractStream"})
 """Streams that end with the answer to their request: like unary calls they count as in flight, in latency, and have a span. All
 other streams never end by themselves: a drain does not wait for them, and they are cut when the server stops."""
 

@@ -27,11 +27,15 @@ COMPLETE: Final = Limit("all answers of one call", ("CompleteRequest",), TRANSPO
 NAME: Final = Limit(
     "an id: of a worker, its process, a lease, a job, a model, an adapter; a trace context",
     (
-        *(f"{name}.worker_id" for name in ("PullRequest", "ConnectRequest", "CompleteRequest", "HeartbeatRequest")),
+        *(
+            f"{name}.worker_id"
+            for name in ("PullRequest", "ConnectRequest", "CompleteRequest", "HeartbeatRequest", "WrittenRequest")
+        ),
         *(f"{name}.epoch" for name in ("PullRequest", "ConnectRequest", "HeartbeatRequest")),
         *(f"{name}.batch_id" for name in ("PullRequest", "CompleteRequest", "HeldBatch")),
         *("CompletedJob.job_id", "Lane.model", "Lane.adapter", "WorkerModel.model", "WorkerModel.adapters"),
         *("WorkerModel.failed_adapters", "ModelCard.model", "WorkerCall.traceparent"),
+        *("WrittenText.job_id", "WrittenText.router", "WrittenText.batch_id"),
     ),
     256,
     CHARACTERS,
@@ -41,11 +45,12 @@ MANY: Final = Limit(
     "lanes, answers, models, leases, calls; adapters of a model",
     (
         *("PullRequest.lanes", "CompleteRequest.jobs", "HeartbeatRequest.models", "HeartbeatRequest.batches"),
-        *("ExchangeRequest.calls", "WorkerModel.adapters", "WorkerModel.failed_adapters"),
+        *("ExchangeRequest.calls", "WorkerModel.adapters", "WorkerModel.failed_adapters", "WrittenRequest.texts"),
     ),
     10_000,
     ENTRIES,
 )
+WRITTEN: Final = Limit("a part of a text that is being written", ("WrittenText.text",), 65_536, CHARACTERS)
 EXCEPTED: Final = Limit("tenants that a pull leaves out", ("PullRequest.except_tenants",), 16, ENTRIES)
 TENANT: Final = Limit("a tenant", ("PullRequest.except_tenants",), 128, CHARACTERS)
 WORDS: Final = Limit(

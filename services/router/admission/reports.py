@@ -73,6 +73,16 @@ def check_exchange(request: worker_pb2.ExchangeRequest) -> None:
         _check_optional(call.traceparent, f"calls[{index}].traceparent")
 
 
+def check_written(request: worker_pb2.WrittenRequest) -> None:
+    """Raises InvalidInput."""
+    _check_name(request.worker_id, "worker_id")
+    limits.MANY.check(len(request.texts), "texts")
+    for index, part in enumerate(request.texts):
+        for name in ("job_id", "router", "batch_id"):
+            _check_name(getattr(part, name), f"texts[{index}].{name}")
+        limits.WRITTEN.check(len(part.text), f"texts[{index}].text")
+
+
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control characters."""
     _check_name(request.worker_id, "worker_id")

@@ -42,7 +42,7 @@ _MOST_COUNT: Final = (1 << 64) - 1
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the
-    span that sends them, empty if there is none."""
+    span that sends them, empty if there is none. `written_to`: the router that passes on what is written meanwhile; empty: none."""
 
     request_id: str
     deadline_ms: int
@@ -50,6 +50,7 @@ class Stamp:
     tenant: str = ""
     weight: float = 1.0
     traceparent: str = ""
+    written_to: str = ""
 
 
 def items_of(request: Request) -> Sequence[pb.Item]:
@@ -86,6 +87,7 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
         tenant=stamp.tenant,
         weight=stamp.weight,
         traceparent=stamp.traceparent,
+        written_to=stamp.written_to,
     )
     if isinstance(request, pb.EncodeRequest):
         job.encode.CopyFrom(request)

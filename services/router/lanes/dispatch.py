@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
+from shoal.v1 import worker_pb2
+
 from libs.errors import DeadlinePassed, Draining, InternalError, ShoalError
 from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
@@ -23,6 +25,7 @@ from services.router.admission.control import full, why_late
 from services.router.lanes import codec
 from services.router.lanes.bells import Bells
 from services.router.lanes.codec import Response
+from services.router.lanes.written import WrittenTexts
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
 from services.router.state.pace import Pace
@@ -38,12 +41,14 @@ LEAVING: Final = "this router has stopped before the answer came; another one gi
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An admitted request: all its jobs, in order, their lane, that lane's pace, and whether no worker knows its model."""
+    """An admitted request: all its jobs, in order, their lane, that lane's pace, whether no worker knows its model, and the first
+    item of each job."""
 
     lane: LaneKey
     jobs: Sequence[QueuedJob]
     pace: Pace = field(default_factory=Pace)
     is_unknown: bool = False
+    firsts: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -62,8 +67,9 @@ class Answered:
 class _Request:
     """One waiting request: the answers received, and the event that signals the awaited one or the first failure."""
 
-    def __init__(self, jobs: int, on_answer: Callable[[int], None]) -> None:
+    def __init__(self, jobs: int, on_answer: Callable[[int], None], written: WrittenTexts | None) -> None:
         self._on_answer = on_answer
+        self.written = written
         # The state: answers not taken yet; how many of the first jobs are answered without a gap, and how many are awaited.
         self._answers: list[Answered | None] = [None] * jobs
         self._failure: ShoalError | None = None
@@ -146,14 +152,20 @@ class Dispatcher:
         await self._background.finished()
 
     async def begin(
-        self, plan: Plan, deadline: Deadline, on_answer: Callable[[int], None] = lambda size: None, *, wanted: int
+        self,
+        plan: Plan,
+        deadline: Deadline,
+        on_answer: Callable[[int], None] = lambda size: None,
+        *,
+        wanted: int,
+        written: WrittenTexts | None = None,
     ) -> Running:
         """Enqueues the plan's jobs, and returns when the first `wanted` of them are answered. `on_answer` is called with the bytes
-        of each answer when it comes. Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first failing job's error; then
-        no job is left behind, as after leaving what is returned."""
+        of each answer when it comes, `written` gets what is written before that. Raises QueueFull, NoCapacity, DeadlinePassed,
+        Draining, or the first failing job's error; then no job is left behind, as after leaving what is returned."""
         if self._is_leaving:
             raise Draining(LEAVING)
-        request = _Request(len(plan.jobs), on_answer)
+        request = _Request(len(plan.jobs), on_answer, written)
         self._register(plan, request)
         try:
             await self.by(deadline, plan.lane, self._begin(plan, request, wanted))
@@ -195,6 +207,13 @@ class Dispatcher:
             outcome = error
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
+
+    def written(self, part: worker_pb2.WrittenText) -> None:
+        """Hands what a model has written of a job to the requests that read along."""
+        pending = self._pending.get(part.job_id)
+        for request, index in () if pending is None else pending.waiting:
+            if request.written is not None:
+                request.written.add(index, part)
 
     def oldest_seconds(self) -> dict[LaneKey, float]:
         """How long the oldest job of each lane has waited for its answer."""

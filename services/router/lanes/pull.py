@@ -28,7 +28,7 @@ from services.router.lanes import codec
 from services.router.lanes.bells import Bells
 from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
-from services.router.lanes.exchange import Exchange
+from services.router.lanes.exchange import Context, Exchange
 from services.router.lanes.presence import Presence
 from services.router.lanes.waiters import Waiter
 from services.router.state.background import Background
@@ -103,6 +103,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
 
+    async def _written(self, request: worker_pb2.WrittenRequest, context: Context) -> worker_pb2.WrittenResponse:
+        """Passes on what models have written: to this router's requests, or to the routers that wait for it."""
+        reports.check_written(request)
+        self._owner(request.worker_id)
+        elsewhere: dict[str, worker_pb2.WrittenRequest] = {}
+        for part in request.texts:
+            if part.router == self._lanes.router_id:
+                self._dispatcher.written(part)
+            else:
+                elsewhere.setdefault(part.router, worker_pb2.WrittenRequest()).texts.append(part)
+        for router_id, parts in elsewhere.items():
+            await self._lanes.tell_written(router_id, parts.SerializeToString())
+        return worker_pb2.WrittenResponse()
+
     async def Heartbeat(
         self,
         request: worker_pb2.HeartbeatRequest,
@@ -141,7 +155,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request_iterator: AsyncIterator[worker_pb2.ExchangeRequest],
         context: grpc.aio.ServicerContext[worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse],
     ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        exchange = Exchange({"pull": self.Pull, "complete": self.Complete}, context)
+        exchange = Exchange({"pull": self.Pull, "complete": self.Complete, "written": self._written}, context)
         async with aclosing(exchange.run(request_iterator)) as responses:
             async for response in responses:
                 yield response

@@ -17,6 +17,7 @@ from libs.telemetry.logs import fields
 from services.worker.jobs.delivery import Delivery
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.widening import Widening, nonfinite_outputs
+from services.worker.jobs.written import WrittenParts
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -38,8 +39,11 @@ class Finisher:
     Jobs whose outputs are not finite go through `widening` first.
     """
 
-    def __init__(self, delivery: Delivery, threads: ThreadPoolExecutor, widening: Widening, wake: asyncio.Event) -> None:
+    def __init__(
+        self, delivery: Delivery, parts: WrittenParts, threads: ThreadPoolExecutor, widening: Widening, wake: asyncio.Event
+    ) -> None:
         self._delivery = delivery
+        self._parts = parts
         self._threads = threads
         self._widening = widening
         self._wake = wake
@@ -54,6 +58,9 @@ class Finisher:
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self._loop.call_soon_threadsafe(self._delivery.answer, [(job, _failed(job, error))])
+
+    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+        self._loop.call_soon_threadsafe(self._parts.add, job, index, ids)
 
     def device_changed(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)

@@ -70,6 +70,8 @@ class HeldJob:
     """The job's share of forward passes, by tokens. Guarded by the lock in `waste.py`."""
     unwanted: bool = False
     """Cancelled, or leased to another worker, or handed back."""
+    told: dict[int, str] = field(default_factory=dict)
+    """Of each sequence that is written, the text that clients who read along were told."""
     span: JobSpan = UNTRACED
     flow: Flow = field(init=False)
     """The fair-queueing flow that the job's thread and device time is charged to."""

@@ -56,6 +56,9 @@ class Outcomes(Protocol):
 
     def failed(self, job: HeldJob, error: ShoalError) -> None: ...
 
+    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+        """All tokens so far of a sequence that is unfinished, of a job whose client reads along."""
+
     def device_changed(self) -> None:
         """A forward pass began, or the device has nothing left to do."""
 
@@ -326,6 +329,8 @@ class Runner:
             if isinstance(outcome, Unfinished):
                 self._begun.add(held.number)
                 unfinished.append((held, replace(one, tokens=1)))
+                if held.job.written_to and outcome.ids:
+                    self._outcomes.written(held, one.index, list(outcome.ids))
                 continue
             if not isinstance(outcome, ShoalError):
                 held.outputs[one.index] = outcome

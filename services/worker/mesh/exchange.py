@@ -19,7 +19,7 @@ from grpc.aio import Metadata as GrpcMetadata
 from shoal.transport.wire import Metadata
 from shoal.v1 import worker_pb2
 
-CallKind = Literal["pull", "complete"]
+CallKind = Literal["pull", "complete", "written"]
 Stream = Any
 """grpc.aio.StreamStreamCall, which is not generic in its stubs."""
 
@@ -65,7 +65,7 @@ class Exchange:
         return self._error is None and is_current and time.monotonic() < self._until
 
     async def call(self, kind: CallKind, request: Message, timeout: float, traceparent: str = "") -> Message:
-        """The answer to a PullRequest or CompleteRequest. `timeout`: seconds. Raises AioRpcError."""
+        """The answer to a PullRequest, CompleteRequest or WrittenRequest. `timeout`: seconds. Raises AioRpcError."""
         if self._error is not None:
             raise self._error
         number = next(self._numbers)
@@ -154,7 +154,7 @@ class Exchange:
         elif kind is None:
             waiting.set_exception(_error(grpc.StatusCode.INTERNAL, "the answer holds nothing that this worker knows"))
         else:
-            waiting.set_result(answer.pull if kind == "pull" else answer.complete)
+            waiting.set_result(getattr(answer, kind))
 
     def _end(self, error: grpc.aio.AioRpcError) -> None:
         if self._error is not None:

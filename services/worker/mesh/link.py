@@ -181,6 +181,20 @@ class Link:
             else:
                 return response.accepted
 
+    async def written(self, request: worker_pb2.WrittenRequest) -> None:
+        """Tells the router that is called at present, on its stream. Raises NoCapacity if it cannot be told."""
+        address = self._addresses[self._current]
+        if self._unary_until.get(address, 0.0) > time.monotonic():
+            raise NoCapacity(f"{address}: has no stream")
+        pooled = self._channels.acquire(address)
+        try:
+            await self._exchange(address, pooled, self._trust.metadata()).call("written", request, COMPLETE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
+        finally:
+            for channel in self._channels.release(pooled):
+                await channel.close()
+
     async def connect(self, request: worker_pb2.ConnectRequest) -> None:
         """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks, InternalError if the router refuses it."""
         index = self._current

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import Message
 
@@ -23,7 +23,7 @@ from shoal.requests.merging import merge_extract
 from shoal.requests.plan import Plan, SingleReply
 from shoal.requests.schemas import schema_bytes, schema_message
 from shoal.requests.skipping import with_skipped_extractions
-from shoal.results import ExtractResult, Skipped
+from shoal.results import Delta, ExtractResult, Skipped
 from shoal.schema import Schema
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task
 from shoal.transport.methods import EXTRACT
@@ -85,6 +85,18 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
             for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
                 item.entities.extend(entity_messages(f"items[{number}].entities", self._entities[index]))
         return request
+
+    def whole(self) -> pb.ExtractRequest:
+        """All items in one request. Raises InvalidInput for an invalid one."""
+        return self.build(range(len(self.lengths)))
+
+    @staticmethod
+    def written(reply: pb.ExtractStreamResponse) -> Iterator[Delta | ExtractResult]:
+        """What a message of a stream holds."""
+        for delta in reply.deltas:
+            yield Delta(delta.item, delta.text, delta.page, delta.restarted)
+        if reply.HasField("response"):
+            yield codec.extract_result(reply.response)
 
     def sink(self, places: Sequence[int]) -> SingleReply[pb.ExtractResponse, ExtractResult]:
         return SingleReply(codec.extract_result)

@@ -41,6 +41,9 @@ ENCODE_STREAM = _method(
 )  # server streaming
 SCORE = _method("InferenceService/Score", inference_pb2.ScoreRequest, inference_pb2.ScoreResponse)
 EXTRACT = _method("InferenceService/Extract", inference_pb2.ExtractRequest, inference_pb2.ExtractResponse)
+EXTRACT_STREAM = _method(
+    "InferenceService/ExtractStream", inference_pb2.ExtractRequest, inference_pb2.ExtractStreamResponse
+)  # server streaming
 MULTIPLEX = _method(
     "InferenceService/Multiplex", multiplex_pb2.MultiplexRequest, multiplex_pb2.MultiplexResponse
 )  # streaming both ways

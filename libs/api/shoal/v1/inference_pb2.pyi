@@ -554,6 +554,26 @@ class Extraction(_message.Message):
     json: _struct_pb2.Struct
     def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
+class ExtractDelta(_message.Message):
+    __slots__ = ("item", "page", "text", "restarted")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    page: int
+    text: str
+    restarted: bool
+    def __init__(self, item: _Optional[int] = ..., page: _Optional[int] = ..., text: _Optional[str] = ..., restarted: bool = ...) -> None: ...
+
+class ExtractStreamResponse(_message.Message):
+    __slots__ = ("deltas", "response")
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    deltas: _containers.RepeatedCompositeFieldContainer[ExtractDelta]
+    response: ExtractResponse
+    def __init__(self, deltas: _Optional[_Iterable[_Union[ExtractDelta, _Mapping]]] = ..., response: _Optional[_Union[ExtractResponse, _Mapping]] = ...) -> None: ...
+
 class ExtractResponse(_message.Message):
     __slots__ = ("results", "model_revision", "usage", "timings")
     RESULTS_FIELD_NUMBER: _ClassVar[int]

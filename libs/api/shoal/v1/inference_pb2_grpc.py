@@ -47,6 +47,11 @@ class InferenceServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractResponse.FromString,
                 )
+        self.ExtractStream = channel.unary_stream(
+                '/shoal.v1.InferenceService/ExtractStream',
+                request_serializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.FromString,
+                )
         self.Multiplex = channel.stream_stream(
                 '/shoal.v1.InferenceService/Multiplex',
                 request_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
@@ -107,6 +112,18 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExtractStream(self, request, context):
+        """The same as Extract, and meanwhile the texts that a model writes, as they are written: messages with `deltas`, and one with
+        `response` at last. Of models that write nothing, and where beams are searched or regions are written, the last message alone
+        comes. A client that reads slowly gets longer deltas, not more of them. An error is that of Extract, and may follow messages.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Multiplex(self, request_iterator, context):
         """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
         that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
@@ -139,6 +156,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Extract,
                     request_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_inference__pb2.ExtractResponse.SerializeToString,
+            ),
+            'ExtractStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExtractStream,
+                    request_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.SerializeToString,
             ),
             'Multiplex': grpc.stream_stream_rpc_method_handler(
                     servicer.Multiplex,
@@ -232,6 +254,23 @@ class InferenceService(object):
         return grpc.experimental.unary_unary(request, target, '/shoal.v1.InferenceService/Extract',
             shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
             shoal_dot_v1_dot_inference__pb2.ExtractResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ExtractStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/shoal.v1.InferenceService/ExtractStream',
+            shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
+            shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

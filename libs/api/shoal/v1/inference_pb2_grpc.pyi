@@ -70,6 +70,18 @@ class InferenceServiceStub:
     ]
     """Finds labels, entities, relations, regions or text in items."""
 
+    ExtractStream: grpc.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.ExtractRequest,
+        shoal.v1.inference_pb2.ExtractStreamResponse,
+    ]
+    """The same as Extract, and meanwhile the texts that a model writes, as they are written: messages with `deltas`, and one with
+    `response` at last. Of models that write nothing, and where beams are searched or regions are written, the last message alone
+    comes. A client that reads slowly gets longer deltas, not more of them. An error is that of Extract, and may follow messages.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    """
+
     Multiplex: grpc.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
         shoal.v1.multiplex_pb2.MultiplexResponse,
@@ -130,6 +142,18 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ExtractResponse,
     ]
     """Finds labels, entities, relations, regions or text in items."""
+
+    ExtractStream: grpc.aio.UnaryStreamMultiCallable[
+        shoal.v1.inference_pb2.ExtractRequest,
+        shoal.v1.inference_pb2.ExtractStreamResponse,
+    ]
+    """The same as Extract, and meanwhile the texts that a model writes, as they are written: messages with `deltas`, and one with
+    `response` at last. Of models that write nothing, and where beams are searched or regions are written, the last message alone
+    comes. A client that reads slowly gets longer deltas, not more of them. An error is that of Extract, and may follow messages.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    """
 
     Multiplex: grpc.aio.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
@@ -199,6 +223,20 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.ExtractResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.ExtractResponse]]:
         """Finds labels, entities, relations, regions or text in items."""
+
+    @abc.abstractmethod
+    def ExtractStream(
+        self,
+        request: shoal.v1.inference_pb2.ExtractRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.inference_pb2.ExtractStreamResponse], collections.abc.AsyncIterator[shoal.v1.inference_pb2.ExtractStreamResponse]]:
+        """The same as Extract, and meanwhile the texts that a model writes, as they are written: messages with `deltas`, and one with
+        `response` at last. Of models that write nothing, and where beams are searched or regions are written, the last message alone
+        comes. A client that reads slowly gets longer deltas, not more of them. An error is that of Extract, and may follow messages.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        """
 
     @abc.abstractmethod
     def Multiplex(

@@ -18,7 +18,7 @@ class Lane(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight")
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Job(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TO_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     request_id: str
     encode: _inference_pb2.EncodeRequest
@@ -41,7 +42,8 @@ class Job(_message.Message):
     traceparent: str
     tenant: str
     weight: float
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    written_to: str
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again", "except_tenants")
@@ -312,18 +314,50 @@ class ConnectResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerCall(_message.Message):
-    __slots__ = ("number", "pull", "complete", "cancelled", "traceparent")
+    __slots__ = ("number", "pull", "complete", "cancelled", "written", "traceparent")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     number: int
     pull: PullRequest
     complete: CompleteRequest
     cancelled: bool
+    written: WrittenRequest
     traceparent: str
-    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., complete: _Optional[_Union[CompleteRequest, _Mapping]] = ..., cancelled: bool = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., complete: _Optional[_Union[CompleteRequest, _Mapping]] = ..., cancelled: bool = ..., written: _Optional[_Union[WrittenRequest, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class WrittenRequest(_message.Message):
+    __slots__ = ("worker_id", "texts")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    texts: _containers.RepeatedCompositeFieldContainer[WrittenText]
+    def __init__(self, worker_id: _Optional[str] = ..., texts: _Optional[_Iterable[_Union[WrittenText, _Mapping]]] = ...) -> None: ...
+
+class WrittenText(_message.Message):
+    __slots__ = ("job_id", "router", "batch_id", "item", "page", "offset", "text")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    router: str
+    batch_id: str
+    item: int
+    page: int
+    offset: int
+    text: str
+    def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class WrittenResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("calls",)
@@ -340,16 +374,18 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CallAnswer(_message.Message):
-    __slots__ = ("number", "pull", "complete", "refusal")
+    __slots__ = ("number", "pull", "complete", "refusal", "written")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     pull: PullResponse
     complete: CompleteResponse
     refusal: Refusal
-    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullResponse, _Mapping]] = ..., complete: _Optional[_Union[CompleteResponse, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    written: WrittenResponse
+    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullResponse, _Mapping]] = ..., complete: _Optional[_Union[CompleteResponse, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., written: _Optional[_Union[WrittenResponse, _Mapping]] = ...) -> None: ...
 
 class ExchangeResponse(_message.Message):
     __slots__ = ("answers",)

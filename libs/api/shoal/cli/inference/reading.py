@@ -1,7 +1,8 @@
-"""`shoal extract read`: what a model writes about images."""
+"""`shoal extract written` and `shoal extract read`: what a model writes about texts, and about images."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Annotated
 import typer
 
 from shoal.cli.inference import drawings
-from shoal.cli.inference.arguments import FILES, AsJson, LineFiles, ModelId, Serving
+from shoal.cli.inference.arguments import FILES, AsJson, LineFiles, ModelId, Serving, Texts
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
 from shoal.cli.options import OpenClient, connected
+from shoal.cli.text import printable
+from shoal.client import Client
+from shoal.results import Delta
 from shoal.tasks import ReadText
 
 
@@ -22,6 +26,51 @@ class Kind(StrEnum):
     DETAILED_CAPTION = "detailed_caption"
     OCR = "ocr"
     OCR_REGIONS = "ocr_regions"
+
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")]
+Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one item as it is written.")]
+
+
+@connected
+def written(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    instruction: Annotated[str, typer.Option("--instruction", help='What to write, such as "Summarise this text."')] = "",
+    max_tokens: MaxTokens = 0,
+    stream: Stream = False,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Have a model write about texts: summaries, translations, answers."""
+    run = Invocation(model, texts, files, serving, as_json)
+    task = ReadText(max_tokens=max_tokens, instruction=instruction)
+    if stream:
+        _stream(open_client(), run, task, serving)
+        return
+    with run.sending("items", "writing") as on_progress:
+        result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
+    report_extractions(run, result, "written")
+
+
+def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
+    """Prints one text as it is written. Raises BadParameter for more than one item, or with a file or JSON to write to."""
+    if len(run.records) != 1 or run.as_json or run.output is not None:
+        raise typer.BadParameter("--stream prints the text of one item, without --json and --output")
+    given, shown = serving.arguments(), 0
+    options = {name: given[name] for name in ("truncation", "pool", "priority")}
+    for part in client.extract_stream(run.model, run.items, task, **options):
+        if isinstance(part, Delta):
+            text = f"\n[the worker was lost; from the beginning:]\n{part.text}" if part.restarted else part.text
+            shown += len(text)
+            sys.stdout.write(printable(text))
+            sys.stdout.flush()
+        else:
+            ended = " …" if part[0].finish_reason == "length" else ""
+            sys.stdout.write(f"{'' if shown else printable(part[0].text)}{ended}\n")
 
 
 @connected
@@ -40,9 +89,7 @@ def read(
     region: Annotated[
         str, typer.Option(help="The part of the image that is asked about, in pixels: left,top,right,bottom.", show_default=False)
     ] = "",
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")
-    ] = 0,
+    max_tokens: MaxTokens = 0,
     draw: Annotated[
         Path | None,
         typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),

@@ -1,0 +1,148 @@
+"""ExtractStream: texts as they are written, over real gRPC, Redis and workers, through one router and through two."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shoal
+from shoal import errors
+from shoal.results import Delta, ExtractResult
+
+from tests.generation.served import write
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CHAT, SUMMARY, BEAMS, ENCODER = "random/qwen3-chat", "random/t5-writes", "random/bart-beams", "random/bert-beside"
+TEXTS = ["the first text", "another one, which is longer than the first"]
+LONG = shoal.ReadText(max_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("writers")
+    write("qwen3", root / CHAT)
+    write("t5", root / SUMMARY)
+    write("bart", root / BEAMS, {"num_beams": 2})
+    write_checkpoint("bert", root / ENCODER, sentence=SentenceFiles())
+    return root
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one router", "two routers"])
+def mesh(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models), routers=request.param) as cluster:
+        yield cluster
+
+
+async def read(client: shoal.AsyncClient, model: str, texts: list[str], task: shoal.ReadText) -> tuple[list[Delta], ExtractResult]:
+    """The deltas, and the answer, which comes last."""
+    parts = [part async for part in client.extract_stream(model, texts, task)]
+    result = parts.pop()
+    assert isinstance(result, ExtractResult)
+    assert all(isinstance(part, Delta) for part in parts)
+    return [part for part in parts if isinstance(part, Delta)], result
+
+
+def joined(deltas: list[Delta], item: int) -> str:
+    text = ""
+    for delta in deltas:
+        if delta.item == item:
+            text = delta.text if delta.restarted else text + delta.text
+    return text
+
+
+@pytest.mark.parametrize(("name", "most", "least"), [(CHAT, 60, 1), (SUMMARY, 1500, 4)])
+async def test_texts_come_as_they_are_written(name: str, most: int, least: int, mesh: Cluster) -> None:
+    task = shoal.ReadText(max_tokens=most)
+    for address in mesh.addresses:  # the worker has its stream with one of them
+        async with shoal.AsyncClient(address, timeout=120) as client:
+            alone = await client.extract(name, TEXTS, task)
+            deltas, result = await read(client, name, TEXTS, task)
+            assert [one.text for one in result] == [one.text for one in alone]
+            assert [joined(deltas, item) for item in range(2)] == [one.text for one in alone]
+            assert result.usage == alone.usage
+            for item in range(2):
+                assert sum(delta.item == item for delta in deltas) >= least  # not all at the end
+            assert not any(delta.restarted for delta in deltas)
+
+
+async def test_what_is_no_text_before_its_end_comes_as_a_whole(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+        deltas, result = await read(client, BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
+        assert [one.text for one in result] == [
+            one.text for one in await client.extract(BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
+        ]
+        assert deltas == []
+
+
+async def test_errors_are_those_of_extract(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+        with pytest.raises(errors.InvalidInput) as refused:
+            await read(client, SUMMARY, ["a text", "  "], LONG)
+        assert refused.value.field == "items[1].text"
+        with pytest.raises(errors.TaskNotSupported):
+            await read(client, ENCODER, TEXTS, LONG)
+        with pytest.raises(errors.DeadlinePassed):
+            async for _ in client.extract_stream(SUMMARY, TEXTS * 8, shoal.ReadText(max_tokens=4000), timeout=0.5):
+                pass
+
+
+async def test_a_stream_that_is_left_is_cancelled(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+        stream = client.extract_stream(SUMMARY, TEXTS, shoal.ReadText(max_tokens=4000))
+        async for part in stream:
+            assert isinstance(part, Delta)
+            break
+        await stream.aclose()
+        began = time.monotonic()
+        assert (await client.extract(SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=4)))[0].text
+        assert time.monotonic() - began < 60
+
+
+async def test_a_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+        quick, result = await read(client, SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500))
+        slow = []
+        async for part in client.extract_stream(SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500)):
+            if isinstance(part, Delta):
+                slow.append(part)
+                await asyncio.sleep(0.3)
+        assert joined(slow, 0) == result[0].text
+        assert len(quick) >= 5
+
+
+def test_the_blocking_client_reads_along(mesh: Cluster) -> None:
+    with shoal.Client(mesh.address, timeout=120) as client:
+        *deltas, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
+        assert isinstance(result, ExtractResult)
+        assert "".join(delta.text for delta in deltas if isinstance(delta, Delta)) == result[0].text
+        assert len(deltas) >= 2
+
+
+async def test_a_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
+    with Cluster(tmp_path, models=str(models), workers=2) as cluster:
+        async with shoal.AsyncClient(cluster.address, timeout=120) as client:
+            task = shoal.ReadText(max_tokens=4000)
+            (alone,) = await client.extract(SUMMARY, TEXTS[:1], task)
+            parts: list[Delta] = []
+            result = None
+            killed = 0.0
+            async for part in client.extract_stream(SUMMARY, TEXTS[:1], task):
+                if isinstance(part, ExtractResult):
+                    result = part
+                    continue
+                parts.append(part)
+                if not killed:
+                    killed = time.monotonic()
+                    for worker in cluster.workers:  # which of them writes is not known
+                        await asyncio.to_thread(cluster.kill, worker)
+                    await asyncio.to_thread(cluster.start, cluster.workers[0])
+            assert result is not None
+            assert result[0].text == alone.text
+            assert any(part.restarted for part in parts)
+            assert joined(parts, 0) == alone.text
