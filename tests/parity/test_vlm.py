@@ -71,7 +71,8 @@ def queries_of(model: VisionLanguageModel) -> list[InputSequence]:
 
 
 def test_every_family_is_in_the_table() -> None:
-    assert sorted({kind.split("-")[0] for kind in MODELS}) == sorted(model_types())
+    writes = {"lighton_ocr"}  # and has no vectors: tests/readers
+    assert {kind.split("-")[0] for kind in MODELS} == set(model_types()) - writes
 
 
 def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageModel) -> None:

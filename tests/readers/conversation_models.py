@@ -31,7 +31,12 @@ QWEN: Final = (
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """As Qwen2-VL's."""
-KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+LIGHTON: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr")
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 GENERATION: Final[dict[str, Any]] = {
     "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
@@ -40,13 +45,12 @@ GENERATION: Final[dict[str, Any]] = {
 
 
 def template(kind: str) -> str:
-    return TILED if kind in ("idefics3", "smolvlm") else QWEN
+    return TILED if kind in ("idefics3", "smolvlm") else LIGHTON if kind == "lighton_ocr" else QWEN
 
 
 def write(kind: str, directory: Path, *, tied: bool = False, **generation: object) -> transformers.PreTrainedModel:
     """Writes a checkpoint, and returns transformers' model of it."""
-    made = vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
-    config = made.model.model.config
+    config, images, tokenizer = _lighton() if kind == "lighton_ocr" else _retrieving(kind)
     config.tie_word_embeddings = tied
     config.text_config.tie_word_embeddings = tied
     model = transformers.AutoModelForImageTextToText.from_config(config).eval()
@@ -55,10 +59,36 @@ def write(kind: str, directory: Path, *, tied: bool = False, **generation: objec
     for key, value in (GENERATION | generation).items():
         setattr(model.generation_config, key, value)
     model.save_pretrained(directory)
-    made.processor.image_processor.save_pretrained(directory)
-    made.processor.tokenizer.save_pretrained(directory)
+    images.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(template(kind))
     return model
+
+
+def _retrieving(kind: str) -> tuple[Any, Any, Any]:
+    """Configuration, image processor and tokenizer of a family that is served for retrieval, too."""
+    made = vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
+    return made.model.model.config, made.processor.image_processor, made.processor.tokenizer
+
+
+def _lighton() -> tuple[Any, Any, Any]:
+    tokenizer = vlm_models._tokenizer("qwen", vlm_models._QWEN_TOKENS)
+    vision = {
+        "model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48,
+        "num_hidden_layers": 3, "patch_size": 4, "image_size": 64,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
+    }  # fmt: skip
+    text = {
+        **vlm_models._TEXTS, "model_type": "qwen3", "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer),
+        "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    config = transformers.LightOnOcrConfig(vision_config=vision, text_config=text, image_token_id=mark)
+    return config, _lighton_images(), tokenizer
+
+
+def _lighton_images() -> transformers.BaseImageProcessor:
+    return transformers.PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8})
 
 
 @torch.inference_mode()
@@ -76,6 +106,8 @@ def written(
             inputs = processor(text=[prompt], images=[pictures], return_tensors="pt", add_special_tokens=False)
         else:
             inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    elif template(kind) == LIGHTON:
+        inputs = _lighton_inputs(tokenizer, prompt, pictures)
     else:
         inputs = _qwen(tokenizer, prompt, pictures)
     ids = inputs["input_ids"]
@@ -94,3 +126,15 @@ def _qwen(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[
     ids = inputs["input_ids"]
     kinds = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
+
+
+def _lighton_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    found = {}
+    if pictures:
+        seen = _lighton_images()(list(pictures), return_tensors="pt")
+        found = {"pixel_values": seen["pixel_values"], "image_sizes": torch.as_tensor(seen["image_sizes"])}
+        for height, width in found["image_sizes"].tolist():
+            prompt = prompt.replace("<|image_pad|>", "<|seen|>" * (height // 8 * (width // 8)), 1)
+        prompt = prompt.replace("<|seen|>", "<|image_pad|>")
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], **found}

@@ -7,7 +7,7 @@ never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -344,7 +344,8 @@ class PackedEncoder(nn.Module):
         kind = _LAYERS[spec.norm] if layer is None else layer
         self.stack = tuple(kind(spec, each, attention) for each in spec.layers)
         self.layers = nn.ModuleList(self.stack)
-        self.norm = None if spec.norm == "post" else Norm(spec)
+        final = spec if spec.final_eps is None else replace(spec, norm_eps=spec.final_eps)
+        self.norm = None if spec.norm == "post" else Norm(final)
         self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
         self._frequencies: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}

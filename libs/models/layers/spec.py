@@ -91,6 +91,7 @@ class EncoderSpec:
     norm: Literal["post", "pre", "sandwich"]
     norm_eps: float
     activation: Activation
+    final_eps: float | None = None  # of the norm at the end; None: as norm_eps
     kv_heads: int | None = None  # None: as many as heads
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True

@@ -21,6 +21,7 @@ from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.images.vlm import smart, tiles
+from libs.models.images.vlm.families import lighton
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.serving import image_size
@@ -41,8 +42,10 @@ LONGEST: Final = 8192
 FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), smart.MARK),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"),
+    "lighton_ocr": lighton.MARK,
 }
+"""What stands for an image in a rendered template, and in `Laid.text`."""
 _USUAL: Final[Mapping[str, str]] = {
     "caption": "Describe the image in one sentence.",
     "detailed_caption": "Describe the image in a paragraph.",
@@ -66,8 +69,8 @@ class Conversation:
 
     @staticmethod
     def of(card: Card, root: Path, mark: str) -> Conversation:
-        """`mark`: the image token. Raises ModelBroken for a template without a place for an image and a text, or that changes
-        them."""
+        """`mark`: what stands for an image. Raises ModelBroken for a template without a place for an image and a text, or that
+        changes them."""
         fixed = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens(root), **card.template_values}
         texts = (_TEXT, _PLAIN, f"\n {_PLAIN} \n\n")
         asked = [
@@ -78,10 +81,9 @@ class Conversation:
         found = [rendered_text(each) for each in rendered(card.template, asked)]
         before, after = _around(found[:3])
         plain, plain_after = _around(found[3:])
-        whole = next((each for each in (f"<|vision_start|>{mark}<|vision_end|>", mark) if each in before), None)
-        if whole is None or before.count(whole) > 1:
+        if before.count(mark) != 1:
             raise ModelBroken("the chat template: it has no place for the image of a message")
-        first, _, lead = before.partition(whole)
+        first, _, lead = before.partition(mark)
         words = Frame(plain, plain_after)
         strips = found[2] != found[0].replace(_TEXT, texts[2])
         return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips)

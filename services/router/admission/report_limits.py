@@ -84,6 +84,7 @@ ALL: Final = (
     NAME,
     POOL,
     MANY,
+    WRITTEN,
     EXCEPTED,
     TENANT,
     WORDS,

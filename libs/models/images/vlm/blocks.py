@@ -1,4 +1,4 @@
-"""Qwen-VL's patches: in the order of the squares that the connector merges, and of windows where the encoder has such.
+"""Patches in the order of the squares that the connector merges, and of windows where the encoder has such (Qwen-VL, LightOnOCR).
 
 A still image is repeated in time there, and the weights of its patches have a part for each of the two: their sum is applied once.
 """
@@ -30,9 +30,11 @@ _SIDE = 1 << 12  # patches of a side, at most
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows. `frames`: parts of a patch's weight.
+    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows. `frames`: parts of a patch's weight;
+    0: it has none.
 
-    `table`: the side of the table of positions, resampled to each image's patches; 0: there is none.
+    `table`: the side of the table of positions, resampled to each image's patches; 0: there is none. `norm_eps`: of an RMSNorm of
+    the patches; None: there is none.
     """
 
     patches: PatchSpec
@@ -40,6 +42,7 @@ class BlockSpec:
     window: int = 0
     frames: int = 2
     table: int = 0
+    norm_eps: float | None = None
 
     def order(self, grid: Grid) -> tuple[NDArray[np.int32], list[int]]:
         """The squares of an image, row by row, in the order of its windows; and how many each window has."""
@@ -69,8 +72,13 @@ class BlockEmbedding(InputLayer):
     def __init__(self, block: BlockSpec, processing: ImageProcessing) -> None:
         super().__init__()
         spec = block.patches
-        size = (block.frames, spec.patch, spec.patch)
-        self.project = nn.Conv3d(_COLOURS, spec.hidden, size, size, bias=spec.bias)
+        size = (spec.patch, spec.patch)
+        self.project = (
+            nn.Conv3d(_COLOURS, spec.hidden, (block.frames, *size), (block.frames, *size), bias=spec.bias)
+            if block.frames
+            else nn.Conv2d(_COLOURS, spec.hidden, size, size, bias=spec.bias)
+        )
+        self.norm = None if block.norm_eps is None else nn.RMSNorm(spec.hidden, eps=block.norm_eps)
         table = torch.empty(block.table**2, spec.hidden)
         self.position = nn.Parameter(table, requires_grad=False) if block.table else None
         self.max_positions, self.row_size = spec.most, spec.hidden
@@ -85,7 +93,8 @@ class BlockEmbedding(InputLayer):
         """Once loaded: adds up the weights of the frames, and puts the numbers of the normalisation on the device."""
         stored = self.project.weight
         if stored.numel():
-            self.weight = stored.detach().float().sum(2).flatten(1).to(stored.dtype)
+            whole = stored.detach().float()
+            self.weight = (whole.sum(2) if self._block.frames else whole).flatten(1).to(stored.dtype)
             self.project.weight = nn.Parameter(stored.new_empty(0), requires_grad=False)
         device = self.weight.device
         self.mean = torch.tensor(self._processing.mean, dtype=torch.float32, device=device)[:, None]
@@ -95,7 +104,8 @@ class BlockEmbedding(InputLayer):
         """[tokens, hidden]"""
         if batch.given is None:
             raise ValueError("an image encoder takes rows, no token ids")
-        return batch.given.values.to(self.weight.dtype)
+        x = batch.given.values.to(self.weight.dtype)
+        return x if self.norm is None else self.norm.forward(x)
 
     def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
         """uint8 [height, width, 3] each -> the rows of all, [patches, hidden]"""

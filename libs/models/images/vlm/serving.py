@@ -12,6 +12,7 @@ import torch
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
+from libs.models.images.vlm.families.lighton import LongestSide
 from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import PartsInput
@@ -84,6 +85,9 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
     if isinstance(pictures, SmartResize):
         area, around = pictures.square**2, frame + _IMAGE_MARKERS
         return ImageSize(0, 0, 0, pictures.square, around + pictures.least // area, min(most, pictures.most // area + around))
+    if isinstance(pictures, LongestSide):
+        rows = math.ceil(pictures.longest / pictures.square) ** 2
+        return ImageSize(0, 0, 0, pictures.square, frame + 1, min(most, rows + frame))
     return ImageSize(0, 0, 0, 1, 0, most)
 
 
@@ -94,6 +98,8 @@ def largest_picture(given: PartsInput) -> int:
         return pictures.patches.most
     if isinstance(pictures, Tiles):
         return pictures.patches
+    if isinstance(pictures, LongestSide):
+        return (math.ceil(pictures.longest / pictures.square) * pictures.square // pictures.patches.patch) ** 2
     return pictures.most // pictures.patches.patch**2 if isinstance(pictures, SmartResize) else 0
 
 

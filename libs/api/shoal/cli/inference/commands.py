@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.failures import InputError
 from shoal.cli.inference import drawings, pages, reading
 from shoal.cli.inference.arguments import (
     FILES,
@@ -28,6 +29,7 @@ from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
 from shoal.cli.options import OpenClient, connected
 from shoal.results import DataType
+from shoal.schema import Schema
 from shoal.tasks import Aggregation, ReadText, Regions, Role, Scale, TextLayer
 
 extract = typer.Typer(
@@ -278,3 +280,41 @@ def text(
 
 extract.command("written")(reading.written)
 extract.command("read")(reading.read)
+
+
+@extract.command()
+@connected
+def structure(
+    open_client: OpenClient,
+    model: ModelId,
+    texts: Texts = None,
+    *,
+    files: LineFiles,
+    schema: Annotated[
+        Path,
+        typer.Option("--schema", "-s", help="JSON file: entities, classifications, relations, structures.", show_default=False),
+    ],
+    threshold: Threshold = None,
+    serving: Serving,
+    as_json: AsJson = False,
+) -> None:
+    """Find what a schema describes: entities, classes, relations and structures of fields."""
+    run = Invocation(model, texts, files, serving, as_json)
+    asked = _schema(schema)
+    with run.sending("items", "extracting") as on_progress:
+        result = open_client().extract(
+            model,
+            run.items,
+            asked if threshold is None else replace(asked, threshold=threshold),
+            on_progress=on_progress,
+            **serving.arguments(),
+        )
+    report_extractions(run, result, "structure")
+
+
+def _schema(file: Path) -> Schema:
+    """Raises InputError for a file that cannot be read, InvalidInput for one that is no schema."""
+    try:
+        return Schema.from_json(file.read_bytes())
+    except OSError as error:
+        raise InputError(f"--schema {file} cannot be read: {error.strerror}") from None
