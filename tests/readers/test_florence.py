@@ -152,7 +152,7 @@ def _known(form: Form, instance: dict[str, Any]) -> list[tuple[str, list[float]]
     if "polygons" in instance:
         return [(instance["cat_name"], each) for each in instance["polygons"]]
     boxes = instance["bbox"] if form == "phrases" else [instance["bbox"]]
-    return [(instance["cat_name"], box) for box in boxes]
+    return [(instance["cat_name"], [min(a, c), min(b, d), max(a, c), max(b, d)]) for a, b, c, d in boxes]
 
 
 def test_regions_are_found_by_label(written: tuple[Any, Path, WriterModel]) -> None:

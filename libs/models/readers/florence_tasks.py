@@ -163,8 +163,9 @@ def _scaled(numbers: list[str], scale: tuple[int, int]) -> tuple[float, ...]:
 
 
 def _box(label: str, numbers: list[str], scale: tuple[int, int]) -> Region:
-    left, top, right, bottom = _scaled(numbers, scale)
-    return Region(label, 1.0, left, top, right, bottom)
+    """A model may write the edges of a box in any order."""
+    first, second, third, fourth = _scaled(numbers, scale)
+    return Region(label, 1.0, min(first, third), min(second, fourth), max(first, third), max(second, fourth))
 
 
 def _outlined(label: str, corners: tuple[float, ...]) -> Region:
