@@ -31,12 +31,18 @@ QWEN: Final = (
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """As Qwen2-VL's."""
+PADDLE: Final = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
 LIGHTON: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr")
+KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr", "paddleocr_vl")
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 GENERATION: Final[dict[str, Any]] = {
     "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
@@ -45,12 +51,14 @@ GENERATION: Final[dict[str, Any]] = {
 
 
 def template(kind: str) -> str:
-    return TILED if kind in ("idefics3", "smolvlm") else LIGHTON if kind == "lighton_ocr" else QWEN
+    if kind in ("idefics3", "smolvlm"):
+        return TILED
+    return {"lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}.get(kind, QWEN)
 
 
 def write(kind: str, directory: Path, *, tied: bool = False, **generation: object) -> transformers.PreTrainedModel:
     """Writes a checkpoint, and returns transformers' model of it."""
-    config, images, tokenizer = _lighton() if kind == "lighton_ocr" else _retrieving(kind)
+    config, images, tokenizer = _OWN[kind]() if kind in _OWN else _retrieving(kind)
     config.tie_word_embeddings = tied
     config.text_config.tie_word_embeddings = tied
     model = transformers.AutoModelForImageTextToText.from_config(config).eval()
@@ -106,6 +114,8 @@ def written(
             inputs = processor(text=[prompt], images=[pictures], return_tensors="pt", add_special_tokens=False)
         else:
             inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    elif template(kind) == PADDLE:
+        inputs = _paddle_inputs(tokenizer, prompt, pictures)
     elif template(kind) == LIGHTON:
         inputs = _lighton_inputs(tokenizer, prompt, pictures)
     else:
@@ -138,3 +148,42 @@ def _lighton_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]
         prompt = prompt.replace("<|seen|>", "<|image_pad|>")
     inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
     return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], **found}
+
+
+def _paddle() -> tuple[Any, Any, Any]:
+    tokenizer = vlm_models._tokenizer("qwen", ["<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|VIDEO|>"])
+    mark = tokenizer.convert_tokens_to_ids("<|IMAGE_PLACEHOLDER|>")
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 20,
+        "patch_size": 4,
+    }  # fmt: skip
+    text = {
+        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
+        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+    }  # fmt: skip
+    config = transformers.PaddleOCRVLConfig(
+        vision_config=vision, text_config=text, image_token_id=mark, vision_start_token_id=mark - 2, vision_end_token_id=mark - 1,
+        video_token_id=mark + 1,
+    )  # fmt: skip
+    return config, _paddle_images(), tokenizer
+
+
+def _paddle_images() -> transformers.BaseImageProcessor:
+    return transformers.PaddleOCRVLImageProcessorPil(patch_size=4, size={"shortest_edge": 4 * 64, "longest_edge": 80 * 64})
+
+
+def _paddle_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    found, mark = {}, "<|IMAGE_PLACEHOLDER|>"
+    if pictures:
+        seen = _paddle_images()(list(pictures), return_tensors="pt")
+        found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
+        for grid in seen["image_grid_thw"]:
+            prompt = prompt.replace(mark, "<|seen|>" * (int(grid.prod()) // 4), 1)
+        prompt = prompt.replace("<|seen|>", mark)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    ids = inputs["input_ids"]
+    kinds = (ids == tokenizer.convert_tokens_to_ids(mark)).int()
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
+
+
+_OWN: Final = {"lighton_ocr": _lighton, "paddleocr_vl": _paddle}

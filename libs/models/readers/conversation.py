@@ -21,7 +21,7 @@ from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.images.vlm import smart, tiles
-from libs.models.images.vlm.families import lighton
+from libs.models.images.vlm.families import lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.serving import image_size
@@ -44,6 +44,7 @@ _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"),
     "lighton_ocr": lighton.MARK,
+    "paddleocr_vl": paddleocr.TEXT,
 }
 """What stands for an image in a rendered template, and in `Laid.text`."""
 _USUAL: Final[Mapping[str, str]] = {

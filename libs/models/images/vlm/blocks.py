@@ -34,7 +34,7 @@ class BlockSpec:
     0: it has none.
 
     `table`: the side of the table of positions, resampled to each image's patches; 0: there is none. `norm_eps`: of an RMSNorm of
-    the patches; None: there is none.
+    the patches; None: there is none. `corners`: the table's corners lie on the image's, else its edges on the image's edges.
     """
 
     patches: PatchSpec
@@ -43,6 +43,7 @@ class BlockSpec:
     frames: int = 2
     table: int = 0
     norm_eps: float | None = None
+    corners: bool = True
 
     def order(self, grid: Grid) -> tuple[NDArray[np.int32], list[int]]:
         """The squares of an image, row by row, in the order of its windows; and how many each window has."""
@@ -127,12 +128,12 @@ class BlockEmbedding(InputLayer):
         return x if self.position is None else (x.view(count, -1, x.shape[1]) + self._positions(grid)).flatten(0, 1)
 
     def _positions(self, grid: Grid) -> Tensor:
-        """[patches, hidden], in their order: bilinear, the table's corners on the image's."""
+        """[patches, hidden], in their order: bilinear."""
         if self.position is None:
             raise ValueError("there is no table of positions")
         side = self._block.table
         square = self.position.float().view(1, side, side, -1).permute(0, 3, 1, 2)
-        resampled = F.interpolate(square, size=grid, mode="bilinear", align_corners=True)[0].flatten(1).T
+        resampled = F.interpolate(square, size=grid, mode="bilinear", align_corners=self._block.corners)[0].flatten(1).T
         rows, columns = torch.from_numpy(self._block.axes(grid)).to(resampled.device).long()
         return resampled.index_select(0, rows * grid[1] + columns).to(self.position.dtype)
 

@@ -51,14 +51,14 @@ class Merger(nn.Module):
     `norm`: of the whole square's states; None: each patch's are normalised already.
     """
 
-    def __init__(self, up: PackedLinear, down: PackedLinear, norm: nn.LayerNorm | None = None) -> None:
+    def __init__(self, up: PackedLinear, down: PackedLinear, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.up, self.down, self.norm = up, down, norm
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[patches, hidden] -> [squares, hidden of the text encoder]"""
         x = hidden.reshape(-1, self.up.inputs)
-        return self.down.forward(self.up.forward(x if self.norm is None else self.norm.forward(x)))
+        return self.down.forward(self.up.forward(x if self.norm is None else self.norm(x)))
 
 
 class Mergers(Connector):

@@ -22,7 +22,7 @@ from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
 from libs.models.images.vlm.connectors import Mergers
-from libs.models.images.vlm.families import colpali, idefics, lighton, qwen
+from libs.models.images.vlm.families import colpali, idefics, lighton, paddleocr, qwen
 from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
 from libs.models.images.vlm.heads import Use, no_heads
 from libs.models.images.vlm.parts import PartsInput, Prompts
@@ -37,7 +37,7 @@ from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, lighton, qwen)
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, lighton, paddleocr, qwen)
 _PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
 _WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
 _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")

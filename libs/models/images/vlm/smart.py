@@ -29,7 +29,8 @@ _END: Final = "<|vision_end|>"
 class SmartResize:
     """`square`: pixels of a side that sides are multiples of. `least`, `most`: pixels of an image.
 
-    `plain`: tokens of an image have positions in one dimension, as those of texts.
+    `plain`: tokens of an image have positions in one dimension, as those of texts. `text`: what stands for an image in a prompt.
+    `enlarges`: an image less high or wide than a square is made larger first, the proportions kept.
     """
 
     processing: ImageProcessing
@@ -38,18 +39,30 @@ class SmartResize:
     least: int
     most: int
     plain: bool = False
+    text: str = f"{_BEGIN}{MARK}{_END}"
+    enlarges: bool = False
 
     @staticmethod
-    def of(config: Config, patches: PatchSpec, side: int, *, plain: bool) -> SmartResize:
-        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be served."""
+    def of(
+        config: Config,
+        patches: PatchSpec,
+        side: int,
+        *,
+        plain: bool,
+        mark: str = f"{_BEGIN}{MARK}{_END}",
+        pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
+        enlarges: bool = False,
+    ) -> SmartResize:
+        """What a preprocessor_config.json says. `pixels`: the least and the most where it does not. Raises ModelBroken for a key
+        that cannot be served."""
         if config.size("patch_size", 14) != patches.patch:
             raise config.unsupported("patch_size", f"the image encoder of config.json has patches of {patches.patch} pixels")
         if config.size("merge_size", 2) != side:
             raise config.unsupported("merge_size", f"the image encoder of config.json merges {side} x {side} patches")
         config.require("do_resize", True)
         size = config.part("size")
-        least = size.size("min_pixels", size.size("shortest_edge", 56 * 56))
-        most = size.size("max_pixels", size.size("longest_edge", 28 * 28 * 1280))
+        least = size.size("min_pixels", size.size("shortest_edge", pixels[0]))
+        most = size.size("max_pixels", size.size("longest_edge", pixels[1]))
         return SmartResize(
             processing=ImageProcessing.unsized(config, "CLIPImageProcessor", Image.Resampling.BICUBIC),
             patches=patches,
@@ -57,13 +70,15 @@ class SmartResize:
             least=config.size("min_pixels", least),
             most=config.size("max_pixels", most),
             plain=plain,
+            text=mark,
+            enlarges=enlarges,
         )
 
     def lay(self, height: int, width: int, field: str) -> Laid:
         height, width = self._size(height, width, field)
         rows, columns = height // self.square, width // self.square
         patches = self.patches.tokens_of(height, width)
-        return Laid(f"{_BEGIN}{MARK}{_END}", (rows * columns,), patches, None if self.plain else (rows, columns))
+        return Laid(self.text, (rows * columns,), patches, None if self.plain else (rows, columns))
 
     def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
         height, width = self._size(pixels.shape[0], pixels.shape[1], field)
@@ -73,6 +88,8 @@ class SmartResize:
         return (np.ascontiguousarray(pixels),)
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:
+        if self.enlarges:
+            height, width = _enlarged(height, width, self.square)
         if max(height, width) / min(height, width) > _THINNEST:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
         square = self.square
@@ -86,3 +103,11 @@ class SmartResize:
             down = math.ceil(height * share / square) * square
             across = math.ceil(width * share / square) * square
         return down, across
+
+
+def _enlarged(height: int, width: int, side: int) -> tuple[int, int]:
+    if height < side:
+        height, width = side, round(width * side / height)
+    if width < side:
+        height, width = round(height * side / width), side
+    return height, width
