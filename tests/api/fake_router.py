@@ -246,6 +246,18 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         results = [found(text, request) for text in texts]
         return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
 
+    def ExtractStream(self, request: inference_pb2.ExtractRequest, context: Any) -> Iterator[inference_pb2.ExtractStreamResponse]:
+        """The first half of each text, void; then each text anew; then the answer."""
+        response = self.Extract(request, context)
+        for is_anew in (False, True):
+            texts = [result.text if is_anew else result.text[: len(result.text) // 2] for result in response.results]
+            yield inference_pb2.ExtractStreamResponse(
+                deltas=[
+                    inference_pb2.ExtractDelta(item=item, text=text, restarted=is_anew) for item, text in enumerate(texts) if text
+                ]
+            )
+        yield inference_pb2.ExtractStreamResponse(response=response)
+
 
 def _capitals(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
     """Capitalised words are entities of the first label."""

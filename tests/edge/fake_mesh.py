@@ -243,6 +243,9 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
     async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
         yield await self.Encode(request, context)
 
+    async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
+        yield pb.ExtractStreamResponse(response=await self.Extract(request, context))
+
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
         """Where no interceptor serves it."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

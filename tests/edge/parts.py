@@ -100,6 +100,10 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         yield pb.EncodeResponse()
         raise NotImplementedError
 
+    async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
+        yield pb.ExtractStreamResponse()
+        raise NotImplementedError
+
 
 class Models(models_pb2_grpc.ModelServiceServicer):
     def __init__(self, script: Script) -> None:

@@ -127,13 +127,14 @@ def test_pages_of_a_document(client: shoal.Client) -> None:
 
 def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoal.Client) -> None:
     image = pictures()[0]
-    for items, task, path in (
+    wrong: list[tuple[list[bytes | str], shoal.ReadText, str]] = [
         ([image, b"no image"], shoal.ReadText(), "items[1].image"),
         ([image, "a text"], shoal.ReadText(), "items[1].text"),
         ([image], shoal.ReadText(instruction="<REGION_TO_OCR>"), "text.instruction"),
         ([image], shoal.ReadText(kind="ocr", region=(0, 0, 99, 9)), "text.region"),
         ([image], shoal.ReadText(kind="ocr", region=(0, 0, float("nan"), 9)), "text.region"),
-    ):
+    ]
+    for items, task, path in wrong:
         with pytest.raises((errors.InvalidInput, errors.TaskNotSupported)) as refused:
             client.extract(FLORENCE, items, task)
         assert refused.value.field == path

@@ -11,7 +11,7 @@ import torch
 
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
-from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.loop import DecodeLoop
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
@@ -89,7 +89,7 @@ def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_as_transformers(kind: str, tmp_path: Path) -> None:
+def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = write(kind, tmp_path)
     reader = load(tmp_path)._reader
     assert isinstance(reader, ConversationReader)
@@ -102,7 +102,7 @@ def test_logits_as_transformers(kind: str, tmp_path: Path) -> None:
         seen.append(forward(*arguments).clone())
         return seen[-1].clone()
 
-    reader.writer.forward = kept  # type: ignore[method-assign]
+    monkeypatch.setattr(reader.writer, "forward", kept)
     loop.add(reader.requests(sequences, nothing_between)[0])
     loop.step()
     theirs: list[torch.Tensor] = []
@@ -158,7 +158,7 @@ def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
         (TextWork(["  "]), "items[0].text", InvalidInput),
     ],
 )
-def test_what_cannot_be_asked(work: TextWork, field: str, kind: type, tmp_path: Path) -> None:
+def test_what_cannot_be_asked(work: TextWork, field: str, kind: type[ShoalError], tmp_path: Path) -> None:
     write("qwen2_5_vl", tmp_path)
     model = load(tmp_path)
     with pytest.raises(kind) as refused:

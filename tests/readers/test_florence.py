@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 from transformers.models.florence2.processing_florence2 import Florence2PostProcessor
 
-from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.model import WriterModel
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, regions_of
@@ -194,7 +194,9 @@ def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel])
         ({"instruction": "word " * 400}, "text.instruction", InputTooLong),
     ],
 )
-def test_what_cannot_be_asked(settings: dict[str, Any], field: str, kind: type, written: tuple[Any, Path, WriterModel]) -> None:
+def test_what_cannot_be_asked(
+    settings: dict[str, Any], field: str, kind: type[ShoalError], written: tuple[Any, Path, WriterModel]
+) -> None:
     with pytest.raises(kind) as refused:
         written[2].prepare(work_on([pictures()[0]], **settings))
     assert refused.value.field == field
@@ -208,9 +210,9 @@ def test_items_are_single_images(written: tuple[Any, Path, WriterModel]) -> None
     two = (Part(image, "items[0].parts[0].image"), Part(image, "items[0].parts[1].image"))
     with pytest.raises(TaskNotSupported, match="one image an item"):
         model.prepare(TextWork([""], parts={0: two}))
-    with pytest.raises(InvalidInput, match="format") as refused:
+    with pytest.raises(InvalidInput, match="format") as unread:
         model.prepare(work_on([b"no image"]))
-    assert refused.value.field == "items[0].image"
+    assert unread.value.field == "items[0].image"
 
 
 def test_a_checkpoint_that_does_not_fit_itself_is_refused(tmp_path: Path) -> None:

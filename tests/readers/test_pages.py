@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
-from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.readers.donut import form_of, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
 from libs.models.work import RegionsWork, TextWork, nothing_between
@@ -105,7 +105,9 @@ def test_the_encoders_states(write: Any, tmp_path: Path) -> None:
         (sequence,) = model.prepare(work_on([image])).sequences
         reader = model._reader
         assert isinstance(reader, EncoderDecoderReader)
-        found[dtype] = reader.requests([sequence], nothing_between)[0].states
+        states = reader.requests([sequence], nothing_between)[0].states
+        assert states is not None
+        found[dtype] = states
     assert apart(found[torch.float32], wanted) < 1e-5
     assert apart(found[torch.bfloat16], wanted) <= 3 * apart(theirs, wanted)
 
@@ -162,7 +164,7 @@ def test_a_form_is_answered(tmp_path: Path) -> None:
         ({"instruction": "word " * 90}, "text.instruction", InputTooLong),
     ],
 )
-def test_what_donut_cannot_be_asked(settings: dict[str, Any], field: str, kind: type, tmp_path: Path) -> None:
+def test_what_donut_cannot_be_asked(settings: dict[str, Any], field: str, kind: type[ShoalError], tmp_path: Path) -> None:
     write_donut(tmp_path, "docvqa")
     model = load(tmp_path)
     with pytest.raises(kind) as refused:

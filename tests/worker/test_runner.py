@@ -41,6 +41,9 @@ class Told:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.broken[job] = error
 
+    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+        raise NotImplementedError("no job of these tests is read along")
+
     def device_changed(self) -> None:
         return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Self
@@ -57,7 +57,7 @@ class AsyncClient(ClientBase):
         pool: str = "",
         priority: Priority | None = None,
         timeout: float | None = None,
-    ) -> AsyncIterator[Delta | ExtractResult]:
+    ) -> AsyncGenerator[Delta | ExtractResult]:
         """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
         comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
@@ -126,7 +126,7 @@ class Client(ClientBase):
         pool: str = "",
         priority: Priority | None = None,
         timeout: float | None = None,
-    ) -> Iterator[Delta | ExtractResult]:
+    ) -> Generator[Delta | ExtractResult]:
         """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
         comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
