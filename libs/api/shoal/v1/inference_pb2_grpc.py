@@ -107,6 +107,8 @@ class InferenceServiceServicer(object):
 
     def Extract(self, request, context):
         """Finds labels, entities, relations, regions or text in items.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,7 +68,10 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.ExtractRequest,
         shoal.v1.inference_pb2.ExtractResponse,
     ]
-    """Finds labels, entities, relations, regions or text in items."""
+    """Finds labels, entities, relations, regions or text in items.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
     ExtractStream: grpc.UnaryStreamMultiCallable[
         shoal.v1.inference_pb2.ExtractRequest,
@@ -141,7 +144,10 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ExtractRequest,
         shoal.v1.inference_pb2.ExtractResponse,
     ]
-    """Finds labels, entities, relations, regions or text in items."""
+    """Finds labels, entities, relations, regions or text in items.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
     ExtractStream: grpc.aio.UnaryStreamMultiCallable[
         shoal.v1.inference_pb2.ExtractRequest,
@@ -222,7 +228,10 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.ExtractRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.ExtractResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.ExtractResponse]]:
-        """Finds labels, entities, relations, regions or text in items."""
+        """Finds labels, entities, relations, regions or text in items.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
 
     @abc.abstractmethod
     def ExtractStream(
