@@ -87,6 +87,14 @@ async def as_a_router(redis: Redis) -> None:
     await make_lanes(redis, clock, "b").complete(LANE, "w", (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True)
     assert await lanes.take_replies(1.0) == [("a", b"x")]
     assert await lanes.take_replies(0.01) == []
+    written = make_lanes(redis, clock, "a").written()
+    told = asyncio.create_task(anext(written))
+    for _ in range(50):  # until it listens
+        await make_lanes(redis, clock, "b").tell_written("a", b"more")
+        if (await asyncio.wait([told], timeout=0.1))[0]:
+            break
+    assert await told == b"more"
+    await written.aclose()
     held = await lease(lanes, 10)
     await lanes.renew(LANE, "w", [held.batch_id])
     await lanes.missing(LANE, ["b"])

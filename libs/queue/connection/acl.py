@@ -30,11 +30,12 @@ _ROUTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys` as patterns."""
+    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys` and `channels` as patterns."""
 
     name: str
     commands: tuple[str, ...]
     keys: tuple[str, ...]
+    channels: tuple[str, ...] = (BELL,)
 
     def line(self, password: str | None) -> str:
         """This user's line of an ACL file; without its first word, the arguments of `ACL SETUSER`. It holds only the password's
@@ -45,15 +46,14 @@ class User:
             "resetkeys",
             *(f"~{pattern}" for pattern in self.keys),
             "resetchannels",
-            f"&{BELL}",
-            f"&{WRITTEN}:*",
+            *(f"&{pattern}" for pattern in self.channels),
             "-@all",
             *(f"+{command}" for command in self.commands),
         )
         return " ".join(("user", self.name, *rules))
 
 
-ROUTER: Final = User("shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",))
+ROUTER: Final = User("shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*"))
 # It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits for their answers.
 SCHEDULER: Final = User(
     "shoal-scheduler",
