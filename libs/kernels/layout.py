@@ -11,6 +11,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -90,9 +91,9 @@ def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
     return to_device(np.cumsum((0, *lengths), dtype=np.int32), device)
 
 
-def to_device(array: np.ndarray[tuple[int, ...], np.dtype[np.int32]], device: torch.device | str) -> Tensor:
-    """A copy that does not wait for the device."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
+def to_device(array: NDArray[np.number], device: torch.device | str, dtype: type[np.generic] = np.int32) -> Tensor:
+    """A copy of type `dtype` that does not wait for the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=dtype))
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from libs.kernels.layout import Layout, to_device
 
 Ids = npt.NDArray[np.int32]
+Axes = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Rows = Literal["first", "last"]
 """One row of each sequence: of its first token ([CLS], <s>) or of its last."""
 
@@ -51,7 +52,7 @@ class Packed:
     keys: tuple[int, ...]  # how many keys each sequence has
     given: GivenRows | None = None  # None: the input of every token is its id
     one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
-    axes: Tensor | None = None  # [axes, tokens] int32: positions in several dimensions; None: `positions` are those in all
+    axes: Tensor | None = None  # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
     windows: Layout | None = None  # of an image's windows as sequences of their own, for the layers that have such
 
     @staticmethod
@@ -65,7 +66,7 @@ class Packed:
         places: Sequence[Ids | None] | None = None,
         values: Tensor | None = None,
         deeper: Sequence[Tensor] = (),
-        axes: Sequence[Ids | None] | None = None,
+        axes: Sequence[Axes | None] | None = None,
         windows: Sequence[int] | None = None,
     ) -> Packed:
         """Pack token ids; where only some sequences have type ids, the others count as segment 0.
@@ -121,12 +122,13 @@ def _rows_at(places: Sequence[Ids | None], starts: npt.NDArray[np.int64], device
     return to_device(np.concatenate(rows), device).long()
 
 
-def _axes(axes: Sequence[Ids | None], positions: Sequence[Ids], device: torch.device | str) -> Tensor | None:
+def _axes(axes: Sequence[Axes | None], positions: Sequence[Ids], device: torch.device | str) -> Tensor | None:
     count = next((len(own) for own in axes if own is not None), 0)
     if not count:
         return None
     whole = [np.tile(places, (count, 1)) if own is None else own for own, places in zip(axes, positions, strict=True)]
-    return to_device(np.concatenate(whole, axis=1), device)
+    joined = np.concatenate(whole, axis=1)
+    return to_device(joined, device, np.float32 if joined.dtype == np.float32 else np.int32)
 
 
 def _key_rows(

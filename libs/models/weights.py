@@ -125,6 +125,17 @@ class TensorFile:
         """The same tensors, each by what `name` makes of its name."""
         return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
 
+    def with_zeros(self, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
+        """With float32 tensors of zeros beside them, by name. Raises ModelBroken for a name that is there already."""
+        for name in shapes:
+            if name in self._entries:
+                raise ModelBroken(f"{self.file_of(name)}: tensor {name!r} has no place in the model that config.json describes")
+        zeros = {
+            name: _Entry(self.source, mmap.mmap(-1, max(1, prod(shape) * 4)), torch.float32, shape, 0)
+            for name, shape in shapes.items()
+        }
+        return TensorFile(self.source, {**self._entries, **zeros})
+
     def names(self) -> list[str]:
         return list(self._entries)
 

@@ -246,8 +246,8 @@ class InputSequence:
     `before`: a shared prefix, computed once for all sequences of a batch that have the same one, causal models only. `input`:
     further input of the model's head for this sequence (positions of words or labels); None for most. `adapter`: its LoRA adapter;
     empty: none. `rows`: the input of tokens that have no id, for which `ids` has a placeholder within the vocabulary.
-    `axes`: [axes, tokens], positions in several dimensions (M-RoPE); None: a token's position is its place. `key`: sequences with
-    the same have the same output, which may be kept and found again; empty: nothing is known of it.
+    `axes`: [axes, tokens], positions in several dimensions (M-RoPE, DINOv3); None: a token's position is its place. `key`:
+    sequences with the same have the same output, which may be kept and found again; empty: nothing is known of it.
     """
 
     ids: NDArray[np.int32]
@@ -258,7 +258,7 @@ class InputSequence:
     input: object | None = None
     adapter: str = ""
     rows: InputRows | None = None
-    axes: NDArray[np.int32] | None = None
+    axes: NDArray[np.int32] | NDArray[np.float32] | None = None
     key: bytes = b""
 
     @property

@@ -128,6 +128,12 @@ def test_the_card_is_as_published(model: str, tmp_path: Path) -> None:
     assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions, card.multi_vector_dimensions) == wanted
 
 
+def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
+    """DINOv3, whose sizes are transformers' where the file has none."""
+    card = card_of("facebook/dinov3-vits16-pretrain-lvd1689m", tmp_path, {"config.json": {"model_type": "dinov3_vit"}})
+    assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions) == Wanted("dinov3_vit", ("encode", "score"), 197, 384)
+
+
 def test_what_docs_say_of_families_and_kinds_is_what_is_detected(tmp_path: Path) -> None:
     rows = {row.model: row for row in coverage.rows()}
     for number, (model, (files, _)) in enumerate(CARDS.items()):

@@ -13,13 +13,14 @@ import grpc
 import numpy as np
 import pytest
 import shoal
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from shoal import errors
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
 
-from tests.parity.image_models import pictures
+from tests.parity.image_models import pictures, processor, write_checkpoint
 from tests.parity.image_repositories import TEXTS, Family, Reference, write_repository
 from tests.support.cluster import Cluster
 
@@ -69,6 +70,17 @@ def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, 
         found = list(pool.map(lambda one: client.encode(*one).dense, asked))
     for number, rows in enumerate(found):
         assert relative_error(rows, before[number % 3]) <= 1e-5
+
+
+def test_dinov3(client: shoal.Client, checkpoints: Path) -> None:
+    """A model of images alone, of sizes of their own."""
+    directory = checkpoints / "random" / "dinov3-images"
+    theirs = write_checkpoint("dinov3", directory)
+    shown = [FILES[1], FILES[4], FILES[6]]
+    with torch.inference_mode():
+        given = [processor("dinov3")(Image.open(BytesIO(data)))["pixel_values"] for data in shown]
+        wanted = np.concatenate([theirs(pixel_values=pixels).pooler_output.numpy() for pixels in given])
+    assert relative_error(client.encode("random/dinov3-images", shown).dense, wanted) <= 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

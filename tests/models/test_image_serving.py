@@ -135,7 +135,10 @@ def test_adapters_and_int8_are_not_for_images(loaded: Loaded, tmp_path: Path, ca
     assert "is to be int8, which is for encoders of texts" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["clip-projected", "clip-vision", "dinov2-registers", "siglip-vision", "siglip2-vision", "vit"])
+ALONE = ("clip-projected", "clip-vision", "dinov2-registers", "dinov3", "siglip-vision", "siglip2-vision", "vit")
+
+
+@pytest.mark.parametrize("kind", ALONE)
 def test_models_of_images_alone(kind: str, tmp_path: Path) -> None:
     """Their cards say how long a vector is, and a router's price for an image is that of the worker."""
     write_checkpoint(kind, tmp_path)

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
 from PIL import ExifTags, Image
 from safetensors.torch import save_file
+from transformers.image_transforms import convert_to_rgb
 
 _SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT_LENGTH = 16
@@ -108,6 +110,20 @@ def _giant() -> transformers.PreTrainedModel:
     return transformers.Dinov2Model(transformers.Dinov2Config(**settings))
 
 
+def _dinov3(**settings: Any) -> transformers.PreTrainedModel:
+    whole = {**_SIZE, "image_size": 56, "patch_size": 7, "num_register_tokens": 3, **settings}
+    return transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**whole))
+
+
+def _dinov3_large() -> transformers.PreTrainedModel:
+    """As the 7B model: a gate, and no bias in queries, keys and values."""
+    return _dinov3(use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False, rope_theta=50.0)
+
+
+def _dinov3_biased() -> transformers.PreTrainedModel:
+    return _dinov3(key_bias=True, value_bias=False, proj_bias=False, mlp_bias=False, num_register_tokens=0)
+
+
 MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "clip": _clip,
     "clip-projected": _projected,
@@ -115,6 +131,9 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "dinov2": _dinov2,
     "dinov2-giant": _giant,
     "dinov2-registers": _registers,
+    "dinov3": _dinov3,
+    "dinov3-biased": _dinov3_biased,
+    "dinov3-large": _dinov3_large,
     "openclip": _open_clip,
     "siglip": _siglip,
     "siglip-vision": _siglip_vision,
@@ -124,12 +143,53 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "vit-classifier": _classifier,
 }
 
+
+class Dinov3Processor:
+    """transformers' DINOv3ViTImageProcessor, which needs torchvision: rescaled, resized as float32, cropped, normalised.
+
+    torchvision resizes float tensors by `interpolate`, with antialiasing and without rounding.
+    """
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def __init__(self, size: dict[str, int], crop_size: dict[str, int] | None = None) -> None:
+        self.size, self.crop_size = size, crop_size
+
+    def __call__(self, image: Image.Image, dtype: torch.dtype = torch.float32, **_: object) -> dict[str, torch.Tensor]:
+        pixels = torch.from_numpy(convert_to_rgb(image, return_numpy=True)).permute(2, 0, 1).to(dtype) * (1 / 255)
+        height, width = pixels.shape[1:]
+        if "shortest_edge" in self.size:
+            short = self.size["shortest_edge"]
+            long = int(short * max(height, width) / min(height, width))
+            size = (long, short) if width <= height else (short, long)
+        else:
+            size = (self.size["height"], self.size["width"])
+        pixels = F.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+        if self.crop_size is not None:
+            top, left = (size[0] - self.crop_size["height"]) // 2, (size[1] - self.crop_size["width"]) // 2
+            pixels = pixels[:, top : top + self.crop_size["height"], left : left + self.crop_size["width"]]
+        mean, std = torch.tensor(self.mean)[:, None, None], torch.tensor(self.std)[:, None, None]
+        return {"pixel_values": ((pixels - mean) / std)[None]}
+
+    def save_pretrained(self, directory: Path) -> None:
+        """As the files of facebook/dinov3-vits16-pretrain-lvd1689m."""
+        values = {
+            "crop_size": self.crop_size, "data_format": "channels_first", "default_to_square": True, "device": None,
+            "disable_grouping": None, "do_center_crop": None if self.crop_size is None else True, "do_convert_rgb": None,
+            "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": self.mean, "image_std": self.std,
+            "image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, "resample": 2,
+            "rescale_factor": 1 / 255, "return_tensors": None, "size": self.size,
+        }  # fmt: skip
+        (directory / "preprocessor_config.json").write_text(json.dumps(values))
+
+
 _FIXED = {"height": 36, "width": 36}
-_PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
+_PROCESSORS: dict[str, Any] = {
     "clip": transformers.CLIPImageProcessorPil(size={"shortest_edge": 38}, crop_size=_FIXED),
     "dinov2": transformers.BitImageProcessorPil(
         size={"shortest_edge": 40}, do_center_crop=False, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]
     ),
+    "dinov3": Dinov3Processor({"shortest_edge": 40}),
     "openclip": transformers.SiglipImageProcessorPil(size=_FIXED),
     "siglip": transformers.SiglipImageProcessorPil(size=_FIXED),
     "siglip2": transformers.Siglip2ImageProcessorPil(patch_size=8, max_num_patches=23),
@@ -137,7 +197,7 @@ _PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
 }
 
 
-def processor(kind: str) -> transformers.BaseImageProcessor:
+def processor(kind: str) -> Any:
     return _PROCESSORS[kind.split("-")[0]]
 
 

@@ -65,7 +65,7 @@ def reference(
             output = model.get_image_features(**given).pooler_output
         elif kind == "clip-projected":
             output = model(**given).image_embeds
-        elif kind.startswith(("clip", "siglip")):
+        elif kind.startswith(("clip", "dinov3", "siglip")):
             output = model(**given).pooler_output
         elif kind == "vit-classifier":
             output = model.vit(**given).last_hidden_state[:, 0]
@@ -101,7 +101,7 @@ def test_images_equal_transformers(kind: str, tmp_path: Path) -> None:
 def test_awkward_images_equal_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 x 300 pixels, palettes, EXIF 1 to 8 and others, together and alone."""
     theirs = write_checkpoint(kind, tmp_path)
-    if kind.startswith("dinov2"):
+    if kind.startswith("dino"):
         # A thin picture grows long where its short side is fixed.
         edit(tmp_path, "preprocessor_config.json", size={"shortest_edge": 15})
         monkeypatch.setattr(processor(kind), "size", {"shortest_edge": 15})
@@ -211,6 +211,10 @@ def test_the_layout_of_sentence_transformers(tmp_path: Path) -> None:
         ("vit", {"model_type": "levit"}, "model_type is 'levit': supported are clip"),
         ("vit", {"num_hidden_layers": 1}, "has no place in the model that config.json describes"),
         ("dinov2", {"use_swiglu_ffn": True}, "is missing|has shape"),
+        ("dinov3", {"key_bias": True}, "is missing"),
+        ("dinov3", {"num_attention_heads": 16}, "num_attention_heads is 16: heads of 2 numbers"),
+        ("dinov3", {"rope_theta": 0}, "rope_theta is 0: a number above 0"),
+        ("dinov3-biased", {"key_bias": False}, "'layer.0.attention.k_proj.bias' has no place in the model"),
         ("siglip-vision", {"vision_use_head": False}, "vision_use_head is False"),
         ("dinov2", {"num_hidden_layers": 3}, "is missing"),
     ],

@@ -15,7 +15,9 @@ from libs.catalog.checkpoint.files import Config, digest, need_config, read_conf
 from libs.errors import ModelBroken
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
-IMAGES_ALONE: Final = ("clip_vision_model", "dinov2", "dinov2_with_registers", "siglip2_vision_model", "siglip_vision_model", "vit")
+IMAGES_ALONE: Final = (
+    "clip_vision_model", "dinov2", "dinov2_with_registers", "dinov3_vit", "siglip2_vision_model", "siglip_vision_model", "vit",
+)  # fmt: skip
 DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 
 OPEN_CLIP: Final = "open_clip_config.json"
@@ -117,7 +119,7 @@ def _dimensions(config: Config, family: str) -> int:
     if family in ("siglip", "siglip2"):
         texts = config.part("text_config")
         return texts.number("projection_size", texts.number("hidden_size", 768))
-    return config.number("hidden_size", 768)
+    return config.number("hidden_size", 384 if family == "dinov3_vit" else 768)
 
 
 def _text_tokens(config: Config, family: str) -> int:

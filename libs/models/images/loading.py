@@ -15,7 +15,7 @@ from libs.catalog.kinds.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 from libs.models import weights
-from libs.models.images.families import clip, dinov2, open_clip, siglip, siglip2, vit
+from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
 from libs.models.images.processing import ImageProcessing
@@ -26,7 +26,7 @@ from libs.models.text.registry import prepare
 from libs.models.trunk import Trunk
 from libs.models.weights import HeadRule, TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, siglip, siglip2, vit)
+_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
 _WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, where it has an `image_processor`
 
@@ -127,7 +127,7 @@ def _trunk(
     encoder = _empty(tower, processing)
     own = weights.load(
         encoder,
-        tensors,
+        tensors if tower.stored is None else tower.stored(tensors),
         table=tower.weights,
         prefixes=tower.prefixes,
         head_table=tower.head_table,
@@ -157,7 +157,7 @@ def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
 def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
     """An encoder whose positions are fixed needs images of one size."""
     size = processing.crop or processing.size
-    if patches.resampled or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
+    if patches.any_size or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
         return
     wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
     raise ModelBroken(f"{_PROCESSOR_FILE}: makes images of size {size}, and the model of config.json takes {wanted} pixels")

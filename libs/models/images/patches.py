@@ -34,6 +34,8 @@ _SAMPLE: Final = 8
 class PatchSpec:
     """How an image becomes hidden states: square patches through one projection, plus a learned vector for each place of a grid.
 
+    `table`: whether there are such vectors; else the encoder rotates patches by the coordinates of their centres.
+
     `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a token before the patches, which
     has a position of its own. `registers`: tokens after it, which have none. `resampled`: for images of another grid the table is
     resampled, by `interpolation`; else they are refused. `linear`: the projection is stored as that of a patch's rows, columns and
@@ -51,6 +53,7 @@ class PatchSpec:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     antialias: bool = False
     linear: bool = False
+    table: bool = True
 
     @property
     def before(self) -> int:
@@ -62,14 +65,31 @@ class PatchSpec:
         return height // self.patch, width // self.patch
 
     @property
+    def any_size(self) -> bool:
+        """Whether images of any size are taken, not those of `grid` alone."""
+        return self.resampled or not self.table
+
+    @property
     def most(self) -> int:
         """Tokens of the largest image."""
-        return _MOST_PATCHES if self.resampled else self.grid[0] * self.grid[1] + self.before
+        return _MOST_PATCHES if self.any_size else self.grid[0] * self.grid[1] + self.before
 
     def tokens_of(self, height: int, width: int) -> int:
         """Tokens of an image, the class token and registers included."""
         rows, columns = self.grid_of(height, width)
         return rows * columns + self.before
+
+    def axes(self, height: int, width: int) -> NDArray[np.float32] | None:
+        """What rotates an image's tokens, [2, tokens]: the row and column of a patch's centre, from -1 to 1 across the image.
+
+        0 for the tokens before the patches, which are not rotated. None for an encoder with a table of positions.
+        """
+        if self.table:
+            return None
+        found = np.zeros((2, self.tokens_of(height, width)), np.float32)
+        rows, columns = ((2 * np.arange(count, dtype=np.float32) + 1) / count - 1 for count in self.grid_of(height, width))
+        found[:, self.before :] = np.stack(np.meshgrid(rows, columns, indexing="ij")).reshape(2, -1)
+        return found
 
 
 class PatchEmbedding(InputLayer):
@@ -84,7 +104,7 @@ class PatchEmbedding(InputLayer):
             if spec.linear
             else nn.Conv2d(_COLOURS, spec.hidden, spec.patch, spec.patch, bias=spec.bias)
         )
-        self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False)
+        self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False) if spec.table else None
         self.class_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.class_token else None
         registers = (spec.registers, spec.hidden)
         self.registers = nn.Parameter(torch.empty(registers), requires_grad=False) if spec.registers else None
@@ -99,7 +119,7 @@ class PatchEmbedding(InputLayer):
 
     def prepare(self) -> None:
         """Once loaded: put the numbers of the normalisation on the device, in float32 whatever the encoder's type."""
-        device = self.position.device
+        device = self.project.weight.device
         side = self.spec.patch**2
         shape = (side, _COLOURS) if self.spec.linear else (_COLOURS, side)
         axis = 0 if self.spec.linear else 1
@@ -111,8 +131,8 @@ class PatchEmbedding(InputLayer):
         """[tokens, hidden]"""
         if batch.given is None:
             raise ValueError("an image encoder takes rows, no token ids")
-        x = batch.given.values.to(self.position.dtype)
-        first = [] if self.class_token is None else [(self.class_token + self.position[0])[None]]
+        x = batch.given.values.to(self.project.weight.dtype)
+        first = [] if self.class_token is None else [self._first(self.class_token)[None]]
         first += [] if self.registers is None else [self.registers]
         if first:
             before = torch.cat(first)
@@ -122,28 +142,33 @@ class PatchEmbedding(InputLayer):
         return x if self.norm is None else self.norm.forward(x)
 
     def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
-        """uint8 [height, width, 3] each -> the rows of all, [patches, hidden], with their positions."""
+        """[height, width, 3] each, uint8, or float32 of 0 to 255 -> the rows of all, [patches, hidden], with their positions."""
         flat = torch.from_numpy(np.concatenate([image.reshape(-1) for image in images]))
-        device = self.position.device
+        device = self.project.weight.device
         flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
         patches = torch.cat([self._patches(run) for run in _runs(flat, images)])
         # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which multiplies in float64.
-        values = patches.float().div_(1 / self._processing.scale).sub_(self.mean).div_(self.std).to(self.position.dtype)
+        values = patches.float().div_(1 / self._processing.scale).sub_(self.mean).div_(self.std).to(self.project.weight.dtype)
         x = F.linear(values, self.project.weight.flatten(1), self.project.bias)
-        return x.add_(self._positions([self.spec.grid_of(*image.shape[:2]) for image in images]))
+        if self.position is None:
+            return x
+        return x.add_(self._positions(self.position, [self.spec.grid_of(*image.shape[:2]) for image in images]))
+
+    def _first(self, class_token: Tensor) -> Tensor:
+        return class_token if self.position is None else class_token + self.position[0]
 
     def _patches(self, images: Tensor) -> Tensor:
-        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
+        """Images of one size: [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
         side = self.spec.patch
         rows, columns = self.spec.grid_of(images.shape[1], images.shape[2])
         whole = images[:, : rows * side, : columns * side].view(-1, rows, side, columns, side, _COLOURS)
         order = (0, 1, 3, 2, 4, 5) if self.spec.linear else (0, 1, 3, 5, 2, 4)
         return whole.permute(order).reshape(-1, _COLOURS * side * side)
 
-    def _positions(self, grids: Sequence[tuple[int, int]]) -> Tensor:
+    def _positions(self, position: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         """[patches of all, hidden], resampled once for each size of a batch's images."""
         spec = self.spec
-        table = self.position[1:] if spec.class_token else self.position
+        table = position[1:] if spec.class_token else position
         found = {spec.grid: table}
         if any(grid != spec.grid for grid in grids):
             # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
@@ -171,7 +196,7 @@ class PatchRows:
     embedding: PatchEmbedding
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: uint8 [height, width, 3] each -> [patches of all, hidden]"""
+        """`inputs`: as `PatchEmbedding.embed` -> [patches of all, hidden]"""
         return self.embedding.embed(inputs)
 
     def sample(self) -> InputSequence:
@@ -180,7 +205,8 @@ class PatchRows:
         side = _SAMPLE * spec.patch
         tokens = spec.tokens_of(side, side)
         places = np.arange(spec.before, tokens, dtype=np.int32)
-        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, np.zeros((side, side, _COLOURS), np.uint8)))
+        rows = InputRows(places, np.zeros((side, side, _COLOURS), np.uint8))
+        return InputSequence(np.zeros(tokens, np.int32), rows=rows, axes=spec.axes(side, side))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +228,9 @@ class ImageInput:
         image = decoded(data, field, self.limits)
         tokens = self._tokens(image.height, image.width, field)
         places = np.arange(self.patches.before, tokens, dtype=np.int32)
-        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, self.processing.apply(image, field)))
+        pixels = self.processing.apply(image, field)
+        axes = self.patches.axes(*pixels.shape[:2])
+        return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, pixels), axes=axes)
 
     def _tokens(self, height: int, width: int, field: str) -> int:
         seen = self.processing.seen(height, width, field)

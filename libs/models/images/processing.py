@@ -1,6 +1,7 @@
 """The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still uint8.
 
-Equal to transformers' `pil` image processors bit for bit. Rescaling and normalising follow on the device (`patches.py`), from the
+Equal to transformers' `pil` image processors bit for bit. DINOv3 has none of those: its pixels are float32, as torchvision resizes
+them. Rescaling and normalising follow on the device (`patches.py`), from the
 numbers that stand here.
 """
 
@@ -19,6 +20,7 @@ from libs.models.images.decoding import Pixels
 from libs.models.layers.spec import Config
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 
 _MOST_SIDE: Final = 1 << 14
@@ -65,12 +67,14 @@ class _Defaults:
     crop: bool = False
     squares_numbers: bool = False  # a size that is one number means a square
     budget: bool = False  # the size is by a budget of patches
+    rounded: bool = True  # resized pixels are whole numbers
 
 
 # By the names in `image_processor_type`, without their endings.
 _CLASSES: Final = {
     "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "DINOv3ViTImageProcessor": _Defaults(_IMAGENET_MEAN, _IMAGENET_STD, resample=Image.Resampling.BILINEAR, rounded=False),
     "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
     "SiglipImageProcessor": _Defaults(),
     "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
@@ -87,7 +91,8 @@ class ImageProcessing:
 
     `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a budget; None: not resized.
     `resample`: the number of Pillow's filter. `crop`: what is cut from the middle; an image that is too small gets black edges.
-    `scale`, `mean`, `std`, on the device: (pixel * scale - mean) / std, in float32.
+    `scale`, `mean`, `std`, on the device: (pixel * scale - mean) / std, in float32. `rounded`: resized pixels are uint8; else
+    float32.
     """
 
     size: tuple[int, int] | int | PatchBudget | None
@@ -96,6 +101,7 @@ class ImageProcessing:
     scale: float
     mean: Numbers
     std: Numbers
+    rounded: bool = True
 
     @staticmethod
     def of(config: Config, default: str) -> ImageProcessing:
@@ -119,6 +125,7 @@ class ImageProcessing:
             scale=plain.scale,
             mean=plain.mean,
             std=plain.std,
+            rounded=known.rounded,
         )
 
     @staticmethod
@@ -150,13 +157,19 @@ class ImageProcessing:
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
         """[height, width, 3], or an image of mode RGB, which takes less time -> [height, width, 3] of the size `seen`, which raises
-        for the same images."""
+        for the same images. uint8, or float32 of 0 to 255 where pixels are not rounded."""
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         height, width = self._resized(image.height, image.width, field)
-        if (width, height) != image.size:
-            image = image.resize((width, height), Image.Resampling(self.resample))
-        pixels: Pixels = np.asarray(image)
+        pixels = self._pixels(image, (width, height))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
+
+    def _pixels(self, image: Image.Image, size: tuple[int, int]) -> NDArray[np.generic]:
+        """`size`: width and height."""
+        resample = Image.Resampling(self.resample)
+        if not self.rounded:
+            # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate does.
+            return np.stack([np.asarray(one.convert("F").resize(size, resample)) for one in image.split()], axis=-1)
+        return np.asarray(image if size == image.size else image.resize(size, resample))
 
     def _resized(self, height: int, width: int, field: str) -> tuple[int, int]:
         if self.size is None:
@@ -171,7 +184,7 @@ class ImageProcessing:
         return (long, self.size) if width <= height else (self.size, long)
 
 
-def _cropped(pixels: Pixels, height: int, width: int) -> Pixels:
+def _cropped(pixels: NDArray[np.generic], height: int, width: int) -> NDArray[np.generic]:
     """The middle. An odd spare row is cut after it; where rows lack, they are black, and an odd one lies before it."""
     for axis, wanted in enumerate((height, width)):
         spare = pixels.shape[axis] - wanted

@@ -112,7 +112,7 @@ def image_size(given: ImageInput) -> ImageSize:
         width=width,
         short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
         patch=patches.patch,
-        extra_tokens=int(patches.class_token),
+        extra_tokens=patches.before,
         max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
     )
 

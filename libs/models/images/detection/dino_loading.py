@@ -88,7 +88,7 @@ def read_processing(directory: Path) -> LimitedProcessing:
     read = ImageProcessing.of(
         Config({**defaults, **plain, "size": short, "do_center_crop": False}, file=file), "CLIPImageProcessor"
     )
-    return LimitedProcessing(short, read.resample, None, read.scale, read.mean, read.std, longest)
+    return LimitedProcessing(short, read.resample, None, read.scale, read.mean, read.std, longest=longest)
 
 
 def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch.device) -> Detector:

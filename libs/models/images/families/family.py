@@ -11,7 +11,7 @@ from torch import Tensor
 from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.weights import HeadRule, Rule
+from libs.models.weights import HeadRule, Rule, TensorFile
 
 State = Mapping[str, Tensor]
 
@@ -23,6 +23,7 @@ class TowerSpec:
     `part`: what the names of its tensors begin with, where the checkpoint has several encoders; after it comes one of `prefixes`.
     `weights`, `head_table`: where they go. `head`: made of the tensors of `head_table` and of those that belong to no encoder.
     `layer_scale`: `head_table` has "layers.{}.attn" and "layers.{}.ffn", which scale the outputs of the layers' blocks.
+    `stored`: makes of the checkpoint's tensors those that `weights` names; None: they are named as they are.
     """
 
     encoder: EncoderSpec
@@ -33,6 +34,7 @@ class TowerSpec:
     prefixes: Sequence[str] = ("",)
     head_table: Mapping[str, HeadRule] = field(default_factory=dict)
     layer_scale: bool = False
+    stored: Callable[[TensorFile], TensorFile] | None = None
 
 
 class Family(Protocol):
