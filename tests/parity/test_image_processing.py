@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.images.decoding import Pixels, decode
+from libs.models.images.decoding import decode
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from tests.parity.image_models import Dinov3Processor

@@ -192,7 +192,7 @@ class ConversationReader:
                 prompt=each.ids,
                 most=int(each.input[0]) or None if isinstance(each.input, np.ndarray) else None,
                 given=None if each.rows is None else next(of_images),
-                axes=each.axes,
+                axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
             )
             for each in sequences
         ]
