@@ -110,6 +110,14 @@ def _bidirectional_llama(size: Size) -> Values:
     return _decoder(size) | {"is_causal": False}
 
 
+def _glm(size: Size) -> Values:
+    """Of texts, whose positions are the same in all three dimensions."""
+    pairs = (_even(size.hidden // size.heads) + 4) // 2
+    sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
+    return _decoder(size) | {"hidden_act": "silu", "rope_parameters": rope}
+
+
 def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
@@ -189,6 +197,7 @@ RECIPES: dict[str, Recipe] = {
     "mistral": Recipe("llama", _mistral),
     "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
+    "glm_ocr_text": Recipe("qwen", _glm),
     "gemma3_text": Recipe("gemma", _gemma3),
     "bart": Recipe("roberta", _bart),
     "t5": Recipe("t5", _t5, encoder=transformers.T5EncoderModel),

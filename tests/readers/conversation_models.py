@@ -37,12 +37,18 @@ PADDLE: Final = (
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
+GLM: Final = (
+    "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 LIGHTON: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr", "paddleocr_vl")
+KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr", "paddleocr_vl", "glm_ocr")
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 GENERATION: Final[dict[str, Any]] = {
     "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
@@ -53,7 +59,7 @@ GENERATION: Final[dict[str, Any]] = {
 def template(kind: str) -> str:
     if kind in ("idefics3", "smolvlm"):
         return TILED
-    return {"lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}.get(kind, QWEN)
+    return {"glm_ocr": GLM, "lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}.get(kind, QWEN)
 
 
 def write(kind: str, directory: Path, *, tied: bool = False, **generation: object) -> transformers.PreTrainedModel:
@@ -115,7 +121,9 @@ def written(
         else:
             inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
     elif template(kind) == PADDLE:
-        inputs = _paddle_inputs(tokenizer, prompt, pictures)
+        inputs = _gridded(tokenizer, prompt, pictures, _paddle_images(), "<|IMAGE_PLACEHOLDER|>")
+    elif template(kind) == GLM:
+        inputs = _gridded(tokenizer, prompt, pictures, _glm_images(), "<|image|>")
     elif template(kind) == LIGHTON:
         inputs = _lighton_inputs(tokenizer, prompt, pictures)
     else:
@@ -172,10 +180,32 @@ def _paddle_images() -> transformers.BaseImageProcessor:
     return transformers.PaddleOCRVLImageProcessorPil(patch_size=4, size={"shortest_edge": 4 * 64, "longest_edge": 80 * 64})
 
 
-def _paddle_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-    found, mark = {}, "<|IMAGE_PLACEHOLDER|>"
+def _glm() -> tuple[Any, Any, Any]:
+    special = ["<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"]
+    tokenizer = vlm_models._tokenizer("qwen", special)
+    begin, end, mark, video = (tokenizer.convert_tokens_to_ids(each) for each in special)
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
+    }  # fmt: skip
+    text = {
+        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
+        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+    }  # fmt: skip
+    config = transformers.GlmOcrConfig(
+        vision_config=vision, text_config=text, image_token_id=mark, image_start_token_id=begin, image_end_token_id=end,
+        video_token_id=video, video_start_token_id=begin, video_end_token_id=end,
+    )  # fmt: skip
+    return config, _glm_images(), tokenizer
+
+
+def _glm_images() -> transformers.BaseImageProcessor:
+    return transformers.Glm46VImageProcessorPil(patch_size=4, size={"shortest_edge": 8 * 64, "longest_edge": 160 * 64})
+
+
+def _gridded(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str) -> dict[str, torch.Tensor]:
+    found = {}
     if pictures:
-        seen = _paddle_images()(list(pictures), return_tensors="pt")
+        seen = images(list(pictures), return_tensors="pt")
         found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
         for grid in seen["image_grid_thw"]:
             prompt = prompt.replace(mark, "<|seen|>" * (int(grid.prod()) // 4), 1)
@@ -186,4 +216,4 @@ def _paddle_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
 
 
-_OWN: Final = {"lighton_ocr": _lighton, "paddleocr_vl": _paddle}
+_OWN: Final = {"glm_ocr": _glm, "lighton_ocr": _lighton, "paddleocr_vl": _paddle}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
@@ -110,6 +111,19 @@ def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.M
     written(reference, kind, tmp_path, images_for(kind)[:1], ASKED, 1)
     hook.remove()
     assert float((seen[0].double() - theirs[0].double()).norm() / theirs[0].double().norm()) < 1e-5
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """GLM-OCR is published with one, after those that config.json counts."""
+    reference = write("glm_ocr", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    spare = {name.replace("layers.0.", "layers.3."): tensor.clone() for name, tensor in tensors.items() if ".layers.0." in name}
+    spare = {name: tensor for name, tensor in spare.items() if "language_model" in name}
+    assert len(spare) > 5
+    save_file(tensors | spare | {"model.language_model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    image = images_for("glm_ocr")[0]
+    wanted = written(reference, "glm_ocr", tmp_path, [image], ASKED, MOST)
+    assert written_for(load(tmp_path), work_on([image], instruction=ASKED)) == [[wanted]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ from libs.errors import ModelBroken
 
 FLORENCE: Final = "florence2"
 ENCODER_DECODER: Final = "vision-encoder-decoder"
-CONVERSATIONS: Final = ("idefics3", "lighton_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
+CONVERSATIONS: Final = ("idefics3", "glm_ocr", "lighton_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
 MODEL_TYPES: Final = (FLORENCE, ENCODER_DECODER, *CONVERSATIONS)
 GENERATION: Final = "generation_config.json"
 

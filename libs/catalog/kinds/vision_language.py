@@ -18,7 +18,7 @@ from libs.errors import ModelBroken
 
 MODEL_TYPES: Final = (
     "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3",
-    "qwen3_vl_nemotron_embed", "lighton_ocr", "paddleocr_vl",
+    "qwen3_vl_nemotron_embed", "glm_ocr", "lighton_ocr", "paddleocr_vl",
 )  # fmt: skip
 
 _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "modules.json")

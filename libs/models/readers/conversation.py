@@ -21,7 +21,7 @@ from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.images.vlm import smart, tiles
-from libs.models.images.vlm.families import lighton, paddleocr
+from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.serving import image_size
@@ -43,6 +43,7 @@ FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"),
+    "glm_ocr": glm.TEXT,
     "lighton_ocr": lighton.MARK,
     "paddleocr_vl": paddleocr.TEXT,
 }

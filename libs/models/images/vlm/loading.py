@@ -22,7 +22,7 @@ from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
 from libs.models.images.vlm.connectors import Mergers
-from libs.models.images.vlm.families import colpali, idefics, lighton, paddleocr, qwen
+from libs.models.images.vlm.families import colpali, glm, idefics, lighton, paddleocr, qwen
 from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
 from libs.models.images.vlm.heads import Use, no_heads
 from libs.models.images.vlm.parts import PartsInput, Prompts
@@ -37,7 +37,7 @@ from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (colpali, idefics, lighton, paddleocr, qwen)
+_FAMILIES: Final[tuple[Family, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
 _PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
 _WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
 _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
@@ -98,6 +98,8 @@ def load_vision_language(
     if name:
         tensors = tensors.merged({rename(f"{module}.weight"): update for module, update in read_updates(directory).items()})
     texts, rest = tensors.split("text.")
+    for number in range(spec.spare_layers):
+        texts = texts.split(f"layers.{Config(spec.text).layers('num_hidden_layers') + number}.")[1]
     pictures, rest = rest.split("tower.")
     connecting, rest = rest.split("connector.")
     heads, rest = rest.split("head.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from PIL import Image
@@ -30,7 +30,8 @@ class SmartResize:
     """`square`: pixels of a side that sides are multiples of. `least`, `most`: pixels of an image.
 
     `plain`: tokens of an image have positions in one dimension, as those of texts. `text`: what stands for an image in a prompt.
-    `enlarges`: an image less high or wide than a square is made larger first, the proportions kept.
+    `enlarges`: an image less high or wide than a square is made larger first, the proportions kept: "each" side in turn, or "both"
+    by one factor.
     """
 
     processing: ImageProcessing
@@ -40,7 +41,7 @@ class SmartResize:
     most: int
     plain: bool = False
     text: str = f"{_BEGIN}{MARK}{_END}"
-    enlarges: bool = False
+    enlarges: Literal["", "each", "both"] = ""
 
     @staticmethod
     def of(
@@ -51,7 +52,7 @@ class SmartResize:
         plain: bool,
         mark: str = f"{_BEGIN}{MARK}{_END}",
         pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
-        enlarges: bool = False,
+        enlarges: Literal["", "each", "both"] = "",
     ) -> SmartResize:
         """What a preprocessor_config.json says. `pixels`: the least and the most where it does not. Raises ModelBroken for a key
         that cannot be served."""
@@ -89,7 +90,8 @@ class SmartResize:
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:
         if self.enlarges:
-            height, width = _enlarged(height, width, self.square)
+            enlarged = _enlarged_by_sides if self.enlarges == "each" else _enlarged
+            height, width = enlarged(height, width, self.square)
         if max(height, width) / min(height, width) > _THINNEST:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
         square = self.square
@@ -106,6 +108,11 @@ class SmartResize:
 
 
 def _enlarged(height: int, width: int, side: int) -> tuple[int, int]:
+    scale = max(side / height, side / width)
+    return (int(height * scale), int(width * scale)) if scale > 1 else (height, width)
+
+
+def _enlarged_by_sides(height: int, width: int, side: int) -> tuple[int, int]:
     if height < side:
         height, width = side, round(width * side / height)
     if width < side:

@@ -50,7 +50,8 @@ class VisionLanguageSpec:
 
     `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
     of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
-    `framed`: the tokenizer's own special tokens stand around what `prompts` say.
+    `framed`: the tokenizer's own special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
+    that config.json counts, which are left out (they guess further tokens).
     """
 
     text: Mapping[str, object]
@@ -63,6 +64,7 @@ class VisionLanguageSpec:
     prompts: Prompts
     mark: str
     framed: bool = False
+    spare_layers: int = 0
 
 
 class Family(Protocol):

@@ -56,7 +56,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
     table = images.size("image_size", 384) // patches.patch
-    pictures = SmartResize.of(files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges=True)
+    pictures = SmartResize.of(files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each")
     return VisionLanguageSpec(
         text=_text(texts),
         encoder=encoder,
