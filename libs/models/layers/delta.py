@@ -134,7 +134,7 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor, chunks: Chunks) -> Tensor:
         spec = self._spec
         mixed = functional.silu(causal_convolution(self.in_proj_qkv(x), self.conv1d.weight.squeeze(1), chunks.positions))
-        q, k, v = mixed.float().split(spec.widths, dim=1)
+        q, k, v = torch.split(mixed.float(), list(spec.widths), dim=1)
         repeats = spec.value_heads // spec.key_heads
         q, k = (_unit(each.view(-1, spec.key_heads, spec.key_size)).repeat_interleave(repeats, dim=1) for each in (q, k))
         decay = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(x).float() + self.dt_bias.float())
@@ -147,7 +147,8 @@ class GatedDeltaNet(nn.Module):
 
 def _chunked(x: Tensor, rows: Tensor) -> Tensor:
     """[tokens, heads, size] -> [chunks, heads, CHUNK, size], zero where a chunk has no token."""
-    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])[rows].unflatten(0, (-1, CHUNK)).transpose(1, 2)
+    placed = torch.cat([x, x.new_zeros(1, *x.shape[1:])])[rows]
+    return placed.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2)
 
 
 def _unit(x: Tensor) -> Tensor:
