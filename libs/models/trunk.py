@@ -75,6 +75,8 @@ class Trunk:
         """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup would crash a CUDA process."""
         if not sequences:
             return
+        if self.encoder.recurrent and any(item.seen or item.before is not None for item in sequences):
+            raise InvalidInput("the model carries a state from token to token, so that no token can be hidden from the others")
         embed = self.encoder.embed
         rest = [item.before for item in sequences if item.before is not None]
         if embed.vocabulary:

@@ -207,7 +207,7 @@ def test_a_buffer_holds_the_batch_and_its_fillers() -> None:
 # Models
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind != "deberta-v2"])
+@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind not in ("deberta-v2", "qwen3_5_text")])
 def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
     """Pooled tokens, and the encoder's shortcut for one row of each sequence."""
     for pooling in ("mean_tokens", "lasttoken", "cls_token"):
@@ -254,7 +254,7 @@ def _forward(encoder: PackedEncoder, bucket: Bucket, rows: Rows | None) -> Forwa
     return forward
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind != "qwen3_5_text"])  # which is never captured
 def test_no_value_is_read_on_the_host(kind: str, tmp_path: Path) -> None:
     """On the meta device tensors have no values, so asking for one raises, and so does copying one there from the host: neither may
     happen within a capture."""

@@ -118,6 +118,19 @@ def _glm(size: Size) -> Values:
     return _decoder(size) | {"hidden_act": "silu", "rope_parameters": rope}
 
 
+def _qwen3_5(size: Size) -> Values:
+    """A gated delta net in every other layer, and half of a head rotated, as these heads are small."""
+    pattern = ["linear_attention", "full_attention"]
+    pairs = (_even(size.hidden // size.heads) + 4) // 4
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True}
+    sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    return _decoder(size) | {
+        "layer_types": [pattern[number % 2] for number in range(size.layers)],
+        "rope_parameters": rope | {"mrope_section": sections},
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    }  # fmt: skip
+
+
 def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
@@ -191,6 +204,7 @@ RECIPES: dict[str, Recipe] = {
     "deberta-v2": Recipe("deberta-v2", _deberta),
     "qwen2": Recipe("qwen", _qwen),
     "qwen3": Recipe("qwen", _qwen),
+    "qwen3_5_text": Recipe("qwen", _qwen3_5),
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
     "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),

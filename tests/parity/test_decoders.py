@@ -142,6 +142,11 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
         },
     ),
     "rows that no token has": ("qwen3", {"vocab_size": 448}),
+    "delta nets beside attention of both sides": ("qwen3_5_text", {"is_causal": False}),
+    "a key head for each value head, a wider convolution": (
+        "qwen3_5_text",
+        {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 6, "attention_bias": True},
+    ),
     "few buckets": ("t5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),
     "another function": ("t5", {"dense_act_fn": "silu", "feed_forward_proj": "silu"}),
 }
@@ -180,6 +185,7 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
         {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 2},
         ("layer_types", "rope_parameters", "_sliding_window_pattern"),
     ),
+    "attention by the number of a layer": ("qwen3_5_text", {}, {"full_attention_interval": 2}, ("layer_types",)),
     "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
 }  # fmt: skip
 
@@ -198,6 +204,10 @@ def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
         ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads is 3: it does not divide"),
         ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is .* is needed for each of the 2 layers"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*use_sliding_window is false"),
+        ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types is .* is needed for each of the 2 layers"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "linear_num_value_heads is 4: it is no multiple of the 3 key heads"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate is False: only True is supported"),
+        ("qwen3_5_text", {"scoring_skip_ids": [7]}, "scoring_skip_ids is .7.: topk-embed"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'"),
         ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3: at least 4"),
@@ -250,7 +260,10 @@ def end_with(directory: Path, token: str) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-@pytest.mark.parametrize(("kind", "token"), [("qwen3", "<|endoftext|>"), ("qwen2", "<|endoftext|>"), ("mistral", "</s>")])
+@pytest.mark.parametrize(
+    ("kind", "token"),
+    [("qwen3", "<|endoftext|>"), ("qwen2", "<|endoftext|>"), ("qwen3_5_text", "<|endoftext|>"), ("mistral", "</s>")],
+)
 def test_embedders_by_the_last_token(kind: Kind, token: str, tmp_path: Path) -> None:
     write_checkpoint(kind, tmp_path / "base")
     end_with(tmp_path / "base", token)

@@ -2,7 +2,7 @@
 
 A head keeps a matrix `state` [key_size, value_size]. Each token scales it by exp(decay), overwrites what it holds under the token's
 key with the token's value, by the share beta, and reads it by the token's query. Sequences lie end to end: a state begins at zero
-with each of them, and the convolution before it does not look across their borders. No family is built of this layer yet.
+with each of them, and the convolution before it does not look across their borders.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+
+from libs.kernels.layout import to_device
 
 CHUNK = 64
 """Tokens whose updates are computed together by matrix products; between chunks there is a recurrence."""
@@ -47,7 +49,7 @@ class Chunks:
         places = (first[number] + np.repeat(rank, sizes)) * CHUNK + offset
         rows = np.full(first[-1] * CHUNK, len(positions), dtype=np.int64)
         rows[places] = np.arange(len(positions))
-        rows_, places_, positions_ = (torch.from_numpy(each).to(device) for each in (rows, places, positions))
+        rows_, places_, positions_ = (to_device(each, device, np.int64) for each in (rows, places, positions))
         return Chunks(rows_, places_, tuple(counts), positions_)
 
 
@@ -95,61 +97,7 @@ def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaSpec:
-    """Sizes of a layer. `value_heads` is a multiple of `key_heads`; `width`: tokens that the convolution covers."""
-
-    hidden: int
-    key_heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-    width: int
-    norm_eps: float
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Of all queries, keys and values of a token."""
-        keys = self.key_heads * self.key_size
-        return keys, keys, self.value_heads * self.value_size
-
-
-class GatedDeltaNet(nn.Module):
-    """The layer in place of attention: [tokens, hidden] -> the same. Its modules have the names of Qwen3.5's checkpoints."""
-
-    def __init__(self, spec: DeltaSpec) -> None:
-        super().__init__()
-        channels, values = sum(spec.widths), spec.widths[2]
-        self.in_proj_qkv = nn.Linear(spec.hidden, channels, bias=False)
-        self.in_proj_z = nn.Linear(spec.hidden, values, bias=False)
-        self.in_proj_b = nn.Linear(spec.hidden, spec.value_heads, bias=False)
-        self.in_proj_a = nn.Linear(spec.hidden, spec.value_heads, bias=False)
-        self.conv1d = nn.Conv1d(channels, channels, spec.width, groups=channels, bias=False)
-        self.dt_bias = nn.Parameter(torch.zeros(spec.value_heads))
-        self.A_log = nn.Parameter(torch.zeros(spec.value_heads))
-        self.norm = nn.RMSNorm(spec.value_size, eps=spec.norm_eps)
-        self.out_proj = nn.Linear(values, spec.hidden, bias=False)
-        self._spec = spec
-
-    def forward(self, x: Tensor, chunks: Chunks) -> Tensor:
-        spec = self._spec
-        mixed = functional.silu(causal_convolution(self.in_proj_qkv(x), self.conv1d.weight.squeeze(1), chunks.positions))
-        q, k, v = torch.split(mixed.float(), list(spec.widths), dim=1)
-        repeats = spec.value_heads // spec.key_heads
-        q, k = (_unit(each.view(-1, spec.key_heads, spec.key_size)).repeat_interleave(repeats, dim=1) for each in (q, k))
-        decay = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(x).float() + self.dt_bias.float())
-        beta = self.in_proj_b(x).sigmoid().float()
-        reads = delta_rule(q, k, v.view(-1, spec.value_heads, spec.value_size), decay, beta, chunks).to(x.dtype)
-        gate = functional.silu(self.in_proj_z(x).float()).view_as(reads)
-        output: Tensor = self.out_proj((self.norm(reads) * gate).to(x.dtype).flatten(1))
-        return output
-
-
 def _chunked(x: Tensor, rows: Tensor) -> Tensor:
     """[tokens, heads, size] -> [chunks, heads, CHUNK, size], zero where a chunk has no token."""
     placed = torch.cat([x, x.new_zeros(1, *x.shape[1:])])[rows]
     return placed.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)

@@ -24,6 +24,7 @@ from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_nor
 from libs.kernels.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
+from libs.models.layers.delta import Chunks
 from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
@@ -36,10 +37,12 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Tensors that all layers of one forward share: the rotation for each Rope, and the bias on attention scores by distance."""
+    """Tensors that all layers of one forward share: the rotation for each Rope, the bias on attention scores by distance, and where
+    tokens stand in the chunks of gated delta nets, if there are such."""
 
     rotations: dict[Rope, Rotation]
     bias: Tensor | None
+    chunks: Chunks | None = None
 
 
 class Norm(nn.Module):
@@ -340,6 +343,8 @@ class PackedEncoder(nn.Module):
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.causal = spec.causal
+        self.recurrent = any(each.delta is not None for each in spec.layers)
+        """Whether a layer carries a state from token to token: it has no keys of which some could be hidden, or shared."""
         self.embed, self.relative = embed, relative
         kind = _LAYERS[spec.norm] if layer is None else layer
         self.stack = tuple(kind(spec, each, attention) for each in spec.layers)
@@ -362,6 +367,11 @@ class PackedEncoder(nn.Module):
     def goes_by_runs(self) -> bool:
         """Whether the lengths of a batch's sequences decide what is launched, and not its shape alone."""
         return any(layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether sequences may begin with one that is computed once for all of them."""
+        return self.causal and not self.recurrent
 
     @property
     def token_weight(self) -> Tensor:
@@ -408,6 +418,7 @@ class PackedEncoder(nn.Module):
         return Shared(
             rotations={rope: self._rotation(rope, batch) for rope in self._ropes},
             bias=None if self.relative is None else self.relative.table,
+            chunks=Chunks.of(batch.lengths, self.device) if self.recurrent else None,
         )
 
     @staticmethod

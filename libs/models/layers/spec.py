@@ -43,6 +43,23 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """A gated delta net. `value_heads` is a multiple of `key_heads`; `width`: tokens that its convolution covers."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    width: int
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of all queries, keys and values of a token."""
+        keys = self.key_heads * self.key_size
+        return keys, keys, self.value_heads * self.value_size
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between layers. `window`: tokens visible on each side; None: the whole sequence."""
 
@@ -50,6 +67,7 @@ class LayerSpec:
     window: int | None = None
     attention_norm: bool = True  # ModernBERT's first layer has none before its attention
     experts: int = 0  # of a mixture; 0: one feed-forward
+    delta: DeltaSpec | None = None  # a gated delta net in place of attention, always causal
 
 
 @dataclass(frozen=True, slots=True)

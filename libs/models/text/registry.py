@@ -18,7 +18,7 @@ from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
-from libs.models.text.families.decoders import gemma, gemma3, glm, llama, qwen
+from libs.models.text.families.decoders import gemma, gemma3, glm, llama, qwen, qwen3_5
 from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe, privacy_filter
 from libs.models.text.families.seq2seq import bart, t5
 from libs.models.weights import HeadRule, Rule, TensorFile
@@ -79,6 +79,7 @@ _FAMILIES: tuple[Family, ...] = (
     prenorm,
     privacy_filter,
     qwen,
+    qwen3_5,
     t5,
     xlmr_flash,
 )

@@ -20,7 +20,7 @@ def build(parts: Parts) -> Built:
     card, layout, config = parts.card, text_layout(parts.card.family), parts.config
     classifier = Classifier(layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
     text = parts.text()
-    chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.causal)
+    chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.shares_prefixes)
     own = LabelsProcessor(card, text, chat)
     processor: Processor = own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
     return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor)

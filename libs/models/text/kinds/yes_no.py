@@ -24,7 +24,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 
 def build(parts: Parts) -> Built:
     text = parts.text()
-    pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.causal)
+    pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.shares_prefixes)
     head = AnswerHead(_rows(parts, text))
     return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs))
 
