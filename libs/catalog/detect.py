@@ -115,6 +115,10 @@ def _read_checkpoint(directory: Path) -> Checkpoint:
     config = need_config(directory, str(Path(folder) / "config.json"))
     if not config.text("model_type"):
         raise config.broken("model_type", "is missing: it names the family")
+    if config.text("model_type") == "qwen3_5":
+        raise config.broken(
+            "model_type", "is 'qwen3_5', which reads pictures and is not served: its text model alone (qwen3_5_text) is"
+        )
     if not (directory / folder / "tokenizer.json").exists():
         raise ModelBroken(
             f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer writes it with save_pretrained"

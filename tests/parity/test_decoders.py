@@ -220,7 +220,7 @@ def test_configurations_that_cannot_be_served(kind: Kind, values: dict[str, obje
         load_encoder(directory)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", [*DECODERS, "qwen3_5_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path: Path) -> None:
     """Sharded, in half precision, with the prefix of transformers' own class."""
@@ -230,6 +230,24 @@ def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path:
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = random_ids((1, 20, 33))
     assert worst(packed(load_encoder(directory), ids), reference(cast(Any, model).model, ids)) <= 1e-5
+
+
+def test_qwen3_5_as_a_whole_model_names_it(tmp_path: Path) -> None:
+    """Of the layer that predicts a second token nothing is taken; a tower's tensors are refused, and so is a card of both."""
+    directory = write_checkpoint("qwen3_5_text", tmp_path)
+    stored = load_file(directory / "model.safetensors")
+    named = {f"model.language_model.{name}": tensor for name, tensor in stored.items()}
+    mtp = {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.self_attn.q_norm.weight"}
+    save_file(named | {name: torch.ones(4) for name in mtp}, directory / "model.safetensors")
+    ids = random_ids((1, 20, 33))
+    assert worst(packed(load_encoder(directory), ids), reference(random_model("qwen3_5_text"), ids)) <= 1e-5
+    save_file(named | {"model.visual.pos_embed.weight": torch.ones(4)}, directory / "model.safetensors")
+    with pytest.raises(ModelBroken, match=r"'model.visual.pos_embed.weight' is unknown to this family"):
+        load_encoder(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": config, "vision_config": {}}))
+    with pytest.raises(ModelBroken, match=r"config.json: `model_type` is 'qwen3_5', which reads pictures"):
+        load(directory)
 
 
 def test_the_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
