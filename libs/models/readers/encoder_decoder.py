@@ -19,6 +19,7 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
 from libs.models.generation.families import bart
+from libs.models.generation.reader import refuse_schema
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import Writer
@@ -217,6 +218,7 @@ class EncoderDecoderReader:
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
+        refuse_schema(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken
 from libs.models.generation.families import bart
+from libs.models.generation.reader import refuse_schema
 from libs.models.generation.rules import Ids
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
@@ -187,6 +188,7 @@ class FlorenceReader:
         self._ends = [self._special(each) for each in (_BEGIN, _END)]
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        refuse_schema(work, self._card)
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):
