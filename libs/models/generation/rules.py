@@ -157,8 +157,9 @@ def _keep(scores: Tensor, sets: Sequence[tuple[int, Bits]]) -> None:
     bits = np.zeros((len(sets), -(-width // 8)), np.uint8)
     for own, (_, each) in zip(bits, sets, strict=True):
         own[: len(each)] = each[: len(own)]
-    ones = torch.bitwise_and(to_device(bits, device, np.uint8)[:, :, None], to_device(_ONES, device, np.uint8)).ne(0)  # [sets, bytes, 8]
-    scores[rows] = scores[rows].masked_fill(~ones.flatten(1)[:, :width], -torch.inf)
+    packed, ones = to_device(bits, device, np.uint8), to_device(_ONES, device, np.uint8)
+    kept = torch.bitwise_and(packed[:, :, None], ones).ne(0).flatten(1)[:, :width]  # [sets, vocabulary]
+    scores[rows] = scores[rows].masked_fill(~kept, -torch.inf)
 
 
 def _ban(scores: Tensor, ids: Sequence[tuple[int, Ids]]) -> None:

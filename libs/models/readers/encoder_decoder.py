@@ -19,6 +19,7 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
 from libs.models.generation.families import bart
+from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_schema
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
@@ -263,7 +264,8 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        return Extraction(text=own.strip(), finish=written.finish, json=donut.form_of(whole, self._categories))
+        form = donut.form_of(whole, self._categories)
+        return Extraction(text=own.strip(), finish=written.finish, json=form if fits(form) else None)
 
 
 @dataclass(frozen=True, slots=True)

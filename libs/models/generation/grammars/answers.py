@@ -11,7 +11,7 @@ from libs.errors import InvalidInput
 from libs.models.generation.grammars.schemas import FIELD
 
 DEEPEST: Final = 30
-"""Of an object. Protobuf reads messages of a hundred levels, and an object within another one takes three of them."""
+"""Objects and lists within each other. Protobuf reads messages of a hundred levels, of which an object takes three."""
 
 
 def form_of(text: str, finish: Literal["stop", "length"]) -> Mapping[str, object] | None:
@@ -27,17 +27,18 @@ def form_of(text: str, finish: Literal["stop", "length"]) -> Mapping[str, object
     except RecursionError:
         return None
     except ValueError:
-        message = "an answer could not be written to its end: the schema is too complex to follow, or asks for what this model has no tokens for"
-        raise InvalidInput(f"{message}: simplify it, above all its patterns", field=FIELD) from None
-    return value if isinstance(value, dict) and _fits(value, DEEPEST) else None
+        reason = "the schema is too complex to follow, or asks for what this model has no tokens for"
+        raise InvalidInput(f"an answer could not be written to its end: {reason}. Simplify its patterns", field=FIELD) from None
+    return value if isinstance(value, dict) and fits(value) else None
 
 
-def _fits(value: object, depth: int) -> bool:
+def fits(value: object, depth: int = DEEPEST) -> bool:
+    """Whether a Struct can hold it."""
     match value:
         case dict():
-            return depth > 0 and all(_fits(key, depth) and _fits(each, depth - 1) for key, each in value.items())
+            return depth > 0 and all(fits(key, depth) and fits(each, depth - 1) for key, each in value.items())
         case list():
-            return depth > 0 and all(_fits(each, depth - 1) for each in value)
+            return depth > 0 and all(fits(each, depth - 1) for each in value)
         case float():
             return math.isfinite(value)
         case str():

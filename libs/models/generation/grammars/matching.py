@@ -131,7 +131,7 @@ class Grammars:
         limits = LLParserLimits(**LIMITS, precompute_large_lexemes=False, verbose_errors=False)
         made: Matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
         if made.is_error():
-            refuse("#", made.get_error().split("\n<", maxsplit=1)[0][:500])
+            refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500])
         return made
 
     def _tokens(self) -> object:

@@ -7,6 +7,7 @@ llguidance bounds most of its work itself (`matching.LIMITS`), but not how many 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn
 
@@ -14,13 +15,8 @@ from libs.errors import InvalidInput
 
 FIELD: Final = "text.json_schema"
 MOST_BYTES: Final = 32 << 10
-MOST_SCHEMAS: Final = 256
-"""Schemas within the schema; properties are among them."""
-MOST_BRANCHES: Final = 64
-"""Of all `anyOf`, `oneOf` and `allOf` together."""
-MOST_VALUES: Final = 1000
-"""Of all `enum` together."""
-MOST_PATTERNS: Final = 16
+_MOST: Final = {"schemas": 256, "branches of anyOf, oneOf and allOf": 64, "values": 1000, "patterns": 16}
+"""Of the whole schema; properties are schemas, values those of `enum`."""
 LONGEST_PATTERN: Final = 256
 DEEPEST: Final = 16
 
@@ -29,8 +25,8 @@ _NAMED: Final = ("properties", "$defs", "definitions")
 _LISTED: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _KEYS: Final = frozenset({
-    *_ONE, *_NAMED, *_LISTED, "type", "enum", "const", "required", "$ref", "minItems", "maxItems", "minLength", "maxLength", "pattern",
-    "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    *_ONE, *_NAMED, *_LISTED, "type", "enum", "const", "required", "$ref", "minItems", "maxItems", "minLength", "maxLength",
+    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "title", "description", "default", "examples", "$schema", "$comment", "readOnly", "writeOnly",
 })  # fmt: skip
 """The keywords that are followed; those of the last line say nothing of an answer's form."""
@@ -48,17 +44,19 @@ def check_schema(text: str) -> None:
         raise InvalidInput(f"the schema is no JSON: {error}", field=FIELD) from None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         refuse("#", 'an answer is an object: the schema\'s own "type" must be "object"')
-    schemas = branches = values = patterns = 0
+    found: Counter[str] = Counter()
     for path, each in _walk(schema):
         _check_keys(path, each)
-        schemas += 1
-        branches += sum(len(_list(each, key)) for key in _BRANCHES)
-        values += len(_list(each, "enum"))
-        patterns += "pattern" in each
-        counted = ((schemas, MOST_SCHEMAS, "schemas"), (branches, MOST_BRANCHES, "branches of anyOf, oneOf and allOf"))
-        for count, most, what in (*counted, (values, MOST_VALUES, "values"), (patterns, MOST_PATTERNS, "patterns")):
-            if count > most:
+        found += _counts(each)
+        for what, most in _MOST.items():
+            if found[what] > most:
                 refuse(path, f"the schema has more than {most:,} {what}")
+
+
+def _counts(schema: Object) -> Counter[str]:
+    """Of one schema, in the words of `_MOST`."""
+    branches = sum(len(_list(schema, key)) for key in _BRANCHES)
+    return Counter(dict(zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)))
 
 
 def refuse(path: str, reason: str) -> NoReturn:

@@ -105,9 +105,7 @@ def read(
     """Read images: the text in them, forms, captions, answers to questions."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
-    task = ReadText(
-        kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region), schema=_schema(schema)
-    )
+    task = ReadText(kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region), schema=_schema(schema))
     with run.sending("items", "reading") as on_progress:
         result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
     if draw is not None:
