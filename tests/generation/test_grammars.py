@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import ExtractResult
@@ -22,7 +20,7 @@ from libs.models.generation.model import WriterModel
 from libs.models.generation.rules import Bits, Ids
 from libs.models.generation.texts import TextReader
 from libs.models.work import TextWork
-from tests.generation.served import write
+from tests.generation.served import write, write_ending
 from tests.generation.test_serving import load, outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,19 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> WriterModel:
     return loaded(tmp_path_factory.mktemp("writer"), suppress_tokens=["}"], min_new_tokens=3)
 
 
-def loaded(directory: Path, name: str = "qwen3", **generation: object) -> WriterModel:
-    """Of 512 positions, whose answers a token ends. Tokens are given by their texts."""
-    write(name, directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    ids = {key: [tokenizer.token_to_id(token) for token in value] for key, value in generation.items() if isinstance(value, list)}
-    edit(directory / "generation_config.json", {"eos_token_id": tokenizer.token_to_id("<|im_end|>")} | generation | ids)
-    edit(directory / "config.json", {"max_position_embeddings": 512})
-    edit(directory / "tokenizer_config.json", {"model_max_length": 512})
+def loaded(directory: Path, **generation: object) -> WriterModel:
+    write_ending("qwen3", directory, **generation)
     return load(directory)
-
-
-def edit(file: Path, values: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def work(text: str, schema: dict[str, Any] | None, most: int = 200) -> TextWork:

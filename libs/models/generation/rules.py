@@ -25,7 +25,6 @@ Allows = Callable[[Ids], Bits]
 """A grammar: what was written, without the prompt -> the ids that may follow, at least one."""
 
 _NONE: Final = np.zeros(0, np.int32)
-_ONES: Final = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
 
 def _none() -> Ids:
@@ -152,14 +151,16 @@ def _keep(scores: Tensor, sets: Sequence[tuple[int, Bits]]) -> None:
     """Bans all that is not in the sets, of which each is of a row."""
     if not sets:
         return
-    device, width = scores.device, scores.shape[1]
-    rows = to_device(np.array([row for row, _ in sets]), device, np.int64)
+    width = scores.shape[1]
     bits = np.zeros((len(sets), -(-width // 8)), np.uint8)
     for own, (_, each) in zip(bits, sets, strict=True):
         own[: len(each)] = each[: len(own)]
-    packed, ones = to_device(bits, device, np.uint8), to_device(_ONES, device, np.uint8)
-    kept = torch.bitwise_and(packed[:, :, None], ones).ne(0).flatten(1)[:, :width]  # [sets, vocabulary]
-    scores[rows] = scores[rows].masked_fill(~kept, -torch.inf)
+    barred = to_device(np.unpackbits(~bits, axis=1, count=width, bitorder="little"), scores.device, np.bool_)
+    if len(sets) == len(scores):
+        scores.masked_fill_(barred, -torch.inf)
+        return
+    rows = to_device(np.array([row for row, _ in sets]), scores.device, np.int64)
+    scores[rows] = scores[rows].masked_fill(barred, -torch.inf)
 
 
 def _ban(scores: Tensor, ids: Sequence[tuple[int, Ids]]) -> None:
