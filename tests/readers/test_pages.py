@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ QUESTION = "<s_docvqa><s_question>who pays?</s_question><s_answer>"
 THIN = ("1 x 300", "300 x 1")
 
 
-@pytest.mark.parametrize("settings", [{}, {"sinusoidal": True}, {"projected": True}, {"activation_function": "relu"}])
+SMALL = {"distilled": True, "activation_function": "relu", "scale_embedding": True}
+"""As TrOCR's small models."""
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"sinusoidal": True}, {"projected": True}, {"activation_function": "relu"}, {"distilled": True}, SMALL]
+)
 def test_trocr_writes_what_transformers_writes(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = write_trocr(tmp_path, **settings)
     images = [*pictures(), *awkward_pictures().values()][:16]
@@ -91,7 +98,7 @@ def _png(pixels: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("write", [write_trocr, write_donut])
+@pytest.mark.parametrize("write", [write_trocr, partial(write_trocr, distilled=True), write_donut])
 def test_the_encoders_states(write: Any, tmp_path: Path) -> None:
     reference = write(tmp_path)
     image = pictures()[4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,8 +26,9 @@ from libs.models.generation.settings import Settings
 from libs.models.generation.writer import Writer
 from libs.models.images.detection.building import fill, on_meta
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
-from libs.models.images.families import vit
-from libs.models.images.loading import read_processing as read_vit_processing
+from libs.models.images.families import deit, vit
+from libs.models.images.families.family import TowerSpec
+from libs.models.images.loading import read_processing as read_patch_processing
 from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.encoder import PackedEncoder
@@ -53,6 +54,18 @@ class ImageStates(Protocol):
         """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width] each."""
 
 
+class _Family(Protocol):
+    """A module of `libs/models/images/families`."""
+
+    @property
+    def PROCESSOR(self) -> str: ...
+
+    def towers(self, config: Config) -> dict[str, TowerSpec]: ...
+
+
+_PATCHES: Final[Mapping[str, _Family]] = {"vit": vit, "deit": deit}
+
+
 class _Swin(nn.Module):
     """Donut's encoder: the last map alone, without a norm."""
 
@@ -66,7 +79,7 @@ class _Swin(nn.Module):
 
 
 class _Patches(nn.Module):
-    """TrOCR's encoder: a packed ViT, whose states are normalised."""
+    """TrOCR's encoder: a packed ViT or DeiT, whose states are normalised."""
 
     def __init__(self, encoder: PackedEncoder, embed: PatchEmbedding) -> None:
         super().__init__()
@@ -123,11 +136,11 @@ def load_encoder_decoder(
     if kind == "donut-swin":
         images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
         prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
-    elif kind == "vit":
-        images, processing, tokens, width = _vit(directory, encoder, image_tensors, dtype, device)
+    elif kind in _PATCHES:
+        images, processing, tokens, width = _patches(directory, encoder, _PATCHES[kind], image_tensors, dtype, device)
         prompt = None
     else:
-        raise encoder.unsupported("model_type", "the image encoders that are served are vit (TrOCR) and donut-swin")
+        raise encoder.unsupported("model_type", "the image encoders that are served are vit and deit (TrOCR), and donut-swin")
     own = decoder.size("d_model")
     project = None
     if any(name.startswith("enc_to_dec_proj.") for name in rest.names()):
@@ -177,14 +190,14 @@ def _donut(
     return Tower(module, processing).to(device), processing, sizes[-1][0] * sizes[-1][1], spec.widths[-1]
 
 
-def _vit(
-    directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
+def _patches(
+    directory: Path, config: Config, family: _Family, tensors: TensorFile, dtype: torch.dtype, device: torch.device
 ) -> tuple[ImageStates, ImageProcessing, int, int]:
-    tower = vit.towers(config)["image"]
+    tower = family.towers(config)["image"]
     if not isinstance(tower.input, PatchSpec):
-        raise TypeError("ViT reads patches")
+        raise TypeError("TrOCR's encoders read patches")
     patches = tower.input
-    processing = read_vit_processing(directory, Path(), vit.PROCESSOR)
+    processing = read_patch_processing(directory, Path(), family.PROCESSOR)
     if patches.grid_of(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels")
