@@ -147,7 +147,7 @@ class WriterModel:
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
         """The item and the page (0: none) of each sequence; empty: what is written of the job is no text before it is finished."""
         notes = prepared.notes
-        if not isinstance(notes, _Notes) or notes.items is None:
+        if not isinstance(notes, _Notes) or notes.items is None or not self._reader.reads_along(notes.of_reader):
             return ()
         found: dict[int, tuple[int, int]] = {}
         for number, item in enumerate(notes.items):

@@ -65,9 +65,11 @@ class Reader(Protocol):
     def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
         """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a preemption point."""
 
+    def reads_along(self, notes: object) -> bool:
+        """Whether the answers of a job are what `text` says while they are written. `notes`: those of `prepare`."""
+
     def text(self, ids: list[int]) -> str:
-        """The text of the tokens written so far, for clients that read along: ends before an incomplete character. Empty where an
-        answer is no such text."""
+        """The text of the tokens written so far, for clients that read along: ends before an incomplete character."""
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         """The answer of a job."""

@@ -76,6 +76,9 @@ class TextReader:
         states = self.writer.encode([each.ids for each in sequences], between)
         return [Request(states=each, most=one.most or None) for each, one in zip(states, asked, strict=True)]
 
+    def reads_along(self, notes: object) -> bool:
+        return True
+
     def text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids).rstrip(_INCOMPLETE)
 

@@ -37,9 +37,9 @@ class PatchSpec:
     `table`: whether there are such vectors; else the encoder rotates patches by the coordinates of their centres.
 
     `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a token before the patches, which
-    has a position of its own. `distilled`: a second one after it. `registers`: tokens after these, which have none. `resampled`: for
-    images of another grid the table is resampled, by `interpolation`; else they are refused. `linear`: the projection is stored as
-    that of a patch's rows, columns and colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens;
+    has a position of its own. `distilled`: a second one after it. `registers`: tokens after these, which have none. `resampled`:
+    for images of another grid the table is resampled, by `interpolation`; else they are refused. `linear`: the projection is stored
+    as that of a patch's rows, columns and colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens;
     None: there is none.
     """
 

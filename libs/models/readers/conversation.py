@@ -203,6 +203,9 @@ class ConversationReader:
             for each, asked in ((each, Asked.of(each)) for each in sequences)
         ]
 
+    def reads_along(self, notes: object) -> bool:
+        return True
+
     def text(self, ids: list[int]) -> str:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 

@@ -261,6 +261,9 @@ class EncoderDecoderReader:
                 states = [F.linear(each, project.weight, project.bias) for each in states]
         return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
 
+    def reads_along(self, notes: object) -> bool:
+        return True
+
     def text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
 
